@@ -20,7 +20,7 @@ import pytest
 
 from cellwall.engine import engine
 from cellwall.engine.attempts.attempt import Attempt, BeforeCode, OnEvent, Work
-from cellwall.engine.attempts.claimed_sandbox import Live
+from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.programs import oneshot
 from cellwall.engine.programs.requests import Request
 from cellwall.jail.inspect import posture
@@ -119,7 +119,7 @@ def test_program_in_a_sandbox_that_dies_before_it_is_ready_runs_once_in_another(
         self.poll()
         expect(self, timeout_s)
 
-    async def begin_and_kill(live: Live, *others: Any) -> Attempt:
+    async def begin_and_kill(live: ClaimedSandbox, *others: Any) -> Attempt:
         attempt = await oneshot.begin(live, *others)
         if live.channel.is_unready and len(killed) < _TIMES:
             killed.append(stopped[which])
@@ -164,7 +164,7 @@ def test_program_whose_sandboxes_always_die_is_given_up_by_name(arena: Arena, wh
 
 
 async def _begin_at_once(
-    live: Live, work: Work, on_event: OnEvent | None, before_code: BeforeCode
+    live: ClaimedSandbox, work: Work, on_event: OnEvent | None, before_code: BeforeCode
 ) -> Attempt:
     """As the engine begins what is held, with the guard off."""
     attempt = Attempt(live, work, on_event, is_held=True)

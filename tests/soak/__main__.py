@@ -28,7 +28,7 @@ from soak.load import Load
 _EVERY_S = 10.0
 _FEWEST_LOOKS = 30
 _PARKED = 2
-"""On each shelf, always: more of them come and go with the load, and their descriptors too."""
+"""In each bucket, always: more of them come and go with the load, and their descriptors too."""
 _QUIET_S = 60.0
 _LEAKING = str(Path(__file__).with_name("leaking_main.py"))
 _CONTROL_LOOKS = 10

@@ -24,7 +24,7 @@ from cellwall.wire.reading import command_result_of, error_of
 
 if TYPE_CHECKING:
     from cellwall.client.connection.transport import Json
-    from cellwall.client.live import Live
+    from cellwall.client.live import RemoteSandboxHandle
     from cellwall.client.terminals import Terminal
     from cellwall.model.execution import CommandResult, Event
 
@@ -37,7 +37,7 @@ _STEP_BYTES = 16 * 1024 * 1024
 class Command:
     """A command in the background."""
 
-    def __init__(self, live: Live, facts: Json) -> None:
+    def __init__(self, live: RemoteSandboxHandle, facts: Json) -> None:
         """`facts` is the server's object of it."""
         self._live = live
         self.id: str = facts["id"]
@@ -134,7 +134,7 @@ class Command:
 class Commands:
     """The commands of one sandbox."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: RemoteSandboxHandle) -> None:
         self._live = live
         self._known: dict[str, Command] = {}
 

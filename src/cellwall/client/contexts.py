@@ -10,13 +10,13 @@ from cellwall.client.connection.transport import Ask
 from cellwall.model.context import ContextName, check_name
 
 if TYPE_CHECKING:
-    from cellwall.client.live import Live
+    from cellwall.client.live import RemoteSandboxHandle
 
 
 class Contexts:
     """The contexts of one sandbox."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: RemoteSandboxHandle) -> None:
         self._live = live
 
     async def create(self, name: str, language: str = "python") -> ContextName:

@@ -18,7 +18,7 @@ from cellwall.model.files import FileEntry, Listing
 from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:
-    from cellwall.client.live import Live
+    from cellwall.client.live import RemoteSandboxHandle
     from cellwall.client.watches import Watch
     from cellwall.surface.shared.callbacks import OnProgress
 
@@ -31,7 +31,7 @@ _TAR = "application/x-tar"
 class Files:
     """File operations of one sandbox. Relative paths start at the working directory."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: RemoteSandboxHandle) -> None:
         self._live = live
 
     @overload

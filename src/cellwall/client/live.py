@@ -1,4 +1,4 @@
-"""Live: one sandbox on the server, shared by the parts of the client's sandbox object.
+"""Handle: one sandbox on the server, shared by the parts of the client's sandbox object.
 
 It holds the sandbox's path and known state, and sends every request about it. The invariant: once
 the server has reported the end, the sandbox stays ended here.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cellwall.client.connection.transport import Ask, Json, Transport
 
 
-class Live:
+class RemoteSandboxHandle:
     """One sandbox."""
 
     def __init__(self, transport: Transport, facts: Json) -> None:

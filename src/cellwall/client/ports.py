@@ -23,7 +23,7 @@ from cellwall.model.files import ListeningPort
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.client.live import Live
+    from cellwall.client.live import RemoteSandboxHandle
     from cellwall.surface.shared.forwards import Forward
 
 MOST_CONNECTIONS = 128
@@ -180,7 +180,7 @@ class Connection:
 class Ports:
     """The ports of one sandbox."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: RemoteSandboxHandle) -> None:
         self._live = live
         self._connections: list[Connection] = []
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()

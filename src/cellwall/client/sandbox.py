@@ -16,7 +16,7 @@ from cellwall.client.connection.attempts import Attempt
 from cellwall.client.connection.transport import Ask
 from cellwall.client.contexts import Contexts
 from cellwall.client.files import Files
-from cellwall.client.live import Live
+from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
@@ -43,7 +43,7 @@ class AsyncSandbox:
     def __init__(self, transport: Transport, facts: Json, tools: Offer | None = None) -> None:
         """Called by `AsyncClient`; callers use `client.AsyncSandbox.create`."""
         self._tools = tools
-        self._live = Live(transport, facts)
+        self._live = RemoteSandboxHandle(transport, facts)
         self.contexts = Contexts(self._live)
         self.commands = Commands(self._live)
         self.files = Files(self._live)

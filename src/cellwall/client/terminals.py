@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
     from cellwall.client.connection.transport import Json
-    from cellwall.client.live import Live
+    from cellwall.client.live import RemoteSandboxHandle
 
 WINDOW_BYTES = 256 * 1024
 """Maximum bytes that wait here for their reader."""
@@ -38,7 +38,7 @@ _MOST_CELLS = 1000
 class Terminal(Command):
     """A command on a terminal: bytes out by `read` or `async for`, bytes in by `write`."""
 
-    def __init__(self, live: Live, facts: Json, socket: ClientConnection) -> None:
+    def __init__(self, live: RemoteSandboxHandle, facts: Json, socket: ClientConnection) -> None:
         super().__init__(live, facts)
         self._socket = socket
         self._buffer = bytearray()
@@ -163,7 +163,7 @@ class Terminal(Command):
 
 
 async def opened(
-    live: Live,
+    live: RemoteSandboxHandle,
     command: str | Sequence[str],
     pty: tuple[int, int],
     cwd: str | None,

@@ -21,7 +21,7 @@ from cellwall.wire.reading import change_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.client.live import Live
+    from cellwall.client.live import RemoteSandboxHandle
     from cellwall.model.files import Change
 
 _MOST_HELD = 1000
@@ -31,7 +31,7 @@ _MOST_HELD = 1000
 class Watch:
     """Iterator over changes: `async with files.watch("src") as watch`, then `async for`."""
 
-    def __init__(self, live: Live, path: str, *, recursive: bool) -> None:
+    def __init__(self, live: RemoteSandboxHandle, path: str, *, recursive: bool) -> None:
         """Send no request yet; `start` does."""
         self.path = path
         self._live = live

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
-from cellwall.engine.policy.levels import NO_FLOOR, Asked, Floor
+from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.programs import collect as bringing_back
 from cellwall.engine.programs.compile_cache import CompileCache
-from cellwall.engine.programs.compile_stage import Compiled, Compiler, Job, Place
+from cellwall.engine.programs.compile_stage import CacheScope, Compiled, Compiler, Job
 from cellwall.engine.programs.oneshot import Stage, begin, explain, may_be_alone, run_stage
 from cellwall.engine.programs.requests import Plan, Request, plan
 from cellwall.engine.sandbox import AsyncSandbox
@@ -46,7 +46,7 @@ from cellwall.surface.shared.tasks import Tasks
 from cellwall.surface.tools.tools import Tools, box_of
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
@@ -121,7 +121,7 @@ class Engine:
         self._tasks = Tasks()
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
-        self._under_way: set[Live] = set()
+        self._under_way: set[ClaimedSandbox] = set()
         self._callers = 0
         self._no_caller = asyncio.Event()
         self._no_caller.set()
@@ -139,11 +139,11 @@ class Engine:
 
     async def runtime(self, isolation: str | None = None, name: str | None = None) -> Runtime:
         """Return the runtime that would serve such a request."""
-        return await self._runtimes.choose(Asked(isolation, name))
+        return await self._runtimes.choose(IsolationRequest(isolation, name))
 
-    def check_place(self, asked: Asked) -> None:
-        """Raise `UsageError` if no host could meet the isolation that `asked` demands."""
-        self._runtimes.demand(asked)
+    def check_isolation(self, request: IsolationRequest) -> None:
+        """Raise `UsageError` if no host could meet the isolation that `request` demands."""
+        self._runtimes.demand(request)
 
     async def probe(self, name: str) -> tuple[Runtime, list[Finding]]:
         """Return the runtime called `name` and its findings on this host."""
@@ -205,7 +205,7 @@ class Engine:
     async def _execute(self, request: Request, watch: _Watch) -> Execution:
         work = plan(request, self.settings.limits)
         template = self._built.get(request.template) or await self.template(request.template)
-        runtime = await self._runtimes.choose(request.place)
+        runtime = await self._runtimes.choose(request.isolation_request)
         spec = SandboxSpec(
             new_id(),
             template,
@@ -220,18 +220,18 @@ class Engine:
         compilation: Compilation | None = None
         product: tuple[tuple[str, bytes], ...] = ()
         if work.language.compile:
-            place = Place(runtime.name, template.digest, request.tenant)
+            scope = CacheScope(runtime.name, template.digest, request.tenant)
             # A caller's environment could affect a compiler; only its programs get it, later.
             compile_spec = replace(spec, limits=work.compile_limits, env={})
 
             async def in_sandbox(job: Job) -> Compiled | Execution:
-                async def begun(live: Live) -> Compiled | Execution:
+                async def begun(live: ClaimedSandbox) -> Compiled | Execution:
                     await self._before_code(watch)
                     return await job(live)
 
                 return await self._anew(runtime, compile_spec, watch, begun)
 
-            made = await self._compiler.compiled(work, place, in_sandbox, stages)
+            made = await self._compiler.compiled(work, scope, in_sandbox, stages)
             if isinstance(made, Execution):
                 self._runs += 1
                 report(made, watch.on_event)
@@ -241,7 +241,7 @@ class Engine:
         if runs_alone(runtime) and may_be_alone(work, program):
             spec = replace(spec, is_alone=spec.start == "fork")
 
-        async def run(live: Live) -> Execution:
+        async def run(live: ClaimedSandbox) -> Execution:
             return await self._run_in(live, work, program, watch, stages)
 
         execution = await self._anew(runtime, spec, watch, run)
@@ -252,7 +252,7 @@ class Engine:
         runtime: Runtime,
         spec: SandboxSpec,
         watch: _Watch,
-        job: Callable[[Live], Awaitable[Done]],
+        job: Callable[[ClaimedSandbox], Awaitable[Done]],
     ) -> Done:
         """Do `job` in a fresh sandbox, and in another if the first ended before anything ran."""
         for tries_left in reversed(range(_TRIES)):
@@ -268,7 +268,7 @@ class Engine:
         runtime: Runtime,
         spec: SandboxSpec,
         watch: _Watch,
-        job: Callable[[Live], Awaitable[Done]],
+        job: Callable[[ClaimedSandbox], Awaitable[Done]],
     ) -> Done:
         """Do `job` in one sandbox; `NotBegun` if that ended before the program began."""
         self._check_open()
@@ -289,7 +289,7 @@ class Engine:
             self._check_open()
 
     async def _run_in(
-        self, live: Live, work: Plan, program: Stage, watch: _Watch, stages: Stages
+        self, live: ClaimedSandbox, work: Plan, program: Stage, watch: _Watch, stages: Stages
     ) -> Execution:
         started_at = time.time()
         try:
@@ -306,14 +306,16 @@ class Engine:
             outcome = replace(outcome, notes=outcome.notes + notes)
         return finish(attempt, outcome, work.language.name, started_at, files)
 
-    async def _collect(self, live: Live, work: Plan) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    async def _collect(
+        self, live: ClaimedSandbox, work: Plan
+    ) -> tuple[dict[str, bytes], tuple[str, ...]]:
         room = self.settings.collect_bytes
         found, notes = await bringing_back.files(live, work.collect, work.artifacts, room)
         if work.file_name not in work.collect and found.get(work.file_name) == work.source:
             del found[work.file_name]  # the program itself, as its caller sent it
         return found, notes
 
-    async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
+    async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
         """Return a sandbox; raise `CapacityError` if the host has run out of a resource."""
         try:
             return await self._pool.claim(runtime, spec)
@@ -353,7 +355,7 @@ class Engine:
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)
-            chosen = await self._runtimes.choose(Asked(isolation, runtime, trust, floor))
+            chosen = await self._runtimes.choose(IsolationRequest(isolation, runtime, trust, floor))
             spec = SandboxSpec(
                 new_id(),
                 built,

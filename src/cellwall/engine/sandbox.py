@@ -21,7 +21,7 @@ from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.contexts import Contexts, called, inside
 from cellwall.engine.parts.files import Files, file_error
 from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
-from cellwall.engine.programs.session_program import Beside
+from cellwall.engine.programs.session_program import SessionProgram
 from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
@@ -32,7 +32,7 @@ from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.parts.ports import Ports
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution
@@ -57,7 +57,7 @@ class AsyncSandbox:
 
     def __init__(
         self,
-        live: Live,
+        live: ClaimedSandbox,
         tasks: Tasks,
         on_closed: Callable[[AsyncSandbox], None],
         tools: Offer | None = None,
@@ -261,7 +261,7 @@ class AsyncSandbox:
         limits: Limits,
         watch: _Watch,
     ) -> Execution:
-        program = Beside.of(self.live, language, source.decode(), limits)
+        program = SessionProgram.of(self.live, language, source.decode(), limits)
         await self.files.write(program.path, source)
         try:
             stages = Stages(watch.on_start)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cellwall.engine.scheduling import capacity
 from cellwall.engine.scheduling.admission import IDLE, NOTHING, Cost, Machine, Overcommit
 from cellwall.engine.scheduling.fair_queue import FairQueue
-from cellwall.engine.scheduling.host_headroom import Room
+from cellwall.engine.scheduling.host_headroom import HostHeadroom
 from cellwall.engine.scheduling.quotas import DEFAULT_TIER, Quotas, Tenants
 from cellwall.model.errors import CapacityError
 from cellwall.server.audit.writer import Audit
@@ -80,7 +80,7 @@ class State:
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
         self.connections = Connections(keys, self.queue.tenants)
-        self.room = Room(settings.least_free_mb)
+        self.headroom = HostHeadroom(settings.least_free_mb)
         self.bodies = BodyBudget(most_bytes(settings))
         self.observer = Observer(settings, redactor or Redactor())
         self.observer.redactor.reserve(words_of(settings))

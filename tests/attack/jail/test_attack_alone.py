@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from cellwall import Engine, EngineSettings, Execution, HostUnsupported, SandboxBroken, Verdict
-from cellwall.engine.attempts.claimed_sandbox import Live
+from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.jail.inspect import posture
 from cellwall.jail.plan import plan
 from cellwall.jail.processes import clone_request
@@ -43,7 +43,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
     return dropping(tmp_path, monkeypatch)
 
 
-def _claimed(engine: Engine) -> tuple[Live, JailSandbox]:
+def _claimed(engine: Engine) -> tuple[ClaimedSandbox, JailSandbox]:
     (live,) = engine._under_way
     assert isinstance(live.runtime_sandbox, JailSandbox)
     return live, live.runtime_sandbox

@@ -14,7 +14,7 @@ from cellwall.engine.scheduling import capacity
 from cellwall.engine.scheduling.admission import UNBOUNDED, Cost, Machine, Overcommit
 from cellwall.engine.scheduling.capacity import Files
 from cellwall.engine.scheduling.exhaustion import Failure, instead_of
-from cellwall.engine.scheduling.host_headroom import Room, is_out_of_processes
+from cellwall.engine.scheduling.host_headroom import HostHeadroom, is_out_of_processes
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,
@@ -125,9 +125,9 @@ def test_room_is_what_the_kernel_says(tmp_path: Path, text: str, least: int, is_
     (tmp_path / "meminfo").write_text(text)
     if is_full:
         with pytest.raises(CapacityError, match=r"memory: .* left for another sandbox"):
-            Room(least, Files(tmp_path)).check()
+            HostHeadroom(least, Files(tmp_path)).check()
     else:
-        Room(least, Files(tmp_path)).check()
+        HostHeadroom(least, Files(tmp_path)).check()
 
 
 @pytest.mark.parametrize(("used", "is_full"), [(10, False), (-10, True)])
@@ -143,16 +143,16 @@ def test_room_for_descriptors_is_kept(tmp_path: Path, used: int, is_full: bool) 
             (folder / str(number)).touch()
         if is_full:
             with pytest.raises(CapacityError, match="descriptors"):
-                Room(0, Files(tmp_path)).check()
+                HostHeadroom(0, Files(tmp_path)).check()
         else:
-            Room(0, Files(tmp_path)).check()
+            HostHeadroom(0, Files(tmp_path)).check()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def is_refused(room: Room) -> bool:
+def is_refused(headroom: HostHeadroom) -> bool:
     try:
-        room.check()
+        headroom.check()
     except CapacityError:
         return True
     return False
@@ -166,9 +166,9 @@ def test_room_is_read_again_before_it_can_be_gone(
     folder.mkdir(parents=True)
     monkeypatch.setattr(time, "monotonic", lambda: 1.0)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (280, 280))
-    room = Room(0, Files(tmp_path))
+    headroom = HostHeadroom(0, Files(tmp_path))
     opened = 0
-    while not is_refused(room):
+    while not is_refused(headroom):
         for _ in range(4):
             (folder / str(opened)).touch()
             opened += 1
@@ -189,9 +189,9 @@ def test_plenty_of_room_is_not_read_for_each(
     monkeypatch.setattr(time, "monotonic", lambda: 1.0)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))
     monkeypatch.setattr(os, "listdir", listed)
-    room = Room(0, Files(tmp_path))
+    headroom = HostHeadroom(0, Files(tmp_path))
     for _ in range(1000):
-        room.check()
+        headroom.check()
     assert readings == 1
 
 
@@ -200,9 +200,9 @@ def test_room_for_processes_is_kept(files: Files, running: int, is_full: bool) -
     (files.proc / "loadavg").write_text(f"0.1 0.2 0.3 2/{running} 4321\n")
     if is_full:
         with pytest.raises(CapacityError, match="processes"):
-            Room(0, files).check()
+            HostHeadroom(0, files).check()
     else:
-        Room(0, files).check()
+        HostHeadroom(0, files).check()
 
 
 def _caused(outer: CellwallError, inner: OSError) -> CellwallError:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.engine.attempts.claimed_sandbox import Live
+from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.scheduling.pool import Pool, StartGate
 from cellwall.model.errors import HostUnsupported, SandboxBroken
@@ -91,12 +91,12 @@ class Scene:
         self.runtime = StandInRuntime()
         self.pool = Pool(EngineSettings(**settings))
 
-    async def claim(self, **changes: Any) -> Live:
+    async def claim(self, **changes: Any) -> ClaimedSandbox:
         limits = Limits().with_changes(changes)
         spec = SandboxSpec(new_id(), TEMPLATE, limits)
         return await self.pool.claim(cast("Runtime", self.runtime), spec)
 
-    def release(self, live: Live) -> None:
+    def release(self, live: ClaimedSandbox) -> None:
         self.pool.release(live, cast("Runtime", self.runtime))
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from cellwall.engine.policy import selection
-from cellwall.engine.policy.levels import Asked, Floor, Trust, demand
+from cellwall.engine.policy.levels import Floor, IsolationRequest, Trust, demand
 from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.model.errors import HostUnsupported, UsageError
@@ -23,7 +23,7 @@ def choose(tmp_path: Path, isolation: str, name: str | None, *, allowed: bool) -
     async def main() -> Runtime:
         runtimes = Runtimes(tmp_path, EngineSettings(allow_process=allowed))
         try:
-            return await runtimes.choose(Asked(isolation, name))
+            return await runtimes.choose(IsolationRequest(isolation, name))
         finally:
             await runtimes.aclose()
 
@@ -96,14 +96,14 @@ def test_runtime_that_broke_serves_nobody_until_asked_again(
 ) -> None:
     async def main() -> None:
         runtimes = Runtimes(tmp_path, EngineSettings())
-        chosen = await runtimes.choose(Asked("namespace", None))
-        assert await runtimes.choose(Asked("namespace", None)) is chosen
+        chosen = await runtimes.choose(IsolationRequest("namespace", None))
+        assert await runtimes.choose(IsolationRequest("namespace", None)) is chosen
         assert wavering.probes == 1
         wavering.faults = [Finding("ground", "FAIL", "gone", "bring it back")]
         runtimes.take_out(chosen)
         for _ in range(2):
             with pytest.raises(HostUnsupported, match="bring it back"):
-                await runtimes.choose(Asked("namespace", None))
+                await runtimes.choose(IsolationRequest("namespace", None))
         assert (wavering.probes, runtimes.taken_out) == (2, 1)
 
     asyncio.run(main())
@@ -118,9 +118,9 @@ def test_runtime_that_came_back_is_found_again(
     async def main() -> None:
         runtimes = Runtimes(tmp_path, EngineSettings())
         with pytest.raises(HostUnsupported):
-            await runtimes.choose(Asked("namespace", "wavering"))
+            await runtimes.choose(IsolationRequest("namespace", "wavering"))
         wavering.faults = []
-        assert (await runtimes.choose(Asked("namespace", "wavering"))).name == "wavering"
+        assert (await runtimes.choose(IsolationRequest("namespace", "wavering"))).name == "wavering"
 
     asyncio.run(main())
 
@@ -129,7 +129,7 @@ def test_operator_decides_which_runtimes_serve(tmp_path: Path) -> None:
     async def main() -> None:
         runtimes = Runtimes(tmp_path, EngineSettings(runtimes=("docker+runsc",)))
         with pytest.raises(UsageError, match="not allowed here"):
-            await runtimes.choose(Asked("namespace", "jail"))
+            await runtimes.choose(IsolationRequest("namespace", "jail"))
         assert runtimes.allowed() == ["docker+runsc"]
 
     asyncio.run(main())
@@ -143,11 +143,11 @@ def test_operators_floor_refuses_what_names_less_and_is_the_default(tmp_path: Pa
         settings = EngineSettings(least_isolation="vm", runtimes=("jail", "docker"))
         runtimes = Runtimes(tmp_path, settings)
         with pytest.raises(HostUnsupported, match="isolation 'vm'"):
-            await runtimes.choose(Asked())
+            await runtimes.choose(IsolationRequest())
         with pytest.raises(UsageError, match="'namespace' is below 'vm', the least here"):
-            await runtimes.choose(Asked("namespace"))
+            await runtimes.choose(IsolationRequest("namespace"))
         with pytest.raises(UsageError, match="'vm' is the least here"):
-            await runtimes.choose(Asked(None, "jail"))
+            await runtimes.choose(IsolationRequest(None, "jail"))
 
     asyncio.run(main())
     for name in ("CELLWALL_LEAST_ISOLATION", "CELLWALL_DEFAULT_ISOLATION"):
@@ -161,49 +161,54 @@ SMALL = Floor("kernel", ("gvisor", "docker+runsc"), "for tier 'small'")
 @pytest.mark.parametrize(
     ("asked", "level"),
     [
-        (Asked(), "namespace"),
-        (Asked("process"), "process"),
-        (Asked("vm"), "vm"),
-        (Asked(floor=SMALL), "kernel"),
-        (Asked("vm", floor=SMALL), "vm"),
-        (Asked(None, "gvisor", floor=SMALL), "kernel"),
-        (Asked(trust="untrusted"), "namespace"),
-        (Asked(trust="trusted"), "process"),
+        (IsolationRequest(), "namespace"),
+        (IsolationRequest("process"), "process"),
+        (IsolationRequest("vm"), "vm"),
+        (IsolationRequest(floor=SMALL), "kernel"),
+        (IsolationRequest("vm", floor=SMALL), "vm"),
+        (IsolationRequest(None, "gvisor", floor=SMALL), "kernel"),
+        (IsolationRequest(trust="untrusted"), "namespace"),
+        (IsolationRequest(trust="trusted"), "process"),
     ],
 )
 def test_what_is_named_is_met_and_what_is_not_takes_default_and_floor(
-    asked: Asked, level: str
+    request: IsolationRequest, level: str
 ) -> None:
-    assert demand(asked, EngineSettings()).level.label == level
+    assert demand(request, EngineSettings()).level.label == level
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (Asked("namespace", floor=SMALL), "below 'kernel', the least for tier 'small'"),
-        (Asked(trust="trusted", floor=SMALL), "trust 'trusted' means isolation 'process' is below"),
-        (Asked(None, "jail", floor=SMALL), "'jail' is not allowed for tier 'small'"),
-        (Asked("kernel", trust="semi"), "trust: .* isolation is given as well"),
-        (Asked(None, "jail", "semi"), "trust: .* runtime is given as well"),
-        (Asked(trust="some"), "'some' is not known"),
+        (IsolationRequest("namespace", floor=SMALL), "below 'kernel', the least for tier 'small'"),
+        (
+            IsolationRequest(trust="trusted", floor=SMALL),
+            "trust 'trusted' means isolation 'process' is below",
+        ),
+        (IsolationRequest(None, "jail", floor=SMALL), "'jail' is not allowed for tier 'small'"),
+        (IsolationRequest("kernel", trust="semi"), "trust: .* isolation is given as well"),
+        (IsolationRequest(None, "jail", "semi"), "trust: .* runtime is given as well"),
+        (IsolationRequest(trust="some"), "'some' is not known"),
     ],
 )
-def test_what_contradicts_is_refused_with_its_reason(asked: Asked, words: str) -> None:
+def test_what_contradicts_is_refused_with_its_reason(request: IsolationRequest, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        demand(asked, EngineSettings())
+        demand(request, EngineSettings())
     assert caught.value.remedy
 
 
 def test_tier_has_no_runtime_that_the_operator_does_not() -> None:
     settings = EngineSettings(runtimes=("jail", "gvisor"))
     floor = Floor(runtimes=("process", "gvisor", "docker"))
-    assert demand(Asked(floor=floor), settings).runtimes == ("gvisor",)
+    assert demand(IsolationRequest(floor=floor), settings).runtimes == ("gvisor",)
 
 
 def test_trust_means_what_the_operator_says() -> None:
     told = {"CELLWALL_TRUST": "untrusted=kernel, trusted=namespace"}
     settings = EngineSettings.from_environment(told)
-    levels = {word: demand(Asked(trust=word), settings).level.label for word in settings.trust}
+    levels = {
+        word: demand(IsolationRequest(trust=word), settings).level.label for word in settings.trust
+    }
     assert levels == {"untrusted": "kernel", "semi": "namespace", "trusted": "namespace"}
     with pytest.raises(UsageError, match="network 'open' cannot be had"):
         Trust("kernel", "open")

@@ -18,7 +18,7 @@ from cellwall.model.outcome import Verdict
 from cellwall.runtimes.channel.replies import REPLY, ChannelLost, GuestRefused, Reply, Single
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.attempts.recorder import Recorder
     from cellwall.model.limits import Limits
     from cellwall.runtimes.base import KernelReadings
@@ -48,7 +48,7 @@ class Aftermath:
     """Aftermath of one execution or command."""
 
     def __init__(
-        self, live: Live, recorder: Recorder, before: KernelReadings, limits: Limits
+        self, live: ClaimedSandbox, recorder: Recorder, before: KernelReadings, limits: Limits
     ) -> None:
         """Begin with the execution; `before` are the kernel's counts at that moment."""
         self._live = live

@@ -31,7 +31,7 @@ from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.shared import callbacks
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.model.limits import Limits
     from cellwall.runtimes.base import KernelReadings
     from cellwall.surface.tools.tools import Offer
@@ -104,7 +104,7 @@ class Attempt:
 
     def __init__(
         self,
-        live: Live,
+        live: ClaimedSandbox,
         work: Work,
         on_event: OnEvent | None,
         recorder: Recorder | None = None,

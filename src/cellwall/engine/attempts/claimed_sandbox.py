@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.channel.channel import GuestChannel
 
 
-class Live:
+class ClaimedSandbox:
     """One claimed sandbox."""
 
     __slots__ = (

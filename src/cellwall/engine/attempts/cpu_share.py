@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cellwall.runtimes.channel.replies import REPLY, ChannelLost, Reply, Single
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 
 _PATIENCE_S = 1.0
 
@@ -39,7 +39,7 @@ class Share:
         *("_base", "_is_unanswered", "_latest", "_live", "_looked_at_s", "_number", "known_s"),
     )
 
-    def __init__(self, live: Live, number: int) -> None:
+    def __init__(self, live: ClaimedSandbox, number: int) -> None:
         self._live = live
         self._number = number
         self._base: _Look | None = None

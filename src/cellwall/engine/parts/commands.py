@@ -30,7 +30,7 @@ from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.attempts.recorder import Recorder
     from cellwall.engine.parts.terminals import Terminal
     from cellwall.surface.shared.tasks import Tasks
@@ -66,7 +66,9 @@ def script_of(line: str) -> tuple[Sequence[str], bytes]:
 class Command:
     """A command in the background."""
 
-    def __init__(self, live: Live, attempt: Attempt, argv: Sequence[str], tasks: Tasks) -> None:
+    def __init__(
+        self, live: ClaimedSandbox, attempt: Attempt, argv: Sequence[str], tasks: Tasks
+    ) -> None:
         self._live = live
         self.attempt = attempt
         self.argv = tuple(argv)
@@ -134,7 +136,7 @@ class Command:
 class Commands:
     """The commands of one sandbox."""
 
-    def __init__(self, live: Live, tasks: Tasks) -> None:
+    def __init__(self, live: ClaimedSandbox, tasks: Tasks) -> None:
         self._live = live
         self._tasks = tasks
         self._background: dict[int, Command] = {}

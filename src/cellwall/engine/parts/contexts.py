@@ -22,7 +22,7 @@ from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import REPLY, GuestRefused, Reply, Single
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.languages.entries.language import Language
 
 MAIN = "main"
@@ -60,7 +60,7 @@ class _Context:
 class Contexts:
     """The contexts of one sandbox."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: ClaimedSandbox) -> None:
         """Begin with the contexts that the sandbox's spec names; the guest has started them."""
         self._live = live
         python = registry.find("python")

@@ -22,7 +22,7 @@ from cellwall.runtimes.channel.replies import GuestRefused, Reply
 from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.parts.transfers import Piece
     from cellwall.engine.parts.watches import Watch
     from cellwall.surface.shared.callbacks import OnProgress
@@ -55,7 +55,7 @@ def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
     )
 
 
-async def read_file(live: Live, path: str, most_bytes: int) -> bytes:
+async def read_file(live: ClaimedSandbox, path: str, most_bytes: int) -> bytes:
     """Read a sandbox's file in steps. Raises `GuestRefused` if it has more than `most_bytes`."""
     parts: list[bytes] = []
     size = 0
@@ -74,7 +74,7 @@ async def read_file(live: Live, path: str, most_bytes: int) -> bytes:
 class Files:
     """File operations of one sandbox. Relative paths start at the working directory."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: ClaimedSandbox) -> None:
         self._live = live
         self._watches: set[Watch] = set()
 

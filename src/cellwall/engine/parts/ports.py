@@ -21,7 +21,7 @@ from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.surface.shared.forwards import Forward
     from cellwall.surface.shared.tasks import Tasks
 
@@ -35,7 +35,9 @@ _LINGER_S = 5.0
 class Connection:
     """One connection: bytes out by `read` or `async for`, bytes in by `write`."""
 
-    def __init__(self, live: Live, port: int, on_over: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, live: ClaimedSandbox, port: int, on_over: Callable[[Connection], None]
+    ) -> None:
         """Open the connection. `on_over` is called once, when the guest has released it."""
         self.port = port
         self._live = live
@@ -203,7 +205,7 @@ class Connection:
 class Ports:
     """The ports of one sandbox."""
 
-    def __init__(self, live: Live, tasks: Tasks) -> None:
+    def __init__(self, live: ClaimedSandbox, tasks: Tasks) -> None:
         self._live = live
         self._tasks = tasks
         self._connections: set[Connection] = set()

@@ -24,7 +24,7 @@ from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.attempts.verdicts import Cause
     from cellwall.surface.shared.tasks import Tasks
 
@@ -40,7 +40,7 @@ class TerminalRecorder(Recorder):
 
     expected = TERMINAL
 
-    def __init__(self, live: Live, work: Work) -> None:
+    def __init__(self, live: ClaimedSandbox, work: Work) -> None:
         super().__init__(work.limits, None)
         self.stream = ByteStream(live.channel, slack_bytes=_SLACK_BYTES)
         self._live = live
@@ -66,7 +66,9 @@ class TerminalRecorder(Recorder):
 class Terminal(Command):
     """A command on a terminal: bytes out by `read` or `async for`, bytes in by `write`."""
 
-    def __init__(self, live: Live, attempt: Attempt, argv: Sequence[str], tasks: Tasks) -> None:
+    def __init__(
+        self, live: ClaimedSandbox, attempt: Attempt, argv: Sequence[str], tasks: Tasks
+    ) -> None:
         super().__init__(live, attempt, argv, tasks)
         recorder = attempt.recorder
         assert isinstance(recorder, TerminalRecorder)  # noqa: S101 - for the type checker only
@@ -115,7 +117,7 @@ class Terminal(Command):
         self._stream.discard()
 
 
-def on_terminal(live: Live, work: Work, pty: tuple[int, int]) -> Attempt:
+def on_terminal(live: ClaimedSandbox, work: Work, pty: tuple[int, int]) -> Attempt:
     """Start `work`, a `start` request, on a terminal. Raises UsageError."""
     fields = {
         **work.fields,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 
 PIECE_BYTES = 1024 * 1024
 
@@ -33,7 +33,9 @@ class Piece:
     """Inode of the file read; another file may take its name between two pieces."""
 
 
-async def read_piece(live: Live, path: str, offset: int, length: int = PIECE_BYTES) -> Piece:
+async def read_piece(
+    live: ClaimedSandbox, path: str, offset: int, length: int = PIECE_BYTES
+) -> Piece:
     """Read up to `length` bytes from `offset`."""
     length = min(length, PIECE_BYTES)
     reply = await live.channel.request("file_read", path=path, offset=offset, length=length)
@@ -48,7 +50,7 @@ async def read_piece(live: Live, path: str, offset: int, length: int = PIECE_BYT
 
 
 async def read_stream(
-    live: Live, path: str, offset: int, length: int, inode: int | None = None
+    live: ClaimedSandbox, path: str, offset: int, length: int, inode: int | None = None
 ) -> AsyncIterator[bytes]:
     """Yield exactly `length` bytes from `offset` of one file, the one with `inode` if given.
 
@@ -67,7 +69,7 @@ async def read_stream(
 
 
 async def write_stream(
-    live: Live, path: str, pieces: AsyncIterable[bytes], mode: int | None = None
+    live: ClaimedSandbox, path: str, pieces: AsyncIterable[bytes], mode: int | None = None
 ) -> int:
     """Write a file from `pieces` and create its parents; return its size.
 
@@ -97,7 +99,7 @@ async def write_stream(
     return size
 
 
-async def append_stream(live: Live, path: str, pieces: AsyncIterable[bytes]) -> int:
+async def append_stream(live: ClaimedSandbox, path: str, pieces: AsyncIterable[bytes]) -> int:
     """Append `pieces` to a file, creating it if necessary; return the number of bytes appended."""
     size = 0
     async for piece in rejoined(pieces):
@@ -106,14 +108,18 @@ async def append_stream(live: Live, path: str, pieces: AsyncIterable[bytes]) -> 
     return size
 
 
-async def _write(live: Live, path: str, data: bytes, *, append: bool, mode: int | None) -> None:
+async def _write(
+    live: ClaimedSandbox, path: str, data: bytes, *, append: bool, mode: int | None
+) -> None:
     await live.channel.request(
         "file_write", data, path=path, append=append, parents=True, mode=mode
     )
     live.touch()
 
 
-async def put_tree(live: Live, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
+async def put_tree(
+    live: ClaimedSandbox, path: str, pieces: AsyncIterable[bytes]
+) -> tuple[int, int]:
     """Unpack a tar stream below `path` in the sandbox; return the numbers of files and bytes."""
     channel = live.channel
     number, reply = channel.open_transfer("tree_put", {"path": path})

@@ -23,7 +23,7 @@ from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 
 MOST_WATCHES = 8
 """Maximum number of concurrent watches per sandbox, including those being closed; init has the same
@@ -41,7 +41,9 @@ class Watch:
     iteration ends when the watch is closed, the directory is gone, or the sandbox ends.
     """
 
-    def __init__(self, live: Live, path: str, recursive: bool, opened: set[Watch]) -> None:
+    def __init__(
+        self, live: ClaimedSandbox, path: str, recursive: bool, opened: set[Watch]
+    ) -> None:
         """Join `opened`, the sandbox's watches, from the start of this watch to its end."""
         self.path = path
         self._live = live

@@ -61,7 +61,7 @@ NO_FLOOR = Floor()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IsolationRequest:
     """Isolation that one request asks for."""
 
     isolation: str | None = None
@@ -86,44 +86,44 @@ class Demand:
     """Words for messages that say to which requests the floor applies."""
 
 
-def demand(asked: Asked, settings: EngineSettings) -> Demand:
-    """Return what `asked` demands; `UsageError` if it contradicts itself or the operator."""
-    floor = asked.floor
+def demand(request: IsolationRequest, settings: EngineSettings) -> Demand:
+    """Return what `request` demands; `UsageError` if it contradicts itself or the operator."""
+    floor = request.floor
     ours, theirs = settings.least_isolation, floor.least_isolation
     least = max(IsolationLevel.called(ours), IsolationLevel.called(theirs))
     # Messages name the tier only where it demands more than is demanded of all requests.
     whose = "here" if least.label == ours else floor.whose
-    named = _named(asked, settings)
+    named = _named(request, settings)
     if named is None:
         level = max(IsolationLevel.called(settings.default_isolation), least)
     else:
         level = IsolationLevel.called(named)
     if level < least:
-        word = f"trust {asked.trust!r} means " if asked.trust is not None else ""
+        word = f"trust {request.trust!r} means " if request.trust is not None else ""
         raise UsageError(
             f"{word}isolation {level.label!r} is below {least.label!r}, the least {whose}",
             remedy=f"say isolation={least.label!r}, or name no level",
         )
     allowed = _allowed(settings, floor)
-    _check_runtime(asked.runtime, allowed, floor, settings)
-    return Demand(level, least, asked.runtime, allowed, whose)
+    _check_runtime(request.runtime, allowed, floor, settings)
+    return Demand(level, least, request.runtime, allowed, whose)
 
 
-def _named(asked: Asked, settings: EngineSettings) -> str | None:
+def _named(request: IsolationRequest, settings: EngineSettings) -> str | None:
     """Return the level that the request named directly or by a trust word."""
-    if asked.trust is None:
-        return asked.isolation
-    if asked.isolation is not None or asked.runtime is not None:
-        other = "isolation" if asked.isolation is not None else "runtime"
+    if request.trust is None:
+        return request.isolation
+    if request.isolation is not None or request.runtime is not None:
+        other = "isolation" if request.isolation is not None else "runtime"
         raise UsageError(
             f"trust: it stands for a level, and {other} is given as well",
             remedy=f"give trust or {other}, not both",
         )
-    if asked.trust not in settings.trust:
+    if request.trust not in settings.trust:
         raise UsageError(
-            f"trust: {asked.trust!r} is not known", remedy=f"one of: {', '.join(TRUST_WORDS)}"
+            f"trust: {request.trust!r} is not known", remedy=f"one of: {', '.join(TRUST_WORDS)}"
         )
-    return settings.trust[asked.trust].isolation
+    return settings.trust[request.trust].isolation
 
 
 def _allowed(settings: EngineSettings, floor: Floor) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.policy.levels import NO_FLOOR, Asked, Floor, demand
+from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest, demand
 from cellwall.engine.policy.start_times import Starts
 from cellwall.model.errors import CellwallError
 from cellwall.runtimes import registry
@@ -67,7 +67,7 @@ async def offers(
     `shows_starts`: include the start times the engine has measured, which reveal the use by all
     tenants.
     """
-    allowed = demand(Asked(floor=floor), engine.settings).runtimes
+    allowed = demand(IsolationRequest(floor=floor), engine.settings).runtimes
     found = []
     for name in registry.FACTORIES:
         if name not in allowed:

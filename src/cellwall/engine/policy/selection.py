@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.engine.policy import levels
-from cellwall.engine.policy.levels import Asked
+from cellwall.engine.policy.levels import IsolationRequest
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
 from cellwall.runtimes.base import KeepsReady
@@ -36,7 +36,7 @@ class Runtimes:
         self._made: dict[str, Runtime] = {}
         self._faults: dict[str, tuple[float, list[Finding]]] = {}
         self._taken_out = 0
-        self._chosen: dict[Asked, Runtime] = {}
+        self._chosen: dict[IsolationRequest, Runtime] = {}
         self._probing = asyncio.Lock()
 
     @property
@@ -44,19 +44,19 @@ class Runtimes:
         """Every runtime created so far, by name."""
         return self._made
 
-    async def choose(self, asked: Asked) -> Runtime:
-        """Return the runtime that `asked` names, or the fastest one that meets it."""
-        chosen = self._chosen.get(asked)
+    async def choose(self, request: IsolationRequest) -> Runtime:
+        """Return the runtime that `request` names, or the fastest one that meets it."""
+        chosen = self._chosen.get(request)
         if chosen is None:
-            wanted = self.demand(asked)
+            wanted = self.demand(request)
             async with self._probing:  # one probe per runtime, however many requests wait
                 chosen = await self._find(wanted)
-            self._chosen[asked] = chosen
+            self._chosen[request] = chosen
         return chosen
 
-    def demand(self, asked: Asked) -> Demand:
-        """Return what `asked` demands; `UsageError` if no host can meet it."""
-        wanted = levels.demand(asked, self._settings)
+    def demand(self, request: IsolationRequest) -> Demand:
+        """Return what `request` demands; `UsageError` if no host can meet it."""
+        wanted = levels.demand(request, self._settings)
         if wanted.runtime is None:
             return wanted
         runtime = self.get(wanted.runtime)
@@ -94,7 +94,7 @@ class Runtimes:
 
     def allowed(self) -> list[str]:
         """Return the runtimes that may serve requests here, fastest first."""
-        return list(levels.demand(Asked(), self._settings).runtimes)
+        return list(levels.demand(IsolationRequest(), self._settings).runtimes)
 
     def take_out(self, runtime: Runtime) -> None:
         """Choose the runtime for no request until a new probe has found no fault."""

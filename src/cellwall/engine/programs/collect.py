@@ -24,7 +24,7 @@ from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 
 _MOST_S = 30.0
 _MOST_ENTRIES = 1000
@@ -41,7 +41,7 @@ bytes, or is in a text."""
 
 
 async def files(
-    live: Live, paths: Sequence[str], folder: str | None, room: int
+    live: ClaimedSandbox, paths: Sequence[str], folder: str | None, room: int
 ) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Return the named files and all of `folder`, at most `room` bytes, and notes on the rest."""
     found: dict[str, bytes] = {}
@@ -66,7 +66,7 @@ async def files(
     return found, tuple(notes)
 
 
-async def pictures(live: Live, names: str) -> tuple[list[bytes], tuple[str, ...]]:
+async def pictures(live: ClaimedSandbox, names: str) -> tuple[list[bytes], tuple[str, ...]]:
     """Return the PNG files called `names` (`%03d`, from 1) that may be shown, and notes.
 
     A file of such a name that is not a PNG is the program's own, and ends the series.
@@ -97,7 +97,7 @@ def _told(lost: list[str]) -> list[str]:
     return [*told, f"{LOST}{more} more"] if more else told
 
 
-async def tree(live: Live, folder: str, room: int) -> tuple[dict[str, bytes], list[str]]:
+async def tree(live: ClaimedSandbox, folder: str, room: int) -> tuple[dict[str, bytes], list[str]]:
     """Return the regular files below `folder`, at most `room` bytes, and sentences on the others.
 
     A file's name is its path from the working directory; each file that could not be read has a
@@ -121,7 +121,7 @@ async def tree(live: Live, folder: str, room: int) -> tuple[dict[str, bytes], li
     return found, lost
 
 
-async def _listed(live: Live, folder: str, lost: list[str]) -> dict[str, int]:
+async def _listed(live: ClaimedSandbox, folder: str, lost: list[str]) -> dict[str, int]:
     """Return path and claimed size of the regular files below `folder`; add others to `lost`."""
     # The working directory depends on the runtime; a listing has whole paths.
     reply = await live.channel.request("file_stat", path=folder)
@@ -158,7 +158,7 @@ def _checked(path: str) -> str:
         raise FrameError(f"file_list: {error}") from None
 
 
-async def result(live: Live, path: str, *, may_be_text: bool) -> tuple[Any, str]:
+async def result(live: ClaimedSandbox, path: str, *, may_be_text: bool) -> tuple[Any, str]:
     """Return the JSON value that a program left in `path`, and why it is missing, if it is.
 
     `may_be_text`: content that is not JSON is the value itself, as a shell has only text.

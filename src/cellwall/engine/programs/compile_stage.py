@@ -28,7 +28,7 @@ from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.attempt import Attempt
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.attempts.stages import Stages
     from cellwall.engine.programs.requests import Plan
     from cellwall.languages.entries.language import Language
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _PRODUCT_CAP_BYTES = 64 * 1024 * 1024
 _OWN_END = frozenset({Verdict.NONZERO_EXIT, Verdict.SIGNALLED, Verdict.EXCEPTION})
 
-Job = Callable[["Live"], Awaitable["Compiled | Execution"]]
+Job = Callable[["ClaimedSandbox"], Awaitable["Compiled | Execution"]]
 InSandbox = Callable[[Job], Awaitable["Compiled | Execution"]]
 """Function that does a job in a fresh sandbox, which is destroyed afterwards."""
 
@@ -50,8 +50,8 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Place of the compile: the part of the inputs that is not in the request."""
+class CacheScope:
+    """Scope of a cached compile: the part of its inputs that is not in the request."""
 
     runtime: str
     template_digest: str
@@ -67,14 +67,14 @@ class Compiler:
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
     async def compiled(
-        self, plan: Plan, place: Place, in_sandbox: InSandbox, stages: Stages
+        self, plan: Plan, scope: CacheScope, in_sandbox: InSandbox, stages: Stages
     ) -> Compiled | Execution:
         """Return the product, new or from the cache, or the execution that ended in this stage."""
         tool = await asyncio.to_thread(detect, plan.language)
         if tool is None:
             raise missing(plan.language, f"{plan.language.tool} is not installed")
-        key = _key(plan, place, tool)
-        name = (place.tenant, key)
+        key = _key(plan, scope, tool)
+        name = (scope.tenant, key)
         # Concurrent requests for the same product wait for the first one's compile.
         lock = self._locks.setdefault(name, asyncio.Lock())
         try:
@@ -84,7 +84,7 @@ class Compiler:
                     stage = _stage(plan, tool, found, None)
                     return Compiled(found, stage)
 
-                async def job(live: Live) -> Compiled | Execution:
+                async def job(live: ClaimedSandbox) -> Compiled | Execution:
                     return await self._compile(live, plan, tool, stages)
 
                 made = await in_sandbox(job)
@@ -96,7 +96,7 @@ class Compiler:
                 self._locks.pop(name, None)
 
     async def _compile(
-        self, live: Live, plan: Plan, tool: Installed, stages: Stages
+        self, live: ClaimedSandbox, plan: Plan, tool: Installed, stages: Stages
     ) -> Compiled | Execution:
         started_at = time.time()
         try:
@@ -162,7 +162,7 @@ def _stage(plan: Plan, tool: Installed, product: Product, outcome: Outcome | Non
     )
 
 
-def _key(plan: Plan, place: Place, tool: Installed) -> str:
+def _key(plan: Plan, scope: CacheScope, tool: Installed) -> str:
     language = plan.language
     sources = [*plan.files, (plan.file_name, plan.source)]
     return key_of(
@@ -176,8 +176,8 @@ def _key(plan: Plan, place: Place, tool: Installed) -> str:
             ),
             "env": dict(language.env),
             "tool": [tool.path, tool.version],
-            "runtime": place.runtime,
-            "template": place.template_digest,
+            "runtime": scope.runtime,
+            "template": scope.template_digest,
             "sources": [[path, hashlib.sha256(data).hexdigest()] for path, data in sources],
         }
     )

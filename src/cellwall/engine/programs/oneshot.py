@@ -28,7 +28,7 @@ from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.attempt import BeforeCode, OnEvent
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.programs.requests import Plan
     from cellwall.languages.entries.language import Language
 
@@ -69,7 +69,7 @@ class Stage:
 
 
 async def begin(
-    live: Live, stage: Stage, on_event: OnEvent | None, before_code: BeforeCode | None
+    live: ClaimedSandbox, stage: Stage, on_event: OnEvent | None, before_code: BeforeCode | None
 ) -> Attempt:
     """Write the stage's files and hand the program over. Raises `NotBegun`, `GuestRefused`.
 
@@ -87,7 +87,7 @@ async def begin(
         raise NotBegun(error.message) from error
 
 
-def _may_be_held(live: Live, stage: Stage) -> bool:
+def _may_be_held(live: ClaimedSandbox, stage: Stage) -> bool:
     return live.channel.may_hold and stage.is_plain
 
 
@@ -103,7 +103,7 @@ def may_be_alone(plan: Plan, stage: Stage) -> bool:
 
 
 async def _begin_held(
-    live: Live, work: Work, on_event: OnEvent | None, before_code: BeforeCode
+    live: ClaimedSandbox, work: Work, on_event: OnEvent | None, before_code: BeforeCode
 ) -> Attempt:
     attempt = Attempt(live, work, on_event, is_held=True)
     try:
@@ -119,7 +119,7 @@ async def _begin_held(
     return attempt
 
 
-async def _write_files(live: Live, stage: Stage) -> None:
+async def _write_files(live: ClaimedSandbox, stage: Stage) -> None:
     for path in stage.directories:
         await live.channel.request("file_mkdir", path=path, parents=True)
     for path, data, mode in stage.files:

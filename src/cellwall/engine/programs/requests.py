@@ -24,7 +24,7 @@ from cellwall.engine.policy.arguments import (
     check_tools,
     check_words,
 )
-from cellwall.engine.policy.levels import NO_FLOOR, Asked, Floor
+from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
@@ -72,9 +72,9 @@ class Request:
     """Functions of the caller that the program may call as `tools.name(…)`."""
 
     @property
-    def place(self) -> Asked:
+    def isolation_request(self) -> IsolationRequest:
         """Isolation that the request asks for."""
-        return Asked(self.isolation, self.runtime, self.trust, self.floor)
+        return IsolationRequest(self.isolation, self.runtime, self.trust, self.floor)
 
 
 @dataclass(frozen=True, slots=True)

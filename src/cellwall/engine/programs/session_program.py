@@ -23,7 +23,7 @@ from cellwall.model.ids import new_id
 from cellwall.model.outcome import Verdict
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.attempts.stages import Stages
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Execution
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SessionProgram:
     """One program for a living sandbox."""
 
-    live: Live
+    live: ClaimedSandbox
     language: Language
     file_name: str
     directory: str
@@ -42,7 +42,9 @@ class Beside:
     limits: Limits
 
     @classmethod
-    def of(cls, live: Live, language: Language, code: str, limits: Limits) -> Beside:
+    def of(
+        cls, live: ClaimedSandbox, language: Language, code: str, limits: Limits
+    ) -> SessionProgram:
         """Return a program with a directory of its own, which is not made yet."""
         directory = f".cellwall/{new_id()}"
         return cls(live, language, language.name_of(code), directory, limits)

@@ -28,7 +28,7 @@ _LEAST_SHARE = 0.1
 """Share of the allowed processes, used where that is less than `_LEAST_PROCESSES`."""
 
 
-class Room:
+class HostHeadroom:
     """Free resources, as last read."""
 
     def __init__(self, least_free_mb: int, files: Files | None = None) -> None:

@@ -1,8 +1,8 @@
 """Pool of parked sandboxes: started ahead, locked down, each used once.
 
 The engine claims sandboxes; runtimes start and destroy them. The pool does not recycle: a claimed
-sandbox never returns. Each runtime and template has a shelf of its own. The invariant: a claim
-never waits behind a refill, and a shelf whose refills fail backs off and leaves the error to the
+sandbox never returns. Each runtime and template has a bucket of its own. The invariant: a claim
+never waits behind a refill, and a bucket whose refills fail backs off and leaves the error to the
 next claim, which starts a sandbox itself.
 """
 
@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from cellwall.engine.attempts.claimed_sandbox import Live
+from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.policy.start_times import Starts
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
@@ -117,7 +117,7 @@ class _Parked:
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _Bucket:
     runtime: Runtime
     spec: SandboxSpec
     """Spec with which parked sandboxes are started."""
@@ -142,7 +142,7 @@ class Pool:
     def __init__(self, settings: EngineSettings) -> None:
         """Start empty: nothing is parked before the first claim."""
         self._settings = settings
-        self._shelves: dict[tuple[str, ...], _Shelf] = {}
+        self._buckets: dict[tuple[str, ...], _Bucket] = {}
         self._gate = StartGate((os.cpu_count() or 1) + 2)
         self._refills = Tasks()
         self._destructions = Tasks()
@@ -156,49 +156,49 @@ class Pool:
 
     # -- claiming --------------------------------------------------------------------------
 
-    async def claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
+    async def claim(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
         """Return a sandbox of `spec`, parked or started now; the caller must `release` it."""
         await self._destructions.wait_below(_MOST_DESTRUCTIONS)
-        shelf = self._shelf(runtime, spec)
-        self._count_claim(shelf)
+        bucket = self._bucket(runtime, spec)
+        self._count_claim(bucket)
         try:
-            found = self._take(shelf, spec) or await self._wait_forked(shelf, spec)
+            found = self._take(bucket, spec) or await self._wait_forked(bucket, spec)
             while found is not None:
                 live = await self._adapt(found, spec)
                 if live is not None and live.is_alive:
                     self._claims_parked += 1
                     return live
-                self.bury(found.sandbox)
-                found = self._take(shelf, spec)
+                self.discard(found.sandbox)
+                found = self._take(bucket, spec)
             self._claims_started += 1
             async with self._gate.passing(is_claim=True):
                 with self.starts.timing(runtime.name):
                     sandbox = await runtime.start(spec)
-            return Live(sandbox, spec, sandbox.fresh)
+            return ClaimedSandbox(sandbox, spec, sandbox.fresh)
         except BaseException:
-            shelf.in_use -= 1
+            bucket.in_use -= 1
             raise
         finally:
-            self._refill_later(shelf, _REFILL_PAUSE_S)
+            self._refill_later(bucket, _REFILL_PAUSE_S)
 
-    async def _wait_forked(self, shelf: _Shelf, spec: SandboxSpec) -> _Parked | None:
+    async def _wait_forked(self, bucket: _Bucket, spec: SandboxSpec) -> _Parked | None:
         """Take over a sandbox that a refill is starting now, if one is not taken yet."""
-        if shelf.forking <= len(shelf.waiting):
+        if bucket.forking <= len(bucket.waiting):
             return None
         future: asyncio.Future[_Parked | None] = asyncio.get_running_loop().create_future()
-        shelf.waiting.append(future)
+        bucket.waiting.append(future)
         try:
             found = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and (given := future.result()) is not None:
-                shelf.parked.append(given)
+                bucket.parked.append(given)
             raise
         if found is not None and not found.sandbox.fits(spec):
-            shelf.parked.append(found)
+            bucket.parked.append(found)
             return None
         return found
 
-    async def _adapt(self, found: _Parked, spec: SandboxSpec) -> Live | None:
+    async def _adapt(self, found: _Parked, spec: SandboxSpec) -> ClaimedSandbox | None:
         """Apply the claim's spec to a parked sandbox; None if the sandbox had ended unnoticed."""
         if found.spec.limits != spec.limits:
             try:
@@ -206,29 +206,31 @@ class Pool:
             except SandboxBroken:
                 return None
             except BaseException:
-                self.bury(found.sandbox)
+                self.discard(found.sandbox)
                 raise
-        return Live(found.sandbox, replace(spec, sandbox_id=found.spec.sandbox_id), found.fresh)
+        return ClaimedSandbox(
+            found.sandbox, replace(spec, sandbox_id=found.spec.sandbox_id), found.fresh
+        )
 
-    def _take(self, shelf: _Shelf, spec: SandboxSpec) -> _Parked | None:
-        for _ in range(len(shelf.parked)):
-            candidate = shelf.parked.popleft()
+    def _take(self, bucket: _Bucket, spec: SandboxSpec) -> _Parked | None:
+        for _ in range(len(bucket.parked)):
+            candidate = bucket.parked.popleft()
             if not candidate.sandbox.channel.is_open:
-                self.bury(candidate.sandbox)
+                self.discard(candidate.sandbox)
             elif candidate.sandbox.fits(spec):
                 return candidate
             else:
-                shelf.parked.append(candidate)
+                bucket.parked.append(candidate)
         return None
 
-    def release(self, live: Live, runtime: Runtime) -> None:
+    def release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
         """Destroy a claimed sandbox, in the background."""
-        shelf = self._shelf(runtime, live.spec)
-        shelf.in_use -= 1
-        self.bury(live.runtime_sandbox)
-        self._refill_later(shelf, _ANSWER_PAUSE_S)
+        bucket = self._bucket(runtime, live.spec)
+        bucket.in_use -= 1
+        self.discard(live.runtime_sandbox)
+        self._refill_later(bucket, _ANSWER_PAUSE_S)
 
-    def bury(self, sandbox: RuntimeSandbox) -> None:
+    def discard(self, sandbox: RuntimeSandbox) -> None:
         """Kill a sandbox now and clean up in the background."""
         sandbox.kill()
         self._destructions.spawn(_remove(sandbox))
@@ -239,127 +241,127 @@ class Pool:
 
     # -- parking ---------------------------------------------------------------------------
 
-    def _shelf(self, runtime: Runtime, spec: SandboxSpec) -> _Shelf:
+    def _bucket(self, runtime: Runtime, spec: SandboxSpec) -> _Bucket:
         kind = "alone" if spec.is_alone else spec.purpose
         key = (runtime.name, spec.template.digest, spec.template.path, kind, spec.language)
-        shelf = self._shelves.get(key)
-        if shelf is None:
+        bucket = self._buckets.get(key)
+        if bucket is None:
             plain = replace(
                 spec, limits=self._settings.limits, env={}, demand_hard=False, start="fork"
             )
-            shelf = self._shelves[key] = _Shelf(runtime, plain)
-        return shelf
+            bucket = self._buckets[key] = _Bucket(runtime, plain)
+        return bucket
 
-    def _count_claim(self, shelf: _Shelf) -> None:
+    def _count_claim(self, bucket: _Bucket) -> None:
         now = time.monotonic()
-        shelf.claimed_at = now
-        shelf.in_use += 1
-        if shelf.in_use >= shelf.peak or now - shelf.peak_at > _SHRINK_AFTER_S:
-            shelf.peak, shelf.peak_at = shelf.in_use, now
+        bucket.claimed_at = now
+        bucket.in_use += 1
+        if bucket.in_use >= bucket.peak or now - bucket.peak_at > _SHRINK_AFTER_S:
+            bucket.peak, bucket.peak_at = bucket.in_use, now
 
-    def _target(self, shelf: _Shelf) -> int:
+    def _target(self, bucket: _Bucket) -> int:
         now = time.monotonic()
-        if not self._is_open or now - shelf.claimed_at > self._settings.pool_idle_s:
+        if not self._is_open or now - bucket.claimed_at > self._settings.pool_idle_s:
             return 0
-        if now - shelf.peak_at > _SHRINK_AFTER_S:
-            shelf.peak = shelf.in_use
-        return min(self._settings.pool_max, max(self._settings.pool_min, shelf.peak))
+        if now - bucket.peak_at > _SHRINK_AFTER_S:
+            bucket.peak = bucket.in_use
+        return min(self._settings.pool_max, max(self._settings.pool_min, bucket.peak))
 
-    def _refill_later(self, shelf: _Shelf, pause_s: float) -> None:
+    def _refill_later(self, bucket: _Bucket, pause_s: float) -> None:
         """Refill after a pause: a start competes for the processor with the code just claimed."""
         loop = asyncio.get_running_loop()
-        if shelf.soon is not None:
-            if shelf.soon.when() <= loop.time() + pause_s:
+        if bucket.soon is not None:
+            if bucket.soon.when() <= loop.time() + pause_s:
                 return
-            shelf.soon.cancel()
-        shelf.soon = loop.call_later(pause_s, self._refill, shelf)
+            bucket.soon.cancel()
+        bucket.soon = loop.call_later(pause_s, self._refill, bucket)
 
-    def _refill(self, shelf: _Shelf) -> None:
-        if shelf.soon is not None:
-            shelf.soon.cancel()
-            shelf.soon = None
-        if shelf.retry is not None:
+    def _refill(self, bucket: _Bucket) -> None:
+        if bucket.soon is not None:
+            bucket.soon.cancel()
+            bucket.soon = None
+        if bucket.retry is not None:
             return
-        while len(shelf.parked) + shelf.starting < self._target(shelf):
-            shelf.starting += 1
-            self._refills.spawn(self._park_one(shelf))
+        while len(bucket.parked) + bucket.starting < self._target(bucket):
+            bucket.starting += 1
+            self._refills.spawn(self._park_one(bucket))
         if self._tidy is None and self._is_open:
             loop = asyncio.get_running_loop()
             self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
 
-    async def _park_one(self, shelf: _Shelf) -> None:
+    async def _park_one(self, bucket: _Bucket) -> None:
         try:
-            await self._park(shelf)
+            await self._park(bucket)
         finally:
-            shelf.starting -= 1
+            bucket.starting -= 1
             # Claims without a remaining fork start a sandbox themselves.
-            while len(shelf.waiting) > shelf.forking:
-                future = shelf.waiting.pop()
+            while len(bucket.waiting) > bucket.forking:
+                future = bucket.waiting.pop()
                 if not future.done():
                     future.set_result(None)
 
-    async def _park(self, shelf: _Shelf) -> None:
-        spec = replace(shelf.spec, sandbox_id=new_id(), is_awaited=False)
+    async def _park(self, bucket: _Bucket) -> None:
+        spec = replace(bucket.spec, sandbox_id=new_id(), is_awaited=False)
         try:
             async with self._gate.passing(is_claim=False):
-                if len(shelf.parked) >= self._target(shelf):
+                if len(bucket.parked) >= self._target(bucket):
                     return
-                shelf.forking += 1
+                bucket.forking += 1
                 try:
-                    with self.starts.timing(shelf.runtime.name):
-                        sandbox = await shelf.runtime.start(spec)
+                    with self.starts.timing(bucket.runtime.name):
+                        sandbox = await bucket.runtime.start(spec)
                 finally:
-                    shelf.forking -= 1
+                    bucket.forking -= 1
         except Exception:  # noqa: BLE001 - whatever it is, the next claim meets and raises it
             self._failed += 1
-            self._back_off(shelf)
+            self._back_off(bucket)
             return
-        shelf.backoff_s = 0.0
+        bucket.backoff_s = 0.0
         if not self._is_open:
-            self.bury(sandbox)
+            self.discard(sandbox)
             return
         parked = _Parked(sandbox, spec, sandbox.fresh)
-        sandbox.channel.on_end(lambda: self._on_parked_ended(shelf, parked))
-        while shelf.waiting:
-            future = shelf.waiting.popleft()
+        sandbox.channel.on_end(lambda: self._on_parked_ended(bucket, parked))
+        while bucket.waiting:
+            future = bucket.waiting.popleft()
             if not future.done():
                 future.set_result(parked)
                 return
-        shelf.parked.append(parked)
+        bucket.parked.append(parked)
 
-    def _on_parked_ended(self, shelf: _Shelf, parked: _Parked) -> None:
-        if parked in shelf.parked:
-            shelf.parked.remove(parked)
-            self.bury(parked.sandbox)
+    def _on_parked_ended(self, bucket: _Bucket, parked: _Parked) -> None:
+        if parked in bucket.parked:
+            bucket.parked.remove(parked)
+            self.discard(parked.sandbox)
             # A sandbox that dies while parked is a failure, too: do not replace it in a busy loop.
-            self._back_off(shelf)
+            self._back_off(bucket)
 
-    def _back_off(self, shelf: _Shelf) -> None:
-        if shelf.retry is not None or not self._is_open:
+    def _back_off(self, bucket: _Bucket) -> None:
+        if bucket.retry is not None or not self._is_open:
             return
-        shelf.backoff_s = min(_BACKOFF_MOST_S, max(_BACKOFF_FIRST_S, shelf.backoff_s * 2))
+        bucket.backoff_s = min(_BACKOFF_MOST_S, max(_BACKOFF_FIRST_S, bucket.backoff_s * 2))
         loop = asyncio.get_running_loop()
-        shelf.retry = loop.call_later(shelf.backoff_s, self._on_retry, shelf)
+        bucket.retry = loop.call_later(bucket.backoff_s, self._on_retry, bucket)
 
-    def _on_retry(self, shelf: _Shelf) -> None:
-        shelf.retry = None
-        self._refill(shelf)
+    def _on_retry(self, bucket: _Bucket) -> None:
+        bucket.retry = None
+        self._refill(bucket)
 
     def _on_tidy(self) -> None:
         self._tidy = None
-        for key, shelf in list(self._shelves.items()):
-            while len(shelf.parked) > self._target(shelf):
-                self.bury(shelf.parked.popleft().sandbox)
-            if not (shelf.parked or shelf.starting or shelf.in_use or self._target(shelf)):
-                del self._shelves[key]
-        if self._shelves and self._is_open:
+        for key, bucket in list(self._buckets.items()):
+            while len(bucket.parked) > self._target(bucket):
+                self.discard(bucket.parked.popleft().sandbox)
+            if not (bucket.parked or bucket.starting or bucket.in_use or self._target(bucket)):
+                del self._buckets[key]
+        if self._buckets and self._is_open:
             loop = asyncio.get_running_loop()
             self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
 
     async def wait_full(self) -> None:
-        """Return when every shelf holds its target, or backs off; for measurements and tests."""
-        for shelf in self._shelves.values():
-            self._refill(shelf)
+        """Return when every bucket holds its target, or backs off; for measurements and tests."""
+        for bucket in self._buckets.values():
+            self._refill(bucket)
         await self._refills.wait_empty()
 
     # -- end -------------------------------------------------------------------------------
@@ -367,8 +369,8 @@ class Pool:
     def statistics(self) -> PoolStatistics:
         """Return the pool's counts."""
         return PoolStatistics(
-            parked=sum(len(shelf.parked) for shelf in self._shelves.values()),
-            starting=sum(shelf.starting for shelf in self._shelves.values()),
+            parked=sum(len(bucket.parked) for bucket in self._buckets.values()),
+            starting=sum(bucket.starting for bucket in self._buckets.values()),
             destroying=len(self._destructions),
             claims_parked=self._claims_parked,
             claims_started=self._claims_started,
@@ -381,12 +383,12 @@ class Pool:
         if self._tidy is not None:
             self._tidy.cancel()
         await self._refills.cancel()
-        for shelf in self._shelves.values():
-            for timer in (shelf.retry, shelf.soon):
+        for bucket in self._buckets.values():
+            for timer in (bucket.retry, bucket.soon):
                 if timer is not None:
                     timer.cancel()
-            while shelf.parked:
-                self.bury(shelf.parked.popleft().sandbox)
+            while bucket.parked:
+                self.discard(bucket.parked.popleft().sandbox)
         await self._destructions.wait_empty()
 
 

@@ -84,7 +84,7 @@ def order(
     }
     tools = None if body.tools is None else RemoteTools(body.tools, settings)
     request = replace(request, tools=tools)
-    engine.check_place(request.place)
+    engine.check_isolation(request.isolation_request)
     # a request that can never work is refused here, before it is written down
     plan(request, limits)
 

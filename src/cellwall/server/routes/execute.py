@@ -65,7 +65,7 @@ def oneshot(request: Request, body: ExecuteBody, size: int, *, is_streamed: bool
     )
     if body.webhook is not None:
         state.notices.check(body.webhook)
-    state.room.check()
+    state.headroom.check()
     return order
 
 

@@ -77,7 +77,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     state = request.state
     limits, clipped = asked.limits(body, state.engine.settings.limits, state.settings.most)
     language = asked.language(body)
-    state.room.check()
+    state.headroom.check()
     state.kept.check(request.owner, 0)
     state.sandboxes.begin()
     state.observer.created(request.owner)
