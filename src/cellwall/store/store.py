@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from cellwall.store.journal.codec import Seal
-from cellwall.store.journal.pending import Ahead
-from cellwall.store.journal.replay import catch_up, close_ahead, open_ahead
+from cellwall.store.journal.pending import PendingWrites
+from cellwall.store.journal.replay import catch_up, close_pending, open_pending
 from cellwall.store.opening import open_database
 from cellwall.store.records import queries, recovery, retention
 from cellwall.store.records.changes import Change
@@ -65,12 +65,12 @@ class Store:
     """One open store. Lives on one event loop; made by `open`."""
 
     def __init__(
-        self, database: Database, ahead: Ahead | None, *, wait_s: float, most_waiting: int
+        self, database: Database, pending: PendingWrites | None, *, wait_s: float, most_waiting: int
     ) -> None:
         """Use `open`."""
         self._database = database
-        self._ahead = ahead
-        self._writer = Writer(database, wait_s, most_waiting, ahead)
+        self._pending = pending
+        self._writer = Writer(database, wait_s, most_waiting, pending)
         self._writer.start()
         self.on_written: Callable[[float], None] | None = None
         """Called with the seconds that each write took."""
@@ -94,10 +94,10 @@ class Store:
         records that are in a journal; without it no journal is used or read.
         """
         database = await open_database(url, sole=sole)
-        ahead = None
+        pending = None
         try:
             if seal is not None and sole:
-                ahead = await open_ahead(database, seal)
+                pending = await open_pending(database, seal)
             elif seal is not None:
                 await catch_up(database, seal)
         except BaseException as error:
@@ -105,15 +105,15 @@ class Store:
             if isinstance(error, Exception):
                 raise answer_to("open the journal", error) from error
             raise
-        return cls(database, ahead, wait_s=wait_s, most_waiting=most_waiting)
+        return cls(database, pending, wait_s=wait_s, most_waiting=most_waiting)
 
     async def aclose(self) -> None:
         """Write what waits, then close; idempotent."""
         await self._writer.aclose()
-        ahead, self._ahead = self._ahead, None
+        pending, self._pending = self._pending, None
         try:
-            if ahead is not None:
-                await close_ahead(self._database, ahead)
+            if pending is not None:
+                await close_pending(self._database, pending)
         finally:
             await self._database.aclose()
 
@@ -127,7 +127,7 @@ class Store:
             counts.largest,
             counts.refused,
             counts.retried,
-            self._ahead is not None and self._ahead.is_broken,
+            self._pending is not None and self._pending.is_broken,
         )
 
     async def write(self, *changes: Change) -> None:

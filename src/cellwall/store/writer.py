@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cellwall.store.journal.group_commit import Crowd, Waiting, tell
-from cellwall.store.journal.pending import Ahead
+from cellwall.store.journal.group_commit import GroupCommit, Waiting, resolve
+from cellwall.store.journal.pending import PendingWrites
 from cellwall.store.records.changes import Change
 from cellwall.store.records.database import Database
 from cellwall.store.records.driver_errors import answer_to, busy, kind_of
@@ -29,11 +29,11 @@ from cellwall.surface.shared.tasks import Tasks
 _BATCH_CHANGES = 512
 _BATCH_BYTES = 8 * 1024 * 1024
 """Bytes of one transaction; bounds how long a small write waits behind big ones."""
-_AHEAD_S = 0.1
+_FLUSH_S = 0.1
 """Seconds until the journal's changes are in the database too, if nothing else is written…"""
-_AHEAD_MOST_S = 0.5
+_FLUSH_MOST_S = 0.5
 """…or since the first of them, if more come all the time."""
-_AHEAD_AGAIN_S = 1.0
+_FLUSH_AGAIN_S = 1.0
 """Seconds after a failed attempt at that."""
 _LOST_PAUSE_S = 0.25
 """Seconds between attempts to reach a lost database server, which refuses without delay."""
@@ -61,32 +61,32 @@ class Writer:
     wait_s: float
     """Seconds that a write waits for its turn."""
     most_waiting: int
-    ahead: Ahead | None = None
+    pending: PendingWrites | None = None
     counts: Counts = field(default_factory=Counts)
     _waiting: deque[Waiting] = field(default_factory=deque)
-    _crowd: Crowd | None = None
+    _group_commit: GroupCommit | None = None
     _tasks: Tasks = field(default_factory=Tasks)
     _arrival: asyncio.Future[None] | None = None
     _is_closing: bool = False
     _is_committing: bool = False
     """Whether a transaction with a caller's write in it is under way."""
-    _ahead_timer: asyncio.TimerHandle | None = None
-    _is_ahead_due: bool = False
-    _first_ahead: float = 0.0
+    _flush_timer: asyncio.TimerHandle | None = None
+    _is_flush_due: bool = False
+    _first_taken_at: float = 0.0
     """When the journal took the first change that the database lacks, on the loop's clock; below
     it, when it took the latest."""
-    _last_ahead: float = 0.0
+    _last_taken_at: float = 0.0
 
     def start(self) -> None:
         """Begin to write; `aclose` ends it."""
-        if self.ahead is not None:
-            self._crowd = Crowd(self.ahead, self._note_ahead, self._take_over)
+        if self.pending is not None:
+            self._group_commit = GroupCommit(self.pending, self._note_taken, self._take_over)
         self._tasks.spawn(self._work())
 
     @property
     def waiting(self) -> int:
         """Number of writes that wait for their turn."""
-        return len(self._waiting) + (0 if self._crowd is None else len(self._crowd))
+        return len(self._waiting) + (0 if self._group_commit is None else len(self._group_commit))
 
     async def write(self, changes: tuple[Change, ...]) -> None:
         """Return when the changes are durable.
@@ -96,25 +96,25 @@ class Writer:
         """
         if self._is_closing:
             raise StoreBroken("write: the store is closed", remedy="open it again")
-        crowd = self._crowd
-        may_join = crowd is not None and self._is_free and len(crowd) < self.most_waiting
-        record = crowd.record_of(changes) if crowd is not None and may_join else None
-        if crowd is not None and record is not None:
+        group = self._group_commit
+        may_join = group is not None and self._is_free and len(group) < self.most_waiting
+        record = group.record_of(changes) if group is not None and may_join else None
+        if group is not None and record is not None:
             loop = asyncio.get_running_loop()
             item = Waiting(changes, loop.create_future(), loop.time() + self.wait_s, record)
             self._arm(item)
-            await crowd.write(item)
+            await group.write(item)
         elif not self.take(changes):
             await self._wait_written(changes)
 
     def take(self, changes: tuple[Change, ...]) -> bool:
         """Make the changes durable at once, if the journal may; else nothing has happened."""
-        crowd = self._crowd
-        if self.ahead is None or not self._is_free or (crowd is not None and crowd.is_one):
+        group = self._group_commit
+        if self.pending is None or not self._is_free or (group is not None and group.is_grouping):
             return False
-        if not self.ahead.take(changes):
+        if not self.pending.take(changes):
             return False
-        self._note_ahead(1)
+        self._note_taken(1)
         return True
 
     @property
@@ -122,13 +122,13 @@ class Writer:
         """Whether no write waits for the database or is on its way there."""
         return not (self._waiting or self._is_committing or self._is_closing)
 
-    def _note_ahead(self, writes: int) -> None:
+    def _note_taken(self, writes: int) -> None:
         """Count `writes` that the journal has taken, and arm the timer of their transaction."""
         self.counts.writes += writes
-        self._last_ahead = asyncio.get_running_loop().time()
-        if self._ahead_timer is None:
-            self._first_ahead = self._last_ahead
-            self._arm_ahead(_AHEAD_S)
+        self._last_taken_at = asyncio.get_running_loop().time()
+        if self._flush_timer is None:
+            self._first_taken_at = self._last_taken_at
+            self._arm_flush(_FLUSH_S)
 
     def _take_over(self, items: list[Waiting]) -> None:
         """Have the database write what was to go into the journal, before all else.
@@ -138,7 +138,7 @@ class Writer:
         until = asyncio.get_running_loop().time() + self.wait_s
         for item in items:
             item.until = until  # it has had a turn, and waits for another
-        next_ones = [] if self._crowd is None else self._crowd.give_up()
+        next_ones = [] if self._group_commit is None else self._group_commit.give_up()
         for item in reversed([*items, *next_ones]):
             self._arm(item)
             self._waiting.appendleft(item)
@@ -146,7 +146,7 @@ class Writer:
 
     async def settle(self) -> None:
         """Return when the database has what the journal took until now; raises as `write`."""
-        if self.ahead is not None and self.ahead.is_due:
+        if self.pending is not None and self.pending.is_due:
             await self._wait_written(())
 
     async def _wait_written(self, changes: tuple[Change, ...]) -> None:
@@ -163,7 +163,7 @@ class Writer:
 
     def _clear_crowd(self) -> None:
         """Send the writes that wait for a record to the database, behind those that wait for it."""
-        items = [] if self._crowd is None else self._crowd.give_up()
+        items = [] if self._group_commit is None else self._group_commit.give_up()
         for item in items:
             self._arm(item)
             self._waiting.append(item)
@@ -172,18 +172,18 @@ class Writer:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def _arm_ahead(self, wait_s: float) -> None:
-        self._ahead_timer = asyncio.get_running_loop().call_later(wait_s, self._on_ahead)
+    def _arm_flush(self, wait_s: float) -> None:
+        self._flush_timer = asyncio.get_running_loop().call_later(wait_s, self._on_flush)
 
-    def _on_ahead(self) -> None:
-        self._ahead_timer = None
-        until = min(self._last_ahead + _AHEAD_S, self._first_ahead + _AHEAD_MOST_S)
+    def _on_flush(self) -> None:
+        self._flush_timer = None
+        until = min(self._last_taken_at + _FLUSH_S, self._first_taken_at + _FLUSH_MOST_S)
         left_s = until - asyncio.get_running_loop().time()
-        is_much = self.ahead is not None and self.ahead.is_much
+        is_much = self.pending is not None and self.pending.is_much
         if left_s > 0 and not is_much and not self._is_closing:
-            self._arm_ahead(left_s)
+            self._arm_flush(left_s)
             return
-        self._is_ahead_due = True
+        self._is_flush_due = True
         self._wake()
 
     def _arm(self, item: Waiting) -> None:
@@ -201,10 +201,10 @@ class Writer:
 
     async def _work(self) -> None:
         while True:
-            if self._crowd is not None and not self._is_free:
-                await self._crowd.landed()  # the record on its way was given before
+            if self._group_commit is not None and not self._is_free:
+                await self._group_commit.landed()  # the record on its way was given before
             batch = self._take()
-            if batch or self._is_ahead_due:
+            if batch or self._is_flush_due:
                 await self._commit(batch)
             elif self._is_closing:
                 await self._last_commit()
@@ -228,39 +228,39 @@ class Writer:
 
     async def _commit(self, batch: list[Waiting]) -> None:
         changes = _changes_of(batch)
-        first = () if self.ahead is None else self.ahead.begin()
-        self._is_ahead_due = False
+        first = () if self.pending is None else self.pending.begin()
+        self._is_flush_due = False
         self._is_committing = bool(batch)
         begun = asyncio.get_running_loop().time()
         try:
             await self.database.apply([*first, *changes])
         except Exception as error:  # noqa: BLE001 - the waiting callers get it, whatever it is
-            self._end_ahead(first, is_applied=False)
+            self._end_flush(first, is_applied=False)
             await self._failed(batch, error, is_mixed=bool(first and batch))
             return
         finally:
             self._is_committing = False
-        if self.ahead is not None:
-            self.ahead.commit_took(asyncio.get_running_loop().time() - begun)
-        self._end_ahead(first, is_applied=True)
+        if self.pending is not None:
+            self.pending.commit_took(asyncio.get_running_loop().time() - begun)
+        self._end_flush(first, is_applied=True)
         self.counts.writes += len(batch)
         self.counts.transactions += 1
         self.counts.largest = max(self.counts.largest, len(batch))
-        tell(batch)
+        resolve(batch)
 
-    def _end_ahead(self, first: Sequence[Change], *, is_applied: bool) -> None:
-        if self.ahead is None or not first:
+    def _end_flush(self, first: Sequence[Change], *, is_applied: bool) -> None:
+        if self.pending is None or not first:
             return
-        self.ahead.end(is_applied=is_applied)
-        if self.ahead.is_due and self._ahead_timer is None:
-            self._first_ahead = self._last_ahead
-            self._arm_ahead(_AHEAD_S if is_applied else _AHEAD_AGAIN_S)
+        self.pending.end(is_applied=is_applied)
+        if self.pending.is_due and self._flush_timer is None:
+            self._first_taken_at = self._last_taken_at
+            self._arm_flush(_FLUSH_S if is_applied else _FLUSH_AGAIN_S)
 
     async def _last_commit(self) -> None:
         """Write the journal's changes a last time; if that fails, the next opening replays them."""
-        if self._ahead_timer is not None:
-            self._ahead_timer.cancel()
-        if self.ahead is not None and self.ahead.is_due:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        if self.pending is not None and self.pending.is_due:
             await self._commit([])
 
     async def _failed(self, batch: list[Waiting], error: Exception, *, is_mixed: bool) -> None:
@@ -284,7 +284,7 @@ class Writer:
         """Write first what the journal has, then the batch without it."""
         self.counts.retried += 1
         await self._commit([])
-        if self.ahead is None or not self.ahead.is_due:
+        if self.pending is None or not self.pending.is_due:
             await self._commit(batch)
             return
         for item in batch:
@@ -305,8 +305,8 @@ class Writer:
         self._clear_crowd()
         self._wake()
         await self._tasks.wait_empty()
-        if self._crowd is not None:
-            await self._crowd.aclose()
+        if self._group_commit is not None:
+            await self._group_commit.aclose()
 
 
 def _changes_of(items: Sequence[Waiting]) -> list[Change]:

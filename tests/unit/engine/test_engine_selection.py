@@ -172,9 +172,9 @@ SMALL = Floor("kernel", ("gvisor", "docker+runsc"), "for tier 'small'")
     ],
 )
 def test_what_is_named_is_met_and_what_is_not_takes_default_and_floor(
-    request: IsolationRequest, level: str
+    asked: IsolationRequest, level: str
 ) -> None:
-    assert demand(request, EngineSettings()).level.label == level
+    assert demand(asked, EngineSettings()).level.label == level
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_what_is_named_is_met_and_what_is_not_takes_default_and_floor(
         (IsolationRequest(trust="some"), "'some' is not known"),
     ],
 )
-def test_what_contradicts_is_refused_with_its_reason(request: IsolationRequest, words: str) -> None:
+def test_what_contradicts_is_refused_with_its_reason(asked: IsolationRequest, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        demand(request, EngineSettings())
+        demand(asked, EngineSettings())
     assert caught.value.remedy
 
 

@@ -24,7 +24,7 @@ from cellwall.store import writer
 from cellwall.store.backup import restore, save
 from cellwall.store.journal import file as journal
 from cellwall.store.journal import group_commit
-from cellwall.store.journal import pending as ahead
+from cellwall.store.journal import pending
 from cellwall.store.journal.file import BLOCK_BYTES, Journal
 from cellwall.store.records.changes import (
     Accept,
@@ -74,7 +74,7 @@ async def served(folder: Path, **settings: Any) -> Store:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The database gets nothing by itself; and a loaded machine's disk is no slow disk here."""
-    monkeypatch.setattr(writer, "_AHEAD_S", 3600.0)
+    monkeypatch.setattr(writer, "_FLUSH_S", 3600.0)
     monkeypatch.setattr(journal, "_SLOW_S", 60.0)
 
 
@@ -164,8 +164,8 @@ def test_what_comes_all_the_time_waits_until_it_rests_but_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is not asked between two that come right behind each other."""
-    monkeypatch.setattr(writer, "_AHEAD_S", 60.0)
-    monkeypatch.setattr(writer, "_AHEAD_MOST_S", 300.0)
+    monkeypatch.setattr(writer, "_FLUSH_S", 60.0)
+    monkeypatch.setattr(writer, "_FLUSH_MOST_S", 300.0)
 
     async def run() -> None:
         store = await served(tmp_path)
@@ -178,16 +178,16 @@ def test_what_comes_all_the_time_waits_until_it_rests_but_not_for_ever(
             (now - 300, now, 3, 0),
             (now - 100, now - 20, 2, 0),  # and two are as many as memory should keep
         ):
-            monkeypatch.setattr(ahead, "_MUCH", much)
-            assert it._ahead_timer is not None
-            it._ahead_timer.cancel()
-            it._first_ahead, it._last_ahead, it._is_ahead_due = first, latest, False
-            it._on_ahead()
-            assert it._is_ahead_due == (not left)
+            monkeypatch.setattr(pending, "_MUCH", much)
+            assert it._flush_timer is not None
+            it._flush_timer.cancel()
+            it._first_taken_at, it._last_taken_at, it._is_flush_due = first, latest, False
+            it._on_flush()
+            assert it._is_flush_due == (not left)
             if left:
-                assert it._ahead_timer.when() - now == pytest.approx(left, abs=5)
+                assert it._flush_timer.when() - now == pytest.approx(left, abs=5)
             else:
-                it._arm_ahead(60)
+                it._arm_flush(60)
         await store.aclose()
 
     asyncio.run(run())
@@ -196,17 +196,17 @@ def test_what_comes_all_the_time_waits_until_it_rests_but_not_for_ever(
 def test_many_taken_changes_go_into_few_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_AHEAD_S", 0.05)
+    monkeypatch.setattr(writer, "_FLUSH_S", 0.05)
 
     async def run() -> None:
         store = await served(tmp_path)
         for number in range(1, 301):
             assert store.take(running(number), audit("accept"))
             assert store.take(ended(number), audit("end"))
-        ahead = store._writer.ahead
-        assert ahead is not None
+        pending = store._writer.pending
+        assert pending is not None
         for _ in range(100):
-            if not ahead.is_due:
+            if not pending.is_due:
                 break
             await asyncio.sleep(0.05)
         assert store.statistics().transactions <= 3
@@ -378,9 +378,9 @@ async def crowded(
     records: list[int] = []
     write = Journal.write
 
-    def counted(self: Journal, place: journal.Place) -> None:
-        write(self, place)
-        records.append(place.number)
+    def counted(self: Journal, extent: journal.Extent) -> None:
+        write(self, extent)
+        records.append(extent.number)
 
     store = await served(folder)
     try:
@@ -426,8 +426,8 @@ def test_ends_go_with_the_next_write_while_many_run(
                 await asyncio.wait_for(store.write(running(9), audit("accept 9")), 10)
             await asyncio.wait_for(asyncio.gather(*ends), 10)
             assert len(records) == (1 if together else 3)
-            assert store._writer._crowd is not None
-            assert not store._writer._crowd.is_one  # fewer run now
+            assert store._writer._group_commit is not None
+            assert not store._writer._group_commit.is_grouping  # fewer run now
             # Whoever was told finds it there after a crash.
             shutil.copytree(tmp_path / "live", tmp_path / "after")
         again = await served(tmp_path / "after")
@@ -595,7 +595,7 @@ def test_ends_reach_the_database_if_the_journal_fails_or_is_closed(
             if is_closed:
                 await store.aclose()
             else:
-                monkeypatch.setattr(Journal, "place", lambda *_: None)
+                monkeypatch.setattr(Journal, "reserve", lambda *_: None)
             await asyncio.wait_for(end, 10)
         again = await served(tmp_path)
         found = await again.execution("ex1")

@@ -44,8 +44,8 @@ _HEAD = struct.Struct(f">4sIQ{_SEAL_BYTES}s")
 """Magic, length, number, seal (keyed BLAKE2b over length, number and content)."""
 
 
-class Place(NamedTuple):
-    """Where a record goes; positions and sizes are in blocks."""
+class Extent(NamedTuple):
+    """The blocks of one record; positions and sizes are in blocks."""
 
     number: int
     at: int
@@ -107,18 +107,18 @@ class Journal:
         Numbers rise by one. Raises `OSError`; the record may then be on disk or not.
         """
         began_s = time.monotonic()
-        place = self.place(number, content)
-        if place is None:
+        extent = self.reserve(number, content)
+        if extent is None:
             return False
-        self.write(place)
+        self.write(extent)
         self._note(began_s, time.monotonic())
-        self.keep(place)
+        self.keep(extent)
         return True
 
-    def place(self, number: int, content: bytes) -> Place | None:
-        """Find room for a record, None if there is none now; `write` and `keep` must follow.
+    def reserve(self, number: int, content: bytes) -> Extent | None:
+        """Reserve room for a record, None if there is none now; `write` and `keep` must follow.
 
-        No other record may be placed before that.
+        No other room may be reserved before that.
         """
         blocks = -(-(_HEAD.size + len(content)) // BLOCK_BYTES)
         is_round = self._next + blocks > BLOCKS
@@ -129,19 +129,19 @@ class Journal:
         seal = _seal(self._key, number, content)
         head = _HEAD.pack(_MAGIC, len(content), number, seal)
         at = 0 if is_round else self._next
-        return Place(number, at, at + blocks, skipped + blocks, head + content)
+        return Extent(number, at, at + blocks, skipped + blocks, head + content)
 
-    def write(self, place: Place) -> None:
-        """Make the record of `place` durable; on any thread. Raises as `append`."""
-        if os.pwrite(self._handle, place.record, place.at * BLOCK_BYTES) != len(place.record):
+    def write(self, extent: Extent) -> None:
+        """Make the record of `extent` durable; on any thread. Raises as `append`."""
+        if os.pwrite(self._handle, extent.record, extent.at * BLOCK_BYTES) != len(extent.record):
             raise OSError(errno.EIO, f"{self._path}: a record was written in part")
         os.fdatasync(self._handle)
 
-    def keep(self, place: Place) -> None:
-        """Note that the record of `place` was written."""
-        self._next = place.end
-        self._used += place.taken
-        self._held.append((place.number, place.taken))
+    def keep(self, extent: Extent) -> None:
+        """Note that the record of `extent` was written."""
+        self._next = extent.end
+        self._used += extent.taken
+        self._held.append((extent.number, extent.taken))
 
     def _note(self, began_s: float, ended_s: float) -> None:
         self._usual_s += _WEIGHT * (ended_s - began_s - self._usual_s)

@@ -3,9 +3,9 @@
 Called by `writer` before the database; `pending` has the records. One record is written at a time,
 on a thread; writes that come meanwhile go with the next one. A start waits for nothing else; an end
 waits a moment, so that it goes with another execution's start. With few executions a thread costs
-more than the sync does: then the loop writes (`Ahead.take`). The invariant: an earlier write is in
-an earlier record or further in front, also in the database, where all of them go if the journal has
-no room.
+more than the sync does: then the loop writes (`PendingWrites.take`). The invariant: an earlier
+write is in an earlier record or further in front, also in the database, where all of them go if the
+journal has no room.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from threading import Thread
 from typing import NamedTuple
 
 from cellwall.store.journal.codec import encoded, joined
-from cellwall.store.journal.file import Place
-from cellwall.store.journal.pending import Ahead
+from cellwall.store.journal.file import Extent
+from cellwall.store.journal.pending import PendingWrites
 from cellwall.store.records.changes import Accept, Change, Ended, size_of
 
 _MANY = 6
@@ -66,17 +66,17 @@ class _Record(NamedTuple):
 
     items: list[Waiting]
     changes: list[Change]
-    place: Place
+    extent: Extent
     loop: asyncio.AbstractEventLoop
     """Event loop that gets the result."""
 
 
-class Crowd:
+class GroupCommit:
     """Writes that go to the journal together; see the module. Lives on one event loop."""
 
     def __init__(
         self,
-        ahead: Ahead,
+        pending: PendingWrites,
         on_written: Callable[[int], None],
         on_refused: Callable[[list[Waiting]], None],
     ) -> None:
@@ -84,7 +84,7 @@ class Crowd:
 
         `on_refused` gets writes for the database, which go before all others that wait there.
         """
-        self._ahead = ahead
+        self._pending = pending
         self._on_written = on_written
         self._on_refused = on_refused
         self._on_their_way: SimpleQueue[_Record | None] = SimpleQueue()
@@ -103,15 +103,15 @@ class Crowd:
         return len(self._items)
 
     @property
-    def is_one(self) -> bool:
+    def is_grouping(self) -> bool:
         """Whether writes go together, instead of one by one on the loop."""
-        ahead = self._ahead
-        is_busy = ahead.running >= _MANY or ahead.programs >= _PROGRAMS
+        pending = self._pending
+        is_busy = pending.running >= _MANY or pending.programs >= _PROGRAMS
         return is_busy or bool(self._items) or self._landed is not None
 
     def record_of(self, changes: tuple[Change, ...]) -> bytes | None:
         """Return the journal's record of `changes`; None if they may not go with the others."""
-        record = encoded(changes) if self.is_one else None
+        record = encoded(changes) if self.is_grouping else None
         return None if record is None or len(record) > _RECORD_BYTES else record
 
     async def write(self, item: Waiting) -> None:
@@ -140,13 +140,13 @@ class Crowd:
         if not items:
             return
         changes = [each for item in items for each in item.changes]
-        place = self._ahead.place(changes, joined([item.record for item in items]))
-        if place is None:
+        extent = self._pending.reserve(changes, joined([item.record for item in items]))
+        if extent is None:
             self._on_refused(items)
             return
         loop = asyncio.get_running_loop()
         self._landed = loop.create_future()
-        self._on_their_way.put(_Record(items, changes, place, loop))
+        self._on_their_way.put(_Record(items, changes, extent, loop))
 
     def _next(self) -> list[Waiting]:
         """Take the oldest waiting writes, as many as go into one record."""
@@ -169,18 +169,18 @@ class Crowd:
         while (record := self._on_their_way.get()) is not None:
             error: Exception | None = None
             try:
-                self._ahead.write(record.place)
+                self._pending.write(record.extent)
             except Exception as caught:  # noqa: BLE001 - it may be there, or not
                 error = caught
             record.loop.call_soon_threadsafe(self._land, record, error)
 
     def _land(self, record: _Record, error: Exception | None) -> None:
         if error is None:
-            self._ahead.keep(record.changes, record.place)
+            self._pending.keep(record.changes, record.extent)
             self._on_written(len(record.items))
-            tell(record.items)
+            resolve(record.items)
         else:
-            self._ahead.fail(error)
+            self._pending.fail(error)
             self._on_refused(record.items)
         landed, self._landed = self._landed, None
         if landed is not None:
@@ -216,7 +216,7 @@ def _is_end(changes: tuple[Change, ...]) -> bool:
     )
 
 
-def tell(items: list[Waiting]) -> None:
+def resolve(items: list[Waiting]) -> None:
     """Resolve the future of every write whose caller still waits: it is durable."""
     for item in items:
         if not item.done.done():

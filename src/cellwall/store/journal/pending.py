@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from cellwall.store.journal.codec import encoded
-from cellwall.store.journal.file import Journal, Place
+from cellwall.store.journal.file import Extent, Journal
 from cellwall.store.records.changes import Accept, Change, Ended, PutFact
 
 APPLIED = "journal_applied"
@@ -24,7 +24,7 @@ is some KiB of memory."""
 _log = logging.getLogger("cellwall.store")
 
 
-class Ahead:
+class PendingWrites:
     """The journal's pending changes; see the module. Belongs to one `Writer`."""
 
     def __init__(self, journal: Journal, applied: int) -> None:
@@ -81,23 +81,23 @@ class Ahead:
         self._note(changes)
         return True
 
-    def place(self, changes: Sequence[Change], content: bytes) -> Place | None:
-        """Find room for `changes`; None if the database has to write them.
+    def reserve(self, changes: Sequence[Change], content: bytes) -> Extent | None:
+        """Reserve room for `changes`; None if the database has to write them.
 
         `content` is `encoded(changes)`. Then call `write`, on any thread, and after it `keep` or,
         with its `OSError`, `fail`. Nothing else may be taken before that.
         """
         may_take = self._may_take(changes)
         self._forget_ended(changes)
-        return self._journal.place(self._last + 1, content) if may_take else None
+        return self._journal.reserve(self._last + 1, content) if may_take else None
 
-    def write(self, place: Place) -> None:
-        """Write a record to its place; raises `OSError`."""
-        self._journal.write(place)
+    def write(self, extent: Extent) -> None:
+        """Write a record to its extent; raises `OSError`."""
+        self._journal.write(extent)
 
-    def keep(self, changes: Sequence[Change], place: Place) -> None:
+    def keep(self, changes: Sequence[Change], extent: Extent) -> None:
         """Note that `changes` are durable."""
-        self._journal.keep(place)
+        self._journal.keep(extent)
         self._note(changes)
 
     def fail(self, error: Exception) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from cellwall.store.journal.codec import Seal, decoded
 from cellwall.store.journal.file import KEY_BYTES, Journal
-from cellwall.store.journal.pending import APPLIED, Ahead
+from cellwall.store.journal.pending import APPLIED, PendingWrites
 from cellwall.store.records import queries
 from cellwall.store.records.changes import Change, PutFact
 from cellwall.store.records.database import Database
@@ -41,7 +41,7 @@ class _Known:
     is_open: bool
 
 
-async def open_ahead(database: Database, seal: Seal) -> Ahead | None:
+async def open_pending(database: Database, seal: Seal) -> PendingWrites | None:
     """Open the journal beside `database` for the server; None where there can be none.
 
     Raises `StoreBroken` if it is lost or damaged, `StoreBusy` if another process keeps it locked.
@@ -67,11 +67,11 @@ async def open_ahead(database: Database, seal: Seal) -> Ahead | None:
     except BaseException:
         journal.close()
         raise
-    return Ahead(journal, applied)
+    return PendingWrites(journal, applied)
 
 
 async def catch_up(database: Database, seal: Seal) -> None:
-    """Apply the journal of a database without a running server; raises as `open_ahead`."""
+    """Apply the journal of a database without a running server; raises as `open_pending`."""
     path = database.journal
     if path is None or not path.exists():
         return
@@ -87,13 +87,13 @@ async def catch_up(database: Database, seal: Seal) -> None:
         journal.close()
 
 
-async def close_ahead(database: Database, ahead: Ahead) -> None:
+async def close_pending(database: Database, pending: PendingWrites) -> None:
     """Close the journal; note that it is not needed if the database has everything."""
     try:
-        if not ahead.is_due:
+        if not pending.is_due:
             await database.apply([PutFact(_MARK, "closed")])
     finally:
-        ahead.close()
+        pending.close()
 
 
 def _known(connection: Connection) -> _Known:
