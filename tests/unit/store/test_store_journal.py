@@ -23,8 +23,7 @@ import pytest
 from cellwall.store import writer
 from cellwall.store.backup import restore, save
 from cellwall.store.journal import file as journal
-from cellwall.store.journal import group_commit
-from cellwall.store.journal import pending
+from cellwall.store.journal import group_commit, pending
 from cellwall.store.journal.file import BLOCK_BYTES, Journal
 from cellwall.store.records.changes import (
     Accept,
