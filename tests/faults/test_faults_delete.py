@@ -70,7 +70,7 @@ def test_sandbox_closed_many_times_at_once_ends_once(arena: Arena, times: int) -
 
 
 def _slot(sandbox: Any) -> tuple[Any, ...]:
-    made = sandbox.live.runtime_sandbox._made
+    made = sandbox.live.runtime_sandbox._resources
     kept = {path for _, path in made.groups.paths if "spare" in path}
     return (made.child.pidfd, made.work_fd, frozenset(kept))
 

@@ -24,7 +24,7 @@ from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.jail.inspect import posture
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.jail import fork_server
-from cellwall.runtimes.jail.child import Spawned
+from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.testing.bare import BareTemplates
 from kit.arena import Arena, Traces, descendants
@@ -85,7 +85,7 @@ def test_start_under_which_it_is_killed_is_made_again(
         os.kill(pids[who], signal.SIGKILL)
         await asyncio.to_thread(_wait, gone)
 
-    async def spawn(server: fork_server.ForkServer, worker: Worker, **given: Any) -> Spawned:
+    async def spawn(server: fork_server.ForkServer, worker: Worker, **given: Any) -> Child:
         if step == "asked" and not killed:
             await kill_workers_parent(server, worker.pid)
         spawned = await real_spawn(server, worker, **given)
@@ -203,7 +203,7 @@ def test_one_that_ends_while_it_is_looked_at_is_made_again(
         while Path(f"/proc/{looked_at}").exists():
             time.sleep(0.001)
 
-    real_find, real_arrive = fork_server.ForkServer._find_workers, Worker.arrive
+    real_find, real_confirm_moved = fork_server.ForkServer._find_workers, Worker.confirm_moved
 
     def find_workers(server: fork_server.ForkServer, count: int) -> None:
         if looking == "_find_workers" and not seen:
@@ -211,16 +211,16 @@ def test_one_that_ends_while_it_is_looked_at_is_made_again(
         with _noting(seen):
             real_find(server, count)
 
-    def arrive(worker: Worker) -> None:
-        if looking == "spawn" and not seen and worker.berth is not None:
+    def confirm_moved(worker: Worker) -> None:
+        if looking == "spawn" and not seen and worker.next_cgroups is not None:
             end(_parent(worker.pid), worker.pid)
         with _noting(seen):
-            real_arrive(worker)
+            real_confirm_moved(worker)
 
     async def attack() -> None:
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
         monkeypatch.setattr(fork_server.ForkServer, "_find_workers", find_workers)
-        monkeypatch.setattr(Worker, "arrive", arrive)
+        monkeypatch.setattr(Worker, "confirm_moved", confirm_moved)
         try:
             assert (await engine.run("print('fine')")).stdout == "fine\n"
         finally:
@@ -247,7 +247,7 @@ def test_template_that_always_loses_its_fork_server_is_given_up(
     """The control: it is tried four times and no oftener, and the error says what was lost."""
     real, asked = fork_server.ForkServer.spawn, 0
 
-    async def spawn(server: fork_server.ForkServer, worker: Worker, **given: Any) -> Spawned:
+    async def spawn(server: fork_server.ForkServer, worker: Worker, **given: Any) -> Child:
         nonlocal asked
         asked += 1
         os.kill(server.pid, signal.SIGKILL)

@@ -27,7 +27,7 @@ from cellwall.jail.inspect import posture
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict
 from cellwall.runtimes.channel.channel import GuestChannel
-from cellwall.runtimes.jail.child import Spawned
+from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from cellwall.runtimes.jail.single_program.channel import AloneChannel
 from cellwall.runtimes.shared.cpu_placement import Cpus
@@ -272,16 +272,16 @@ def test_init_may_die_where_the_host_wants_it(
     require("two CPUs", len(allowed) > 1, "give this machine another one")
     there = frozenset({allowed[which]})
     found: list[set[int]] = []
-    real = Spawned.kill
+    real = Child.kill
 
-    def kill(self: Spawned) -> None:
+    def kill(self: Child) -> None:
         if not found:
             found.append(os.sched_getaffinity(self.pid))
         real(self)
 
     async def attack() -> None:
         monkeypatch.setattr(Cpus, "elsewhere", staticmethod(lambda: there))
-        monkeypatch.setattr(Spawned, "kill", kill)
+        monkeypatch.setattr(Child, "kill", kill)
         assert (await arena.engine.execute(Request("print('ran')"))).stdout == "ran\n"
         monkeypatch.undo()
 

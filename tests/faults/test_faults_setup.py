@@ -50,7 +50,7 @@ def _counting(bundle: Path, target: Path) -> Path:
             if name == "cellwall/linux/syscalls/libc.py":
                 data += _COUNTING.encode()
             if name == "cellwall/jail/processes/sandbox_init.py":
-                marked = b"        _lock(order.ready, channel, wait_r)\n"
+                marked = b"        _lock(request.ready, channel, wait_r)\n"
                 assert data.count(marked) == 1
                 data = data.replace(marked, _READ.encode() + marked)
             if name not in {
@@ -64,14 +64,14 @@ def _counting(bundle: Path, target: Path) -> Path:
 
 async def _step(engine: Engine, number: int) -> str:
     """The words of the refusal when call `number` fails; "" if there was no such call."""
-    real = clone_request.written
+    real = clone_request.encoded
 
-    def written(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
+    def encoded(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
         return real(shape, uid, {**guest, "fail_at": number}, start, is_told=is_told)
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(clone_request, "written", written)
+            patch.setattr(clone_request, "encoded", encoded)
             done = await engine.run("print('seen', flush=True)", env={"OWN": "environment"})
     except HostUnsupported as error:
         return f"{error.errno} {error}" if error.remedy else "no remedy"

@@ -117,11 +117,11 @@ def _descriptors(counted: Callable[[str], bool]) -> int:
     groups = set[str]()
     if counted is not is_left:
         groups = {path for path in control_groups(os.getpid()) if not counted(path)}
-    entrances, others = set[str](), 0
+    move_files, others = set[str](), 0
     for fd in os.listdir("/proc/self/fd"):
         target = _target(fd)
-        if os.path.dirname(target) in groups and target not in entrances:
-            entrances.add(target)
+        if os.path.dirname(target) in groups and target not in move_files:
+            move_files.add(target)
         else:
             others += not daemon or _peer(int(fd)) != daemon
     return others

@@ -89,12 +89,12 @@ def test_program_alone_has_a_small_init(
 _FAILING_LISTS = {
     "clone_request": """
 from cellwall.jail.fast import syscall_script as _script
-_understand = Orders._understand
+_decode = CloneRequests._decode
 def _counted(self, said):
     _script.FAIL_AT = said["guest"].get("fail_at", -1)
     self._alone.clear()
-    return _understand(self, said)
-Orders._understand = _counted
+    return _decode(self, said)
+CloneRequests._decode = _counted
 """,
     "syscall_script": """
 FAIL_AT = -1
@@ -112,15 +112,15 @@ Script.__init__ = _failing
 
 async def _refusal(engine: Engine, number: int) -> str:
     """The words of the refusal when call `number` fails; "" if there is no such call."""
-    real = clone_request.written
+    real = clone_request.encoded
 
-    def written(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
+    def encoded(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
         assert start == clone_request.ALONE
         return real(shape, uid, {**guest, "fail_at": number}, start, is_told=is_told)
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(clone_request, "written", written)
+            patch.setattr(clone_request, "encoded", encoded)
             done = await engine.run("print('seen', flush=True)", env={"OWN": "environment"})
     except HostUnsupported as error:
         return f"{error.errno} {error}" if error.remedy else "no remedy"

@@ -369,7 +369,9 @@ def test_dirty_preload_is_refused(
 def test_refused_cgroup_is_named_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    name, file = ("join", "cgroup.procs") if case.endswith("host") else ("entrances", "tasks")
+    name, file = (
+        ("join", "cgroup.procs") if case.endswith("host") else ("open_self_move_files", "tasks")
+    )
     real = getattr(Groups, name)
 
     def gone(groups: Groups, *given: int) -> object:
@@ -407,7 +409,7 @@ def test_workers_that_the_host_moves_serve_as_well(monkeypatch: pytest.MonkeyPat
     ("line", "inserted"),
     [
         pytest.param("os.write(fd, b", "continue\n", id="from-the-first"),
-        pytest.param("_go_through(entrances)", "entrances = []\n", id="after-cloning"),
+        pytest.param("_move_self(move_files)", "move_files = []\n", id="after-cloning"),
     ],
 )
 def test_worker_that_stays_in_a_sandboxs_cgroups_is_found_out(

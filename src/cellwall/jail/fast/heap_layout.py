@@ -19,7 +19,7 @@ SESSION_ARENAS = 24
 """Number of arenas for what only sessions need, which fills fewer."""
 
 
-class Arenas:
+class ArenaReservation:
     """CPython's arenas, mapped in one go so that they lie side by side.
 
     They are 1 MiB each. Mapped one by one, they would lie between the libraries that an import
@@ -101,7 +101,7 @@ LIBC.malloc.restype = ctypes.c_void_p
 LIBC.sbrk.restype = ctypes.c_ssize_t
 
 
-class Fillers:
+class HoleFiller:
     """Objects and blocks in every hole of the heap, so that forks allocate beside it, not in it.
 
     What a fork allocates lands in the next hole, all over the heap: each hole costs it a copied
@@ -129,7 +129,7 @@ class Fillers:
             self._fill(make)
         if _MALLINFO is not None:
             self._fill_malloc(_MALLINFO())
-        _fillers.append(self)
+        _hole_fillers.append(self)
 
     def _fill(self, make: Callable[[], object]) -> None:
         while True:
@@ -149,7 +149,7 @@ class Fillers:
                     break
 
 
-_fillers: List[Fillers] = []
+_hole_fillers: List[HoleFiller] = []
 
 
 def _one_of_each_size() -> List[Callable[[], object]]:

@@ -1,12 +1,12 @@
-"""An order to a worker, and what the worker remembers of earlier orders.
+"""A clone request to a worker, and what the worker remembers of earlier requests.
 
-Has both halves: the host writes an order (`fork_server`), a worker reads it (`forkserver`). How it
+Has both halves: the host writes a request (`fork_server`), a worker reads it (`forkserver`). How it
 is carried is in `fds`, how it is carried out in `forkserver`. The invariant: what is remembered is
 bounded, because callers choose limits freely, a plan is 100 KiB, and each clone copies the worker's
 page tables.
 
-SECURITY: an order holds no byte of a caller's. Everything that a worker ever had in memory, live or
-freed, is in the memory of every later sandbox. Environments go another way (`environment`).
+SECURITY: a request holds no byte of a caller's. Everything that a worker ever had in memory, live
+or freed, is in the memory of every later sandbox. Environments go another way (`environment`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ALONE = "alone"
 MOVE = b"move"
 """Message: move into the first sandbox's cgroups; do not clone."""
 _REMEMBERED = 32
-"""Most orders, and most plans, that a worker remembers. The oldest is dropped first, so that a hit
-writes to no page."""
+"""Most requests, and most plans, that a worker remembers. The oldest is dropped first, so that a
+hit writes to no page."""
 
 
-def written(
+def encoded(
     shape: plan.Shape, uid: int, guest: Mapping[str, Any], start: str, *, is_told: bool = False
 ) -> bytes:
-    """Write an order for one sandbox; all but the uid repeats from order to order.
+    """Encode a request for one sandbox; all but the uid repeats from request to request.
 
     `is_told`: its environment is not the usual one, and lies in its channel.
     """
@@ -62,8 +62,8 @@ class Ready(NamedTuple):
         )
 
 
-class Order:
-    """Instructions for making one sandbox.
+class CloneRequest:
+    """One sandbox to clone.
 
     A class with slots and not a named tuple: reading a named tuple's field by its name writes to
     memory, and so copies a page.
@@ -79,7 +79,7 @@ class Order:
         start: str,
         is_told: bool,
     ) -> None:
-        """Keep the parts of an order.
+        """Keep the parts of a request.
 
         `start` is `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
         `is_told`: the sandbox's environment lies in its channel.
@@ -91,36 +91,36 @@ class Order:
         self.is_told = is_told
 
 
-class Orders:
-    """The orders that one worker remembers."""
+class CloneRequests:
+    """The requests that one worker remembers."""
 
     def __init__(self, facts: plan.HostFacts, program: bytes, last_capability: int) -> None:
         """Make plans from these facts, with `program` as the seccomp filter."""
         self._facts = facts
         self._program = program
         self._last_capability = last_capability
-        self._known: Dict[bytes, Order] = {}
+        self._known: Dict[bytes, CloneRequest] = {}
         self._plans: Dict[plan.Shape, Ready] = {}
         self._alone: Dict[plan.Shape, alone.Ready] = {}
 
-    def read(self, data: bytes) -> Tuple[int, Order]:
-        """Return the uid, and the rest, of an order that `written` wrote.
+    def read(self, data: bytes) -> Tuple[int, CloneRequest]:
+        """Return the uid, and the rest, of a request that `encoded` made.
 
         Other data raises ValueError, TypeError or KeyError.
         """
         uid, _, text = data.partition(b" ")
-        order = self._known.get(text)
-        if order is None:
-            order = self._understand(json.loads(text))
+        request = self._known.get(text)
+        if request is None:
+            request = self._decode(json.loads(text))
             _forget(self._known)
-            self._known[text] = order
-        return int(uid), order
+            self._known[text] = request
+        return int(uid), request
 
-    def _understand(self, said: Dict[str, Any]) -> Order:
+    def _decode(self, said: Dict[str, Any]) -> CloneRequest:
         shape, start = plan.Shape.from_json(said["shape"]), said["start"]
         ready = self._plan(shape)
         lists = self._lists(shape, ready) if start == ALONE else None
-        return Order(ready, lists, said["guest"], start, said["is_told"])
+        return CloneRequest(ready, lists, said["guest"], start, said["is_told"])
 
     def _plan(self, shape: plan.Shape) -> Ready:
         if shape not in self._plans:

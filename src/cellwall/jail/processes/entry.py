@@ -20,7 +20,7 @@ def main() -> None:
 
         # Before all other imports, so that what is imported next, and every fork touches, lies
         # together.
-        arenas = heap_layout.Arenas(int(arguments.pop(0)))
+        arenas = heap_layout.ArenaReservation(int(arguments.pop(0)))
         from cellwall.jail.processes import forkserver
 
         forkserver.main(arguments, arenas)

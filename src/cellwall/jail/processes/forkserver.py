@@ -87,7 +87,7 @@ class Worker(NamedTuple):
     """Environment of a sandbox for which the host names no other; this process has it already."""
 
 
-def main(arguments: List[str], arenas: heap_layout.Arenas) -> None:
+def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
     """Run `CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…` with the given arenas; never return."""
     config = read_config(int(arguments[0]))
     control = socket.socket(fileno=int(arguments[1]))
@@ -112,7 +112,7 @@ def main(arguments: List[str], arenas: heap_layout.Arenas) -> None:
     _tell(control, {"event": "programs", "preload": report})
     _wait_to_go_on(control, lifeline)
     with _told(control, config) as preloading:
-        arenas = heap_layout.Arenas(heap_layout.SESSION_ARENAS)
+        arenas = heap_layout.ArenaReservation(heap_layout.SESSION_ARENAS)
         guest.warm_sessions()
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[programs:], ours, _nothing, _nothing)
@@ -187,7 +187,7 @@ def _fork_workers(
     huge_pages.collapse_interpreter()
     recall()
     # After everything that frees memory: freed memory is a hole, and most holes lie in huge pages.
-    heap_layout.Fillers()
+    heap_layout.HoleFiller()
     learn()  # in a fork that resembles those of the workers
     gc.freeze()
     for fd in worker_fds:
@@ -270,21 +270,21 @@ def _serve(worker: Worker, fd: int) -> None:
         os.setresuid(-1, -1, worker.mover)
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
-    known = clone_request.Orders(worker.facts, worker.program, worker.last_capability)
+    known = clone_request.CloneRequests(worker.facts, worker.program, worker.last_capability)
     alone_here, nets = _able(worker), netns_reuse.Networks()
     while True:
         try:
             data, received = fds.receive(control)
             if data == clone_request.MOVE:
-                _go_through(received)
+                _move_self(received)
                 fds.close_all(received)
                 fds.send_message(control, {"moved": True})
                 continue
-            uid, order = known.read(data)
-            if order.alone is None:
-                _spawn(worker, control, nets, uid, order, received)
+            uid, request = known.read(data)
+            if request.alone is None:
+                _spawn(worker, control, nets, uid, request, received)
             elif alone_here is not None:
-                alone_here.spawn(control, nets, uid, order.alone, order, received)
+                alone_here.spawn(control, nets, uid, request.alone, request, received)
             else:
                 fds.close_all(received)
                 fds.send_message(control, {"error": "no program alone here", "errno": None})
@@ -303,10 +303,10 @@ def _spawn(
     control: socket.socket,
     nets: netns_reuse.Networks,
     uid: int,
-    order: clone_request.Order,
+    request: clone_request.CloneRequest,
     received: List[int],
 ) -> None:
-    channel, *entrances = received
+    channel, *move_files = received
     wait_r, wait_w = os.pipe()
     try:
         nets.enter()
@@ -318,7 +318,7 @@ def _spawn(
         return
     if pid == 0:
         try:
-            sandbox_init.main(worker, order, channel, wait_r)
+            sandbox_init.main(worker, request, channel, wait_r)
         finally:
             os._exit(1)  # SECURITY: whatever happens, a child never goes on as a worker
     pidfd = worker.cloner.pidfd
@@ -336,7 +336,7 @@ def _spawn(
         number = errno.ESRCH if is_dead else error.errno
         fds.send_message(control, {"error": f"id map: {error}", "errno": number})
     else:
-        _go_through(entrances)  # if it cannot, the worker ends, and the sandbox with its channel
+        _move_self(move_files)  # if it cannot, the worker ends, and the sandbox with its channel
         fds.send_prepared(control, worker.answer)
     finally:
         fds.close_all([wait_r, wait_w, pidfd, *received])
@@ -364,17 +364,17 @@ class _Alone:
         nets: netns_reuse.Networks,
         uid: int,
         lists: single_program.Ready,
-        order: clone_request.Order,
+        request: clone_request.CloneRequest,
         received: List[int],
     ) -> None:
         """Make one sandbox, leave its cgroups, and answer with its pidfd."""
-        pidfd, entrances = self._maker.pidfd_cell, received[len(single_program.RECEIVED) :]
+        pidfd, move_files = self._maker.pidfd_cell, received[len(single_program.RECEIVED) :]
         pidfd.value = -1
         try:
             if tuple(received[: len(single_program.RECEIVED)]) != single_program.RECEIVED:
                 raise OSError(errno.EBADF, f"descriptors: {received} instead of 3 and on")
             nets.enter()
-            self._maker.make(lists, order.guest, uid, is_told=order.is_told)
+            self._maker.make(lists, request.guest, uid, is_told=request.is_told)
         except OSError as error:
             fds.send_message(control, {"error": str(error), "errno": error.errno})
         else:
@@ -382,7 +382,7 @@ class _Alone:
                 self._maker.check()
             except OSError as error:
                 sandbox_init.report(single_program.CHANNEL_FD, error)
-            _go_through(entrances)
+            _move_self(move_files)
             fds.send_prepared(control, self._answer)
         finally:
             made = [pidfd.value] if pidfd.value >= 0 else []
@@ -392,9 +392,9 @@ class _Alone:
             fds.close_all([*received, *made])
 
 
-def _go_through(entrances: List[int]) -> None:
-    """Move this process into other cgroups: 0 means the writer (`Groups.entrances`)."""
-    for fd in entrances:
+def _move_self(move_files: List[int]) -> None:
+    """Move this process into other cgroups: 0 means the writer (`Groups.open_self_move_files`)."""
+    for fd in move_files:
         os.write(fd, b"0")
 
 

@@ -28,7 +28,7 @@ from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import do_all
 
 if TYPE_CHECKING:
-    from cellwall.jail.processes.clone_request import Order, Ready
+    from cellwall.jail.processes.clone_request import CloneRequest, Ready
     from cellwall.jail.processes.forkserver import Worker
 
 
@@ -45,21 +45,21 @@ class Abandoned(Exception):
     """The host or the worker ended, or refused this sandbox, while it was being built."""
 
 
-def main(worker: Worker, order: Order, channel: int, wait_r: int) -> None:
+def main(worker: Worker, request: CloneRequest, channel: int, wait_r: int) -> None:
     """Build the sandbox, lock it down, report, and run the guest."""
-    guest = order.guest
-    guest["is_environment_set"] = not order.is_told
+    guest = request.guest
+    guest["is_environment_set"] = not request.is_told
     guest["env"] = worker.environment
     try:
-        _lock(order.ready, channel, wait_r)
-        if order.is_told:
+        _lock(request.ready, channel, wait_r)
+        if request.is_told:
             guest["env"] = environment.read(channel)
     except (Abandoned, BrokenPipeError, EOFError):
         os._exit(1)  # the host abandoned this sandbox; no process is left to tell
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
         report(channel, error)
         os._exit(1)
-    if order.start == "exec":
+    if request.start == "exec":
         _say_locked(channel)
         _exec_guest(worker, guest, channel)
     worker.guest_main(channel, guest, born=partial(_say_locked, channel))

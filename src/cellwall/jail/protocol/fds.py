@@ -1,7 +1,7 @@
 """Ownership of descriptors, and the messages that carry them.
 
 Control messages between the host and the fork-server are single SEQPACKET datagrams: a JSON object
-or an order (`clone_request`), and up to twelve descriptors. SECURITY: descriptors cross only here;
+or a request (`clone_request`), and up to twelve descriptors. SECURITY: descriptors cross only here;
 `keep_only` is what stands between a leaked host descriptor and a sandbox (runc CVE-2024-21626).
 """
 

@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def lets_move_itself(self) -> bool:
-        """Whether a task can move itself through open files; see `Groups.entrances`."""
+        """Whether a task can move itself through open files; see `Groups.open_self_move_files`."""
         return bool(self.hierarchies) and all(h.version == 1 for h in self.hierarchies)
 
     @property

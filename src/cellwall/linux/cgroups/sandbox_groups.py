@@ -176,7 +176,7 @@ class Groups:
         for _, path in self.paths:
             write(path + "/cgroup.procs", str(pid))
 
-    def entrances(self) -> list[int]:
+    def open_self_move_files(self) -> list[int]:
         """Open the file of every v1 directory through which a task moves itself: it writes 0.
 
         That is the one move for which the kernel takes no global lock and waits for no grace period
@@ -194,7 +194,7 @@ class Groups:
             raise
         return opened
 
-    def entrance_paths(self) -> list[str]:
+    def self_move_paths(self) -> list[str]:
         """Return the files through which a process of one thread moves itself: it writes 0."""
         return [
             f"{path}/{'tasks' if hierarchy.version == 1 else 'cgroup.procs'}"

@@ -44,7 +44,7 @@ from cellwall.runtimes.docker.attached import AttachedSocket
 from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
 from cellwall.runtimes.docker.inside import document
-from cellwall.runtimes.docker.sandbox import DockerSandbox, Made, note_limits
+from cellwall.runtimes.docker.sandbox import DockerSandbox, SandboxResources, note_limits
 from cellwall.runtimes.shared.environment import inside_environment
 
 T = TypeVar("T")
@@ -304,12 +304,12 @@ class DockerRuntime:
                 remedy="is the daemon on this machine, and of a version that knows what we ask?",
             ) from error
         isolation = Isolation(self.name, self.level, digest, self._hardness())
-        made = Made(
+        resources = SandboxResources(
             *(begun.container, pid, pidfd, tuple(work_fds), begun.channel, groups, isolation),
             own_kernel_bytes=own_bytes,
             uid=uid,
         )
-        return DockerSandbox(self, spec, made)
+        return DockerSandbox(self, spec, resources)
 
     def _held(self, spec: SandboxSpec) -> tuple[Limits, int]:
         """Return the cgroups' limits, and how many bytes of them are not the program's."""

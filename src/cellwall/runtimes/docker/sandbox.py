@@ -46,7 +46,7 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class Made:
+class SandboxResources:
     """Host resources of one sandbox."""
 
     container: str
@@ -79,60 +79,63 @@ class Made:
 class DockerSandbox:
     """One live container."""
 
-    def __init__(self, runtime: Owner, spec: SandboxSpec, made: Made) -> None:
+    def __init__(self, runtime: Owner, spec: SandboxSpec, resources: SandboxResources) -> None:
         """Take over what the runtime made and checked."""
         self._runtime = runtime
         self._spec = spec
-        self._made = made
+        self._resources = resources
         self._limits = spec.limits
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(made.pidfd, self._on_ended)
+        self._loop.add_reader(resources.pidfd, self._on_ended)
         self._closing: asyncio.Task[None] | None = None
         self._highest = KernelReadings()
         self._ended_whole = 0
         self._watch: MemoryWatch | None = None
-        if made.own_kernel_bytes and spec.purpose == "session":
+        if resources.own_kernel_bytes and spec.purpose == "session":
             self._watch = MemoryWatch(
-                *(made.channel, made.groups, made.own_kernel_bytes, spec.limits.memory_bytes),
+                resources.channel,
+                resources.groups,
+                resources.own_kernel_bytes,
+                spec.limits.memory_bytes,
                 self._end_whole,
             )
 
     @property
     def isolation(self) -> Isolation:
         """Isolation that is in force."""
-        return self._made.isolation
+        return self._resources.isolation
 
     @property
     def posture(self) -> Mapping[str, Any]:
         """Facts of the container's first process, as the kernel reports them now."""
-        return posture.read(self._made.pid)
+        return posture.read(self._resources.pid)
 
     @property
     def channel(self) -> GuestChannel:
         """Connection to init."""
-        return self._made.channel
+        return self._resources.channel
 
     @property
     def uid(self) -> int:
         """User id inside."""
-        return self._made.uid
+        return self._resources.uid
 
     @property
     def container(self) -> str:
         """Docker engine's id of the container."""
-        return self._made.container
+        return self._resources.container
 
     @property
     def pid(self) -> int:
         """Host's process id of the container's first process."""
-        return self._made.pid
+        return self._resources.pid
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Report whether all but the changeable limits, processes and CPU share, are equal."""
         ours, theirs = self._spec.limits, spec.limits
         built_in = ["memory_mb", "disk_mb", "inodes", "file_mb", "open_files"]
-        if self._made.own_kernel_bytes:
+        if self._resources.own_kernel_bytes:
             built_in.append("processes")
         return (
             spec.template.digest == self._spec.template.digest
@@ -142,7 +145,7 @@ class DockerSandbox:
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
             and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
-            and (not self._made.own_kernel_bytes or spec.purpose == self._spec.purpose)
+            and (not self._resources.own_kernel_bytes or spec.purpose == self._spec.purpose)
             and not (spec.demand_hard and "soft" in self.isolation.hardness.values())
         )
 
@@ -159,8 +162,8 @@ class DockerSandbox:
             except CellwallError as error:
                 raise SandboxBroken(f"apply limits: {error.message}") from error
         self._limits = limits
-        if not self._made.own_kernel_bytes:
-            note_limits(self._made.groups, limits)
+        if not self._resources.own_kernel_bytes:
+            note_limits(self._resources.groups, limits)
 
     @property
     def fresh(self) -> KernelReadings:
@@ -169,10 +172,10 @@ class DockerSandbox:
 
     def readings(self) -> KernelReadings:
         """Return the cgroup's counters; never lower than before, even after its removal."""
-        groups, before = self._made.groups, self._highest
-        areas = [work_area.used(fd) for fd in self._made.work_fds]
+        groups, before = self._resources.groups, self._highest
+        areas = [work_area.used(fd) for fd in self._resources.work_fds]
         now, peak, kills = groups.memory()
-        own = self._made.own_kernel_bytes
+        own = self._resources.own_kernel_bytes
         processes = groups.processes_peak()
         self._highest = replace(
             before,
@@ -197,22 +200,22 @@ class DockerSandbox:
 
     def _programs_part(self, peak: int) -> int:
         """Return the program's part of a peak: above the limit, gVisor used its own allowance."""
-        own = self._made.own_kernel_bytes
+        own = self._resources.own_kernel_bytes
         return min(peak - own, self._limits.memory_bytes) if own else peak
 
     def kill(self) -> None:
         """Kill the first process: by its pidfd, else through the daemon; idempotent."""
-        if self._made.pidfd < 0 or self._ended.done():
+        if self._resources.pidfd < 0 or self._ended.done():
             return
         try:
-            signal.pidfd_send_signal(self._made.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._resources.pidfd, signal.SIGKILL)
         except ProcessLookupError:
             return
         except PermissionError:
             self._runtime.kill_by_daemon(self.container)
 
     def _on_ended(self) -> None:
-        self._loop.remove_reader(self._made.pidfd)
+        self._loop.remove_reader(self._resources.pidfd)
         if self._watch is not None:
             self._watch.stop()
         if not self._ended.done():
@@ -225,7 +228,7 @@ class DockerSandbox:
 
     def abandon(self) -> None:
         """Release the parent's descriptors without killing anything; for a forked child."""
-        self._made.close_descriptors()
+        self._resources.close_descriptors()
 
     async def aclose(self) -> None:
         """Kill, wait and remove; a second call waits for the first."""
@@ -240,11 +243,11 @@ class DockerSandbox:
                 await self.wait_ended()
         if self._watch is not None:
             self._watch.stop()
-        self._made.channel.poll()
-        self._made.channel.close()
+        self._resources.channel.poll()
+        self._resources.channel.close()
         if not self._ended.done():
-            self._loop.remove_reader(self._made.pidfd)
-        self._made.close_descriptors()
+            self._loop.remove_reader(self._resources.pidfd)
+        self._resources.close_descriptors()
         await self._runtime.remove(self, self.container)
 
 

@@ -43,7 +43,7 @@ from cellwall.runtimes.gvisor import root as gvisor_root
 from cellwall.runtimes.gvisor import work_area as gvisor_area
 from cellwall.runtimes.gvisor.binary import Binary
 from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
-from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, Made, end, held
+from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, SandboxResources, end, held
 from cellwall.runtimes.gvisor.trace_listener import Witness
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
@@ -237,7 +237,7 @@ class GvisorRuntime:
             "program": chosen.binary.path,
             "words": [chosen.binary.path, *flags, "run", f"--bundle={self._place}/bundle", "cell"],
             "directory": "/" if witness is None else str(self._sinks),
-            "cgroups": groups.entrance_paths(),
+            "cgroups": groups.self_move_paths(),
             "cpus": sorted(cpus or os.sched_getaffinity(0)),
             "files": files,
             "area": area,
@@ -337,13 +337,15 @@ class GvisorRuntime:
             channel.close()
             raise
         isolation = Isolation(self.name, self.level, born.digest, dict(HARDNESS))
-        made = Made(keeper, born.witness, channel, born.groups, isolation, posture, work_fd)
+        resources = SandboxResources(
+            keeper, born.witness, channel, born.groups, isolation, posture, work_fd
+        )
 
         async def remove(sandbox: GvisorSandbox) -> None:
             self._live.discard(sandbox)
             await self._take_down(born)
 
-        return GvisorSandbox(spec, made, remove)
+        return GvisorSandbox(spec, resources, remove)
 
     async def _take_down(self, born: _Born) -> None:
         """Remove an ended sandbox's resources besides its processes."""

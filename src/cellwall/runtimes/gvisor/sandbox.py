@@ -49,7 +49,7 @@ def held(limits: Limits, purpose: Purpose = "program") -> Limits:
 
 
 @dataclass(slots=True)
-class Made:
+class SandboxResources:
     """Host resources of one sandbox."""
 
     keeper: Keeper
@@ -75,47 +75,53 @@ class GvisorSandbox:
     """One live sandbox."""
 
     def __init__(
-        self, spec: SandboxSpec, made: Made, remove: Callable[[GvisorSandbox], Awaitable[None]]
+        self,
+        spec: SandboxSpec,
+        resources: SandboxResources,
+        remove: Callable[[GvisorSandbox], Awaitable[None]],
     ) -> None:
         """Take over what the runtime made and checked; `remove` removes its cgroups."""
         self._spec = spec
-        self._made = made
+        self._resources = resources
         self._remove = remove
         self._closing: asyncio.Task[None] | None = None
         self._hopeless = 0
         self._watch: MemoryWatch | None = None
         if spec.purpose == "session":
             self._watch = MemoryWatch(
-                *(made.channel, made.groups, OWN_MEMORY_MB << 20, spec.limits.memory_bytes),
+                resources.channel,
+                resources.groups,
+                OWN_MEMORY_MB << 20,
+                spec.limits.memory_bytes,
                 self._give_up,
             )
         self._fresh = self.readings()
-        made.keeper.on_end(self._on_ended)
+        resources.keeper.on_end(self._on_ended)
 
     @property
     def isolation(self) -> Isolation:
         """Isolation that is in force."""
-        return self._made.isolation
+        return self._resources.isolation
 
     @property
     def posture(self) -> Mapping[str, Any]:
         """Facts read back from the host's kernel at the start."""
-        return self._made.posture
+        return self._resources.posture
 
     @property
     def channel(self) -> GuestChannel:
         """Connection to init."""
-        return self._made.channel
+        return self._resources.channel
 
     @property
     def groups(self) -> sandbox_groups.Groups:
         """Cgroup directories of the sandbox."""
-        return self._made.groups
+        return self._resources.groups
 
     @property
     def pid(self) -> int:
         """Process id of the keeper; every process of the sandbox is below it."""
-        return self._made.keeper.pid
+        return self._resources.keeper.pid
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Report whether only limits watched by the engine itself differ: the others are fixed."""
@@ -136,14 +142,14 @@ class GvisorSandbox:
 
     def readings(self) -> KernelReadings:
         """Return the cgroups' counters, without the allowance of gVisor itself."""
-        groups = self._made.groups
-        disk_full, work_bytes = work_area.used(self._made.work_fd)
+        groups = self._resources.groups
+        disk_full, work_bytes = work_area.used(self._resources.work_fd)
         now, peak, kills = groups.memory()
         own = OWN_MEMORY_MB << 20
         refused = groups.processes_refused(groups.processes_peak())
-        if self._made.witness is not None:
-            self._made.witness.hear()
-            refused += self._made.witness.refused
+        if self._resources.witness is not None:
+            self._resources.witness.hear()
+            refused += self._resources.witness.refused
         return KernelReadings(
             cpu_s=groups.cpu_s(),
             memory_bytes=max(0, now - own),
@@ -162,18 +168,18 @@ class GvisorSandbox:
 
     def kill(self) -> None:
         """Kill the pid namespace, and the cgroup where that is possible."""
-        self._made.keeper.kill()
-        self._made.groups.kill()
+        self._resources.keeper.kill()
+        self._resources.groups.kill()
 
     def _on_ended(self) -> None:
         if self._watch is not None:
             self._watch.stop()
-        self._made.channel.poll()
-        self._made.channel.close("the sandbox's processes have ended")
+        self._resources.channel.poll()
+        self._resources.channel.close("the sandbox's processes have ended")
 
     async def wait_ended(self) -> None:
         """Wait for the keeper's end, which comes last."""
-        await self._made.keeper.wait_ended()
+        await self._resources.keeper.wait_ended()
 
     async def aclose(self) -> None:
         """Kill, wait and remove; a second call waits for the first."""
@@ -182,20 +188,20 @@ class GvisorSandbox:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await end(self._made.keeper, self._made.groups)
-        if self._made.witness is not None:
-            self._made.witness.close()
-        self._made.channel.close()
+        await end(self._resources.keeper, self._resources.groups)
+        if self._resources.witness is not None:
+            self._resources.witness.close()
+        self._resources.channel.close()
         # the descriptor kept the area alive, whose content is charged to the cgroup
-        self._made.close_work()
+        self._resources.close_work()
         await self._remove(self)
 
     def abandon(self) -> None:
         """Release the parent's descriptors without killing anything; for a forked child."""
-        self._made.keeper.abandon()
-        self._made.close_work()
-        if self._made.witness is not None:
-            self._made.witness.abandon()
+        self._resources.keeper.abandon()
+        self._resources.close_work()
+        if self._resources.witness is not None:
+            self._resources.witness.abandon()
 
 
 async def end(keeper: Keeper, groups: sandbox_groups.Groups) -> None:

@@ -2,7 +2,7 @@
 
 Runs on asyncio in the engine process. Asking for the clone is in `fork_server`, and what the child
 may do in `posture`. The invariants: a fork-server hands over one child of its own, or nothing; a
-`Spawned` whose posture was not compared is never handed out as a sandbox.
+`Child` whose posture was not compared is never handed out as a sandbox.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REMEDY = "run `cellwall doctor`; it checks each step and names the command that 
 
 
 @dataclass(slots=True)
-class Spawned:
+class Child:
     """A child that is not yet a sandbox: its pid and pidfd, the host's end of its channel."""
 
     pid: int
@@ -136,7 +136,7 @@ def checked(received: list[int]) -> int:
     raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")
 
 
-async def hear(child: Spawned, word: bytes) -> None:
+async def hear(child: Child, word: bytes) -> None:
     """Wait for `word` from a child's own set-up; raise if the child reports a failed step."""
     child.channel.setblocking(False)
     await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
@@ -145,7 +145,7 @@ async def hear(child: Spawned, word: bytes) -> None:
         raise _failed(child, first)
 
 
-async def hear_alone(child: Spawned, idle: bytes) -> tuple[socket.socket, bool]:
+async def hear_alone(child: Child, idle: bytes) -> tuple[socket.socket, bool]:
     """Wait for the set-up of a sandbox of one program.
 
     Returns its listener, and whether its context is idle. The listener comes first, with a word of
@@ -170,7 +170,7 @@ async def hear_alone(child: Spawned, idle: bytes) -> tuple[socket.socket, bool]:
     return listener, is_idle
 
 
-async def _heard_whole(child: Spawned, idle: bytes, numbers: list[int]) -> bytes:
+async def _heard_whole(child: Child, idle: bytes, numbers: list[int]) -> bytes:
     """Return what the child says up to its last word; add received descriptors to `numbers`.
 
     Not a byte more is read: what follows that word belongs to the channel.
@@ -203,7 +203,7 @@ def _is_listener(sock: socket.socket) -> bool:
     return is_ours and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _failed(child: Spawned, first: bytes, more: bytes = b"") -> CellwallError:
+def _failed(child: Child, first: bytes, more: bytes = b"") -> CellwallError:
     """The error that a child's report describes, or one saying that it made no report."""
     if first != b"E":
         return SandboxBroken("sandbox set-up: the child ended without a word")

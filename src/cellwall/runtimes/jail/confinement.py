@@ -23,7 +23,7 @@ from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
 from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
-from cellwall.runtimes.jail.child import Spawned, hear, hear_alone
+from cellwall.runtimes.jail.child import Child, hear, hear_alone
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
 
@@ -31,10 +31,10 @@ _READY_TIMEOUT_S = 30.0
 _SHAPES_KEPT = 256
 
 
-class Born(NamedTuple):
+class ClonedChild(NamedTuple):
     """A sandbox that has been cloned and is not yet known to be confined."""
 
-    child: Spawned
+    child: Child
     groups: sandbox_groups.Groups
     uid_index: int
     leaving: asyncio.Task[None]
@@ -63,7 +63,7 @@ def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
     return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
 
 
-async def _heard(child: Spawned, spec: SandboxSpec) -> GuestChannel:
+async def _heard(child: Child, spec: SandboxSpec) -> GuestChannel:
     """Return the channel once the child is locked down and has forked its contexts."""
     if spec.is_alone:
         listener, is_idle = await hear_alone(child, IDLE)
@@ -83,7 +83,7 @@ async def _heard(child: Spawned, spec: SandboxSpec) -> GuestChannel:
     )
 
 
-def _kill_contexts(child: Spawned) -> None:
+def _kill_contexts(child: Child) -> None:
     """Kill init's children. A process that got one of their pids meanwhile is not killed."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for pid in posture.children(child.pid) if child.is_alive else ():
@@ -117,7 +117,7 @@ class Confinement:
         self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
 
     async def confine(
-        self, entry: Entry, spec: SandboxSpec, shape: plan.Shape, born: Born
+        self, entry: Entry, spec: SandboxSpec, shape: plan.Shape, cloned: ClonedChild
     ) -> Confined:
         """Verify that a cloned child is confined, and set its limits.
 
@@ -128,12 +128,12 @@ class Confinement:
         `PostureMismatch`, `OSError`, `ChannelLost`, `HostUnsupported`; the caller must then discard
         the child.
         """
-        child, groups = born.child, born.groups
+        child, groups = cloned.child, cloned.groups
         channel = await _heard(child, spec)
         work_fd = -1
         try:
             lockdown, digest = self._decided(shape)
-            want = self._expectation(entry, born, lockdown)
+            want = self._expectation(entry, cloned, lockdown)
             namespaces = self._verifier.verify(child.pid, want)
             self._verifier.verify_mounts(child.pid, want)
             work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
@@ -149,10 +149,10 @@ class Confinement:
                 self._verifier.verify_beside(pid, want, namespaces)
             entry.server.check_alive()  # otherwise it would die with the caller's code in it
             # SECURITY: no process of the engine is in the sandbox's cgroups when caller code comes.
-            if not born.has_left:
+            if not cloned.has_left:
                 # Shielded: if it were cancelled half way, the worker would clone into the same
                 # cgroups again.
-                await asyncio.shield(born.leaving)
+                await asyncio.shield(cloned.leaving)
             groups.begin()
             groups.apply(spec.limits)
         except BaseException:
@@ -162,11 +162,13 @@ class Confinement:
             raise
         return Confined(channel, tuple(contexts), work_fd, digest)
 
-    def _expectation(self, entry: Entry, born: Born, lockdown: Lockdown) -> posture.Expectation:
+    def _expectation(
+        self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown
+    ) -> posture.Expectation:
         return posture.expected(
             lockdown,
-            _ids(entry, born.uid_index),
-            born.groups.expected_lines(),
+            _ids(entry, cloned.uid_index),
+            cloned.groups.expected_lines(),
             self._namespaces,
             entry.namespaces,
             _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,

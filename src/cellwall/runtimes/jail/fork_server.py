@@ -25,7 +25,7 @@ from cellwall.jail.protocol import environment, fds
 from cellwall.linux import owner_label
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
 from cellwall.model.shortage import shortage
-from cellwall.runtimes.jail.child import REMEDY, Spawned, checked
+from cellwall.runtimes.jail.child import REMEDY, Child, checked
 from cellwall.runtimes.jail.launch import Settings, launch
 from cellwall.runtimes.jail.replies import error_number, member, receive
 from cellwall.runtimes.jail.worker import Worker
@@ -44,7 +44,7 @@ area and one to read files with."""
 
 
 class _NotSent(Exception):
-    """An order could not be sent to a worker; `meant` is the error to raise to the caller."""
+    """A request could not be sent to a worker; `meant` is the error to raise to the caller."""
 
     def __init__(self, meant: CellwallError) -> None:
         super().__init__(str(meant))
@@ -311,13 +311,11 @@ class ForkServer:
     async def settle(self, worker: Worker) -> None:
         """Have a worker move itself into the cgroups of its first sandbox."""
         try:
-            fds.send(
-                worker.control, clone_request.MOVE, worker.berth.entrances if worker.berth else ()
-            )
+            fds.send(worker.control, clone_request.MOVE, worker.move_files)
             await receive(worker.control, _STEP_TIMEOUT_S)
         except (fds.ControlClosed, OSError, TimeoutError) as error:
             raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
-        worker.arrive()
+        worker.confirm_moved()
 
     def give_back(self, worker: Worker) -> None:
         """Make the worker available to another sandbox."""
@@ -342,20 +340,20 @@ class ForkServer:
         guest: Mapping[str, Any],
         start: str,
         own_environment: Mapping[str, str] | None = None,
-    ) -> Spawned:
+    ) -> Child:
         """Have a worker clone a child into new namespaces and into the worker's own cgroups.
 
-        Afterwards the worker moves itself into its berth, if it has one. `own_environment` replaces
-        the fork-server's environment; UsageError if it is too large.
+        Afterwards the worker moves itself into its `next_cgroups`, if it has any. `own_environment`
+        replaces the fork-server's environment; UsageError if it is too large.
         """
         ends = _Ends.opened(own_environment, is_alone=start == clone_request.ALONE)
-        order = clone_request.written(shape, uid, guest, start, is_told=own_environment is not None)
-        entrances = worker.berth.entrances if worker.berth else ()
+        is_told = own_environment is not None
+        request = clone_request.encoded(shape, uid, guest, start, is_told=is_told)
         try:
-            self._send(worker.control, order, entrances, ends)
+            self._send(worker, request, ends)
             message, received = await receive(worker.control, _STEP_TIMEOUT_S)
             number = None if received else error_number(message)
-        except _NotSent as error:  # the order did not reach the worker, which is unchanged
+        except _NotSent as error:  # the request did not reach the worker, which is unchanged
             ends.close_ours()
             raise error.meant from error
         except BaseException as error:
@@ -385,9 +383,9 @@ class ForkServer:
             self.lose(str(error))
             raise
         self.forks += 1
-        child = Spawned(pid, received[0], ends.ours, ends.outputs)
+        child = Child(pid, received[0], ends.ours, ends.outputs)
         try:
-            worker.arrive()
+            worker.confirm_moved()
         except BaseException as error:
             child.discard()
             self.lose(str(error))
@@ -396,10 +394,11 @@ class ForkServer:
         return child
 
     @staticmethod
-    def _send(worker: socket.socket, order: bytes, entrances: Sequence[int], ends: _Ends) -> None:
-        """Send an order. Raises `_NotSent` if the host is out of descriptors or memory."""
+    def _send(worker: Worker, request: bytes, ends: _Ends) -> None:
+        """Send a request. Raises `_NotSent` if the host is out of descriptors or memory."""
         try:
-            fds.send(worker, order, [ends.theirs.fileno(), *ends.inputs, *entrances])
+            descriptors = [ends.theirs.fileno(), *ends.inputs, *worker.move_files]
+            fds.send(worker.control, request, descriptors)
         except OSError as error:
             short = shortage(error.errno, "clone a sandbox", error)
             raise error if short is None else _NotSent(short) from error
@@ -414,7 +413,7 @@ class ForkServer:
             if sock is not None:
                 sock.close()
         for worker in self.workers:
-            worker.let_go()
+            worker.release()
         self._let_go_of_first()
         self._control, self._sockets, self._boot = None, [], None
 

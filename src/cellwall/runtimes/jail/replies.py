@@ -1,6 +1,6 @@
 """Bounded reading of a fork-server's replies: it has imported unreviewed packages.
 
-Runs on asyncio in the engine process. Orders to it are in `fork_server`, the message format in
+Runs on asyncio in the engine process. Requests to it are in `fork_server`, the message format in
 `fds`.
 """
 

@@ -30,11 +30,11 @@ from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.jail.child import Spawned
-from cellwall.runtimes.jail.confinement import Born, Confinement
+from cellwall.runtimes.jail.child import Child
+from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
 from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
-from cellwall.runtimes.jail.sandbox import JailSandbox, Made
+from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
@@ -245,21 +245,21 @@ class JailRuntime:
         # left.
         forking = self._begin(self._fork(entry, worker, spec))
         try:
-            born = await asyncio.shield(forking)
+            cloned = await asyncio.shield(forking)
         except asyncio.CancelledError:
             self._begin(self._discard_unwanted(entry, forking))
             raise
         try:
-            return await self._confine(entry, spec, hardness, born)
+            return await self._confine(entry, spec, hardness, cloned)
         except BaseException as error:
             if worker.is_gone:
                 entry.server.lose("a worker has ended")
-            await asyncio.shield(self._begin(self._discard(entry, born)))
+            await asyncio.shield(self._begin(self._discard(entry, cloned)))
             if isinstance(error, (posture.PostureMismatch, OSError, HostUnsupported, ChannelLost)):
                 raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
             raise
 
-    async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> Born:
+    async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> ClonedChild:
         """Have a worker clone the sandbox and then move on to the next sandbox's cgroups."""
         index = entry.uids.take()
         try:
@@ -274,16 +274,16 @@ class JailRuntime:
         if worker.groups is groups:
             worker.groups = None  # they belong to the sandbox now, whatever happens to the worker
         leaving = self._begin(self._leave(entry, worker))
-        return Born(child, groups, index, leaving, self._groups.workers_move_themselves)
+        return ClonedChild(child, groups, index, leaving, self._groups.workers_move_themselves)
 
-    async def _discard(self, entry: Entry, born: Born) -> None:
-        born.child.discard()
+    async def _discard(self, entry: Entry, cloned: ClonedChild) -> None:
+        cloned.child.discard()
         with contextlib.suppress(CellwallError):
-            await asyncio.shield(born.leaving)
-        await self._groups.remove(born.groups)
-        entry.uids.give_back(born.uid_index)
+            await asyncio.shield(cloned.leaving)
+        await self._groups.remove(cloned.groups)
+        entry.uids.give_back(cloned.uid_index)
 
-    async def _discard_unwanted(self, entry: Entry, forking: asyncio.Task[Born]) -> None:
+    async def _discard_unwanted(self, entry: Entry, forking: asyncio.Task[ClonedChild]) -> None:
         with contextlib.suppress(CellwallError):  # the fork failed: there is nothing to discard
             await self._discard(entry, await forking)
 
@@ -306,7 +306,7 @@ class JailRuntime:
         """Remove the cgroups that an ended fork-server's workers were in or would go to."""
         await asyncio.gather(*self._moving, return_exceptions=True)
         for worker in entry.server.workers:
-            for groups in worker.let_go():
+            for groups in worker.release():
                 await self._groups.remove(groups)
 
     async def _leave(self, entry: Entry, worker: Worker) -> None:
@@ -335,7 +335,7 @@ class JailRuntime:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise
 
-    async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Spawned:
+    async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Child:
         environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
         guest = {
             "home": plan.HOME,
@@ -358,31 +358,31 @@ class JailRuntime:
         )
 
     async def _confine(
-        self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: Born
+        self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], cloned: ClonedChild
     ) -> JailSandbox:
-        found = await self._confinement.confine(entry, spec, self._shape(spec), born)
+        found = await self._confinement.confine(entry, spec, self._shape(spec), cloned)
         ids = "shared" if self.rootless else "own"
         isolation = Isolation(self.name, self.level, found.digest, hardness, ids)
-        pids = (born.child.pid, *found.contexts)
-        made = Made(
-            child=born.child,
+        pids = (cloned.child.pid, *found.contexts)
+        resources = SandboxResources(
+            child=cloned.child,
             channel=found.channel,
-            groups=born.groups,
-            uid_index=born.uid_index,
+            groups=cloned.groups,
+            uid_index=cloned.uid_index,
             pids=pids,
             isolation=isolation,
             work_fd=found.work_fd,
             entry=entry,
         )
-        return JailSandbox(self, spec, made)
+        return JailSandbox(self, spec, resources)
 
-    async def remove(self, sandbox: JailSandbox, made: Made) -> None:
+    async def remove(self, sandbox: JailSandbox, resources: SandboxResources) -> None:
         """Remove what a dead sandbox had on the host."""
-        made.close_descriptors()
-        await self._groups.remove(made.groups)
+        resources.close_descriptors()
+        await self._groups.remove(resources.groups)
         self._live.discard(sandbox)
-        made.entry.live -= 1
-        made.entry.uids.give_back(made.uid_index)
+        resources.entry.live -= 1
+        resources.entry.uids.give_back(resources.uid_index)
         await self._servers.close_unused()
 
     async def wait_settled(self) -> None:

@@ -23,7 +23,7 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
-from cellwall.runtimes.jail.child import Spawned
+from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.shared import work_area
 from cellwall.runtimes.shared.cpu_placement import Cpus
@@ -37,15 +37,15 @@ class Owner(Protocol):
     """False once the kernel has refused: prlimit(2) needs CAP_SYS_RESOURCE, which even root may
     lack."""
 
-    async def remove(self, sandbox: JailSandbox, made: Made) -> None:
+    async def remove(self, sandbox: JailSandbox, resources: SandboxResources) -> None:
         """Remove what a dead sandbox had on the host."""
 
 
 @dataclass(slots=True)
-class Made:
+class SandboxResources:
     """The host's resources of one sandbox."""
 
-    child: Spawned
+    child: Child
     channel: GuestChannel
     groups: sandbox_groups.Groups
     uid_index: int
@@ -73,19 +73,19 @@ class JailSandbox:
         self,
         runtime: Owner,
         spec: SandboxSpec,
-        made: Made,
+        resources: SandboxResources,
     ) -> None:
         self._runtime = runtime
         self._spec = spec
-        self._made = made
+        self._resources = resources
         self._limits = spec.limits
         self._cpus: frozenset[int] = frozenset()
         self._is_apart = False
         """Whether init is on other CPUs than the program, so that both run at once."""
-        self._watch = made.child.watch()
+        self._watch = resources.child.watch()
         self._closing: asyncio.Task[None] | None = None
         self.soft_kills = 0
-        self._meter = usage_sums.Meter(made.child.pid)
+        self._meter = usage_sums.Meter(resources.child.pid)
         self._peak_bytes = 0
         self._full_looks = 0
         """Number of reads of `sums` that found as many processes as the limit allows."""
@@ -95,17 +95,17 @@ class JailSandbox:
     @property
     def isolation(self) -> Isolation:
         """The isolation that is really in force."""
-        return self._made.isolation
+        return self._resources.isolation
 
     @property
     def posture(self) -> Mapping[str, Any]:
         """The facts of init as the kernel reports them now; see `jail.inspect.posture`."""
-        return posture.read(self._made.child.pid)
+        return posture.read(self._resources.child.pid)
 
     @property
     def channel(self) -> GuestChannel:
         """The connection to init."""
-        return self._made.channel
+        return self._resources.channel
 
     @property
     def is_closing(self) -> bool:
@@ -115,7 +115,7 @@ class JailSandbox:
     @property
     def pid(self) -> int:
         """The pid of init on the host."""
-        return self._made.child.pid
+        return self._resources.child.pid
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Whether this sandbox can serve `spec`.
@@ -159,8 +159,8 @@ class JailSandbox:
         self.pin()
 
     def _apply_limits(self, limits: Limits) -> None:
-        self._made.groups.apply(limits)
-        is_counted = self._made.groups.holds("pids")
+        self._resources.groups.apply(limits)
+        is_counted = self._resources.groups.holds("pids")
         most = plan.process_rlimit(limits.processes, is_counted=is_counted)
         for name, number, size in (
             ("processes", resource.RLIMIT_NPROC, most),
@@ -168,7 +168,7 @@ class JailSandbox:
             ("open_files", resource.RLIMIT_NOFILE, limits.open_files),
         ):
             if getattr(limits, name) != getattr(self._limits, name):
-                for pid in self._made.pids:
+                for pid in self._resources.pids:
                     resource.prlimit(pid, number, (size, size))
 
     def pin(self) -> None:
@@ -177,7 +177,7 @@ class JailSandbox:
         if count == len(self._cpus):
             return
         self._runtime.cpus.give_back(self._cpus)
-        pids = self._made.pids
+        pids = self._resources.pids
         if self._spec.is_alone:
             pids = pids[-1:]  # init only waits
         self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
@@ -204,16 +204,16 @@ class JailSandbox:
 
         They are zero with cgroups: `Groups.begin` has reset the counters, or their base values.
         """
-        return KernelReadings() if self._made.groups.holds("memory") else self.readings()
+        return KernelReadings() if self._resources.groups.holds("memory") else self.readings()
 
     def readings(self) -> KernelReadings:
         """Read the counters of the cgroups, or sums over the process tree where there are none."""
-        disk_full, work_bytes = work_area.used(self._made.work_fd)
-        if not self._made.groups.holds("memory"):
+        disk_full, work_bytes = work_area.used(self._resources.work_fd)
+        if not self._resources.groups.holds("memory"):
             sums = self.sums()
             self._meter.idle_looks = 0  # something runs: the watchdog is to look soon
             return KernelReadings(
-                cpu_s=max(sums.cpu_s, self._made.groups.cpu_s()),
+                cpu_s=max(sums.cpu_s, self._resources.groups.cpu_s()),
                 memory_bytes=sums.memory_bytes,
                 memory_peak_bytes=self._peak_bytes,
                 oom_kills=self.soft_kills,
@@ -222,7 +222,7 @@ class JailSandbox:
                 disk_full=disk_full,
                 work_bytes=work_bytes,
             )
-        groups = self._made.groups
+        groups = self._resources.groups
         now, peak, kills = groups.memory()
         processes = groups.processes_peak()
         return KernelReadings(
@@ -238,7 +238,7 @@ class JailSandbox:
 
     def sums(self) -> usage_sums.Sums:
         """Sum up from outside what no cgroup counts."""
-        sums = self._meter.read(work_area.used(self._made.work_fd)[1])
+        sums = self._meter.read(work_area.used(self._resources.work_fd)[1])
         self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
         self._peak_processes = max(self._peak_processes, sums.processes - 1)
         self._full_looks += sums.processes - 1 >= self._limits.processes
@@ -267,8 +267,8 @@ class JailSandbox:
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""
         self._clear_our_cpu()
-        self._made.child.kill()
-        self._made.groups.kill()
+        self._resources.child.kill()
+        self._resources.groups.kill()
 
     def _clear_our_cpu(self) -> None:
         """Have init die on another CPU than this process runs on.
@@ -276,9 +276,9 @@ class JailSandbox:
         Its death takes a millisecond, and the engine is about to report the end on this CPU. While
         its channel is open, init is there and the pid is its own.
         """
-        if self._is_apart and self._made.channel.is_open and not self._watch.done():
+        if self._is_apart and self._resources.channel.is_open and not self._watch.done():
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(self._made.pids[0], self._runtime.cpus.elsewhere())
+                os.sched_setaffinity(self._resources.pids[0], self._runtime.cpus.elsewhere())
 
     async def wait_ended(self) -> None:
         """Return when init is gone. The kernel delays that until all other processes are gone."""
@@ -286,7 +286,7 @@ class JailSandbox:
 
     def abandon(self) -> None:
         """Close the parent's descriptors in a forked child, and kill nothing."""
-        self._made.close_descriptors()
+        self._resources.close_descriptors()
 
     async def aclose(self) -> None:
         """Kill the sandbox, wait for its end and remove it; a second call waits for the first."""
@@ -297,6 +297,6 @@ class JailSandbox:
     async def _close(self) -> None:
         self.kill()
         await self.wait_ended()
-        self._made.channel.close()
+        self._resources.channel.close()
         self._runtime.cpus.give_back(self._cpus)
-        await self._runtime.remove(self, self._made)
+        await self._runtime.remove(self, self._resources)

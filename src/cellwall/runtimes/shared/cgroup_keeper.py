@@ -48,7 +48,7 @@ class Mover(Protocol):
     def move(self, groups: sandbox_groups.Groups) -> None:
         """Put the process into `groups` at once."""
 
-    def open_berth(self, groups: sandbox_groups.Groups) -> None:
+    def open_next_cgroups(self, groups: sandbox_groups.Groups) -> None:
         """Open the files of `groups` through which the process will move itself."""
 
 
@@ -197,7 +197,7 @@ class GroupKeeper:
         groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
         try:
             if self.workers_move_themselves:
-                worker.open_berth(groups)
+                worker.open_next_cgroups(groups)
             else:
                 worker.move(groups)
         except BaseException:

@@ -49,7 +49,7 @@ def _collapse(require: Require) -> None:
 def test_arenas_lie_side_by_side() -> None:
     """Forty of them are one mapping: nothing was mapped in between."""
     out = _run("""
-        arenas = memory.Arenas(40)
+        arenas = memory.ArenaReservation(40)
         where = mapped(id(arenas._kept[-1]))
         print(where.end - where.start >= 40 * 2**20, len(arenas._kept) >= 40)
     """)
@@ -98,7 +98,7 @@ def test_the_next_mapping_is_aligned_beside_a_hole_that_would_take_the_excess(pa
 def test_arenas_that_nobody_used_are_given_back() -> None:
     """And those that were used lie together, but for the one that was begun when they were made."""
     out = _run("""
-        arenas = memory.Arenas(40)
+        arenas = memory.ArenaReservation(40)
         used = [str(number) for number in range(150_000)]
         arenas.give_back()
         places = [each for each in anonymous() if each.end - each.start > 2**20]
@@ -129,13 +129,13 @@ def test_what_is_made_behind_fillers_is_not_where_the_holes_were(
     out = _run(f"""
         def make():
             return [{_KINDS[kind]} for number in range(1, 300)]
-        arenas = memory.Arenas(8)
+        arenas = memory.ArenaReservation(8)
         holes = [make() for _ in range(40)]
         del holes[::2]
         arenas.give_back()
         known = anonymous()
         if {is_filled}:
-            memory.Fillers()
+            memory.HoleFiller()
         made = make()
         print(sum(any(each.start <= id(one) < each.end for each in known) for one in made))
     """)
@@ -150,7 +150,7 @@ def test_what_malloc_gives_behind_fillers_is_at_the_top_of_its_heap() -> None:
         del blocks[::2]
         top = max(id(block) for block in blocks)
         control = [bytes(2000) for _ in range(50)]
-        memory.Fillers()
+        memory.HoleFiller()
         made = [bytes(2000) for _ in range(50)]
         print(sum(id(block) < top for block in control), sum(id(block) < top for block in made))
     """)
@@ -162,7 +162,7 @@ def test_anonymous_memory_is_collapsed() -> None:
     """Whole stretches of 2 MiB, whatever the host's default for huge pages is."""
     out = _run("""
         real, huge_pages._collapse = huge_pages._collapse, lambda address: False
-        arenas = memory.Arenas(16)
+        arenas = memory.ArenaReservation(16)
         where = mapped(id(arenas._kept[-1]))
         print(huge(where.start, where.end))
         huge_pages._collapse = real
@@ -217,7 +217,7 @@ def test_where_nothing_can_be_collapsed_all_stays_as_it_is() -> None:
     out = _run("""
         import ctypes
         huge_pages._MADV_COLLAPSE = ctypes.c_int(1000)
-        arenas = memory.Arenas(4)
+        arenas = memory.ArenaReservation(4)
         huge_pages.collapse_interpreter()
         before = huge_pages.mappings()
         print(huge_pages.collapse_anonymous(), huge_pages.collapse_interpreter())

@@ -21,13 +21,13 @@ from cellwall.jail.plan import plan
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.jail import child as spawned
 from cellwall.runtimes.jail import fork_server
-from cellwall.runtimes.jail.child import Spawned, hear, pid_of
+from cellwall.runtimes.jail.child import Child, hear, pid_of
 from cellwall.runtimes.jail.launch import Settings
 
 _WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
-class Child:
+class PlainChild:
     """A plain child in the place of a sandbox's init, with the far end of its channel."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Child:
         )
         ours, self.far = socket.socketpair()
         pidfd = os.pidfd_open(self.process.pid)
-        self.spawned = Spawned(self.process.pid, pidfd, ours)
+        self.spawned = Child(self.process.pid, pidfd, ours)
 
     def close(self) -> None:
         """End it, whatever a test left."""
@@ -51,15 +51,15 @@ class Child:
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
+def child() -> Iterator[PlainChild]:
     """One child."""
-    made = Child()
+    made = PlainChild()
     yield made
     made.close()
 
 
 def test_child_that_leaves_is_ours_though_nobody_may_look_at_it(
-    child: Child, monkeypatch: pytest.MonkeyPatch
+    child: PlainChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the flag and the end it has no namespaces to look at; here the end is not seen."""
     monkeypatch.setattr(spawned, "_has_ended", lambda pidfd: False)
@@ -90,35 +90,35 @@ def test_program_whose_first_thread_has_left_does_not_leave() -> None:
             process.kill()
 
 
-def _hear(child: Child, word: bytes) -> None:
+def _hear(child: PlainChild, word: bytes) -> None:
     asyncio.run(hear(child.spawned, word))
 
 
-def test_the_expected_word_is_heard(child: Child) -> None:
+def test_the_expected_word_is_heard(child: PlainChild) -> None:
     child.far.send(b"L")
     _hear(child, b"L")
 
 
-def test_what_follows_the_word_stays_for_the_channel(child: Child) -> None:
+def test_what_follows_the_word_stays_for_the_channel(child: PlainChild) -> None:
     child.far.send(b"Lframe")
     _hear(child, b"L")
     assert child.spawned.channel.recv(10) == b"frame"
 
 
 @pytest.mark.parametrize("said", [b"G", b"X", b"\x00", b"l"])
-def test_another_word_is_our_fault_and_never_a_start(child: Child, said: bytes) -> None:
+def test_another_word_is_our_fault_and_never_a_start(child: PlainChild, said: bytes) -> None:
     child.far.send(said)
     with pytest.raises(SandboxBroken, match="without a word"):
         _hear(child, b"L")
 
 
-def test_a_child_that_ends_silently_is_named(child: Child) -> None:
+def test_a_child_that_ends_silently_is_named(child: PlainChild) -> None:
     child.far.close()
     with pytest.raises(SandboxBroken, match="ended without a word"):
         _hear(child, b"L")
 
 
-def test_a_failed_step_is_told_with_its_errno_and_remedy(child: Child) -> None:
+def test_a_failed_step_is_told_with_its_errno_and_remedy(child: PlainChild) -> None:
     report = {"step": "mount proc on /proc", "error": "[Errno 1] not permitted", "errno": 1}
     child.far.send(b"E" + json.dumps(report).encode())
     with pytest.raises(HostUnsupported, match=r"mount proc on /proc.*cellwall doctor") as caught:
@@ -131,13 +131,13 @@ _GARBLED = [b"E", b"E{", b"E[]", b"E{}", b'E{"step": 1}', b"E\xff\xfe", b"E" + _
 
 
 @pytest.mark.parametrize("said", _GARBLED)
-def test_a_garbled_report_is_still_our_own_error(child: Child, said: bytes) -> None:
+def test_a_garbled_report_is_still_our_own_error(child: PlainChild, said: bytes) -> None:
     child.far.send(said)
     with pytest.raises(SandboxBroken, match="report"):
         _hear(child, b"L")
 
 
-def test_kill_ends_the_child_and_the_watch_says_so(child: Child) -> None:
+def test_kill_ends_the_child_and_the_watch_says_so(child: PlainChild) -> None:
     async def scenario() -> None:
         watch = child.spawned.watch()
         assert not watch.done()
@@ -148,7 +148,7 @@ def test_kill_ends_the_child_and_the_watch_says_so(child: Child) -> None:
     assert child.process.wait(10) == -9
 
 
-def test_kill_after_the_end_harms_nobody(child: Child) -> None:
+def test_kill_after_the_end_harms_nobody(child: PlainChild) -> None:
     child.process.kill()
     child.process.wait(10)
     child.spawned.kill()
@@ -157,7 +157,7 @@ def test_kill_after_the_end_harms_nobody(child: Child) -> None:
     child.spawned.kill()
 
 
-def test_discard_kills_and_closes(child: Child) -> None:
+def test_discard_kills_and_closes(child: PlainChild) -> None:
     pidfd = child.spawned.pidfd
     child.spawned.discard()
     assert child.process.wait(10) == -9
@@ -166,7 +166,7 @@ def test_discard_kills_and_closes(child: Child) -> None:
     child.spawned.pidfd = -1
 
 
-def test_a_pidfd_tells_its_pid(child: Child) -> None:
+def test_a_pidfd_tells_its_pid(child: PlainChild) -> None:
     assert pid_of(child.spawned.pidfd) == child.process.pid
     child.process.kill()
     child.process.wait(10)
@@ -254,7 +254,7 @@ def test_a_garbled_word_of_boot_is_our_own_error(tmp_path: Path, said: str) -> N
 
 
 def test_a_fork_server_that_boot_did_not_start_is_not_believed(
-    tmp_path: Path, child: Child
+    tmp_path: Path, child: PlainChild
 ) -> None:
     """Its process is killed at the end, and those below it: they must never be the host's."""
     said = f'control.send(b\'{{"event": "forked", "pid": {child.process.pid}}}\')'
