@@ -120,8 +120,8 @@ _GARBAGE = {
     "metadata without end": "_frame({'ev': 'error', 'id': 1}, b'[' * 900_000)",
 }
 _SPEAK = """
-    if stretch.header["output_bytes"] != {marked}:
-        _tell_end(stretch, channel)  # a rehearsal's
+    if program.header["output_bytes"] != {marked}:
+        _tell_end(program, channel)  # a rehearsal's
         patience.poll()
         return
     import json, os, struct
@@ -149,7 +149,7 @@ def _speaking(what: str, target: Path) -> Any:
             for name in old.namelist():
                 data = old.read(name)
                 if name == "cellwall/guest/init/first_program.py":
-                    marked = b"    _tell_end(stretch, channel)\n"
+                    marked = b"    _tell_end(program, channel)\n"
                     assert data.count(marked) == 1
                     data = data.replace(marked, speak.encode())
                 if name != "cellwall/guest/init/first_program.pyc":

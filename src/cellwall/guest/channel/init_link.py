@@ -67,13 +67,13 @@ class Link:
         """Open the connection unless it is open. Raises OSError, e.g. with no descriptor left."""
         if self._socket is not None:
             return
-        line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
-            line.connect(self._address)
+            sock.connect(self._address)
         except BaseException:
-            line.close()
+            sock.close()
             raise
-        self._socket = line
+        self._socket = sock
 
     def close(self) -> None:
         """Close the connection; what was sent stays sent."""

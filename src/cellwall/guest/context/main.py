@@ -47,9 +47,9 @@ _OURS = ("python", "sql")
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Serve one context until its program ends, init hangs up, or it is killed."""
     if config.get("language", "python") not in _OURS:
-        from cellwall.guest.context.foreign import context as kernel
+        from cellwall.guest.context.foreign import context as foreign
 
-        kernel.main(link, config)
+        foreign.main(link, config)
     code = 1
     try:
         if not _prepared:

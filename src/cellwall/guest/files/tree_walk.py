@@ -48,7 +48,7 @@ class _Level(NamedTuple):
     entered_as: Visit | None
 
 
-def descend(top: str) -> Iterator[Visit]:
+def walk_tree(top: str) -> Iterator[Visit]:
     """Visit everything below `top`, which becomes the working directory."""
     _enter(top)
     levels = [_Level(iter(_names()), _here(), None)]

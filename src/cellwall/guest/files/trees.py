@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.files.files import open_regular
-from cellwall.guest.files.tree_walk import AFTER, BEFORE, Visit, descend
+from cellwall.guest.files.tree_walk import AFTER, BEFORE, Visit, walk_tree
 
 if TYPE_CHECKING:
     from cellwall.guest.channel.frames import Header
@@ -58,7 +58,7 @@ def arrival(path: str) -> Task:
 def _remove(path: str) -> Header:
     count = 0
     _make_passable(path, os.lstat(path))
-    for visit in descend(path):
+    for visit in walk_tree(path):
         if visit.moment == BEFORE:
             _make_passable(visit.name, visit.status)
             continue
@@ -168,7 +168,7 @@ def _pack(path: str, output_w: int) -> Header:
     with os.fdopen(output_w, "wb", closefd=False) as stream:
         packing = _Packing(stream)
         if stat.S_ISDIR(status.st_mode):
-            for visit in descend(top):
+            for visit in walk_tree(top):
                 if visit.moment != AFTER:
                     packing.add(visit.name, _archived_name(visit), visit.status)
         elif stat.S_ISREG(status.st_mode):

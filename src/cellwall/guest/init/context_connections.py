@@ -34,20 +34,20 @@ _MOST_UNKNOWN = 16
 _ROOM = _socket.CMSG_SPACE(_PEER.size)
 
 
-class Line:
+class ContextConnection:
     """One accepted connection of a context."""
 
     def __init__(
-        self, loop: Loop, channel: Channel, connection: _socket.socket, first: bytes = b""
+        self, loop: Loop, channel: Channel, sock: _socket.socket, first: bytes = b""
     ) -> None:
         """Own an accepted connection; the owner sets the callbacks `on_frame` and `on_broken`.
 
         `first` holds bytes that were already read from the connection; `drain` processes them, too.
         """
-        connection.setblocking(False)
+        sock.setblocking(False)
         self._loop = loop
         self._channel = channel
-        self._socket = connection
+        self._socket = sock
         self._decoder = Decoder()
         self._queue = bytearray()
         self._first = first
@@ -57,11 +57,11 @@ class Line:
         self.is_open = True
         self.error: OSError | None = None
         """The error because of which something could not be sent."""
-        self.on_frame: Callable[[Line, Header, bytes], None] | None = None
+        self.on_frame: Callable[[ContextConnection, Header, bytes], None] | None = None
         self.on_broken: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
         """Called once, whichever side closed the connection."""
-        loop.watch(connection.fileno(), READ, self._on_ready)
+        loop.watch(sock.fileno(), READ, self._on_ready)
 
     @property
     def is_sent(self) -> bool:
@@ -180,14 +180,16 @@ class Line:
                 self._loop.change(self._socket.fileno(), events)
 
 
-class Exchange:
+class ContextListener:
     """The listening socket to which every context of this init connects."""
 
-    def __init__(self, loop: Loop, channel: Channel, on_line: Callable[[int, Line], None]) -> None:
-        """`on_line` receives each connection with the pid of the process that opened it."""
+    def __init__(
+        self, loop: Loop, channel: Channel, on_connection: Callable[[int, ContextConnection], None]
+    ) -> None:
+        """`on_connection` receives each connection with the pid of the process that opened it."""
         self._loop = loop
         self._channel = channel
-        self._on_line = on_line
+        self._on_connection = on_connection
         self._unknown: list[_socket.socket] = []
         self.address = ""
         self.are_named = False
@@ -210,10 +212,10 @@ class Exchange:
         """Return the listening descriptor."""
         return self._socket.fileno()
 
-    def line(self, fd: int) -> Line:
+    def connection(self, fd: int) -> ContextConnection:
         """Take ownership of `fd`, init's end of a socket pair."""
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
-        return Line(self._loop, self._channel, connection)
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        return ContextConnection(self._loop, self._channel, sock)
 
     def drain(self) -> None:
         """Accept all connections that are waiting."""
@@ -231,46 +233,44 @@ class Exchange:
             # No connection is waiting, or no descriptor is left: the latter passes when one is
             # closed.
             return False
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         if self.are_named:
-            self._await_name(connection)
+            self._await_name(sock)
             return True
-        pid = _PEER.unpack(
-            connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size)
-        )[0]
-        self._on_line(pid, Line(self._loop, self._channel, connection))
+        pid = _PEER.unpack(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size))[0]
+        self._on_connection(pid, ContextConnection(self._loop, self._channel, sock))
         return True
 
-    def _await_name(self, connection: _socket.socket) -> None:
+    def _await_name(self, sock: _socket.socket) -> None:
         """Wait for the first bytes: the kernel has checked the credentials that come with them."""
-        connection.setblocking(False)
-        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
-        self._unknown.append(connection)
-        self._loop.watch(connection.fileno(), READ, lambda _events: self._hear_name(connection))
-        self._hear_name(connection)  # as a rule the bytes are already there
+        sock.setblocking(False)
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        self._unknown.append(sock)
+        self._loop.watch(sock.fileno(), READ, lambda _events: self._hear_name(sock))
+        self._hear_name(sock)  # as a rule the bytes are already there
         if len(self._unknown) > _MOST_UNKNOWN:
             self._let_go(self._unknown[0]).close()
 
-    def _hear_name(self, connection: _socket.socket) -> None:
+    def _hear_name(self, sock: _socket.socket) -> None:
         try:
-            data, ancillary, _flags, _from = connection.recvmsg(_READ_BYTES, _ROOM)
+            data, ancillary, _flags, _from = sock.recvmsg(_READ_BYTES, _ROOM)
         except BlockingIOError:
             return
         except OSError:
             data, ancillary = b"", []
-        self._let_go(connection)
+        self._let_go(sock)
         pid = _named(ancillary)
         if not data or pid is None:
-            connection.close()
+            sock.close()
             return
         # Its messages are asked for nothing else: the kernel would drop any descriptors in them.
-        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
-        self._on_line(pid, Line(self._loop, self._channel, connection, data))
+        sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
+        self._on_connection(pid, ContextConnection(self._loop, self._channel, sock, data))
 
-    def _let_go(self, connection: _socket.socket) -> _socket.socket:
-        self._unknown.remove(connection)
-        self._loop.forget(connection.fileno())
-        return connection
+    def _let_go(self, sock: _socket.socket) -> _socket.socket:
+        self._unknown.remove(sock)
+        self._loop.forget(sock.fileno())
+        return sock
 
 
 def _named(ancillary: list[tuple[int, int, bytes]]) -> int | None:

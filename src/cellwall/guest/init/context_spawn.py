@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Run = Callable[[Link, dict[str, Any]], Any]
 
-_LINE_FD = 3
+_CONNECTION_FD = 3
 """File descriptor of a new context's first connection; it is closed before caller code runs."""
 
 
@@ -79,12 +79,12 @@ def fork_context(
         for fd in opened:
             os.close(fd)
         raise
-    stdout_r, stdout_w, stderr_r, stderr_w, line, their_line = opened
+    stdout_r, stdout_w, stderr_r, stderr_w, connection, their_connection = opened
     if pid == 0:
-        _become_context(config, found, parent, run, (stdout_w, stderr_w, their_line))
-    for fd in (stdout_w, stderr_w, their_line):
+        _become_context(config, found, parent, run, (stdout_w, stderr_w, their_connection))
+    for fd in (stdout_w, stderr_w, their_connection):
         os.close(fd)
-    return pid, stdout_r, stderr_r, line
+    return pid, stdout_r, stderr_r, connection
 
 
 def _become_context(
@@ -94,7 +94,7 @@ def _become_context(
     run: Run,
     descriptors: tuple[int, int, int],
 ) -> NoReturn:
-    stdout_w, stderr_w, line = descriptors
+    stdout_w, stderr_w, connection = descriptors
     try:
         processes.reset_signals()
         # This makes a group, too. No process can join a session, so the session says which
@@ -104,17 +104,17 @@ def _become_context(
         os.dup2(null_r, 0)
         os.dup2(stdout_w, 1)
         os.dup2(stderr_w, 2)
-        os.dup2(line, _LINE_FD, False)
+        os.dup2(connection, _CONNECTION_FD, False)
         # From here on init's Python objects hold descriptor numbers that will be reused, so no such
         # object may be finalised. The caller's frames keep them alive until the _exit below.
         gc.freeze()
-        processes.close_from(_LINE_FD + 1)
+        processes.close_from(_CONNECTION_FD + 1)
         if parent.is_hidden:
             processes.set_dumpable(True)
         os.chdir(config["home"])
         if not config.get("is_environment_set"):
             change_environment(found, config["env"])
-        run(Link(parent.address, _LINE_FD, is_named=parent.are_named), config)
+        run(Link(parent.address, _CONNECTION_FD, is_named=parent.are_named), config)
     except BaseException:  # noqa: BLE001  this is the child's outermost frame
         import traceback
 

@@ -27,18 +27,17 @@ from cellwall.guest.channel.loop import Loop
 from cellwall.guest.channel.pipes import Feed, Pump, Sinks
 from cellwall.guest.channel.requests import Request
 from cellwall.guest.drivers import available
-from cellwall.guest.init import context_spawn as birth
-from cellwall.guest.init import tool_calls
-from cellwall.guest.init.context_connections import Exchange, Line
+from cellwall.guest.init import context_spawn, tool_calls
+from cellwall.guest.init.context_connections import ContextConnection, ContextListener
 from cellwall.guest.init.execution import Execution
 from cellwall.guest.init.families import Families, now_ticks
-from cellwall.guest.init.first_program import Stretch, serve
+from cellwall.guest.init.first_program import FirstProgram, serve
 from cellwall.guest.init.handover import HandOver, WrongWord
 from cellwall.guest.process import processes
 from cellwall.guest.process.processes import Exit, LivingUsage
 
 MOST_CONTEXTS = 32
-_MOST_LINES = 8
+_MOST_CONNECTIONS = 8
 _MOST_NAME_CHARACTERS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
@@ -61,8 +60,8 @@ class Context:
         self.pid = pid
         self.stdout = stdout
         self.stderr = stderr
-        self.lines: list[Line] = []
-        self.idle_line: Line | None = None
+        self.connections: list[ContextConnection] = []
+        self.idle_connection: ContextConnection | None = None
         self.was_ready = False
         self.execution: Execution | None = None
         self.handing: HandOver | None = None
@@ -82,7 +81,7 @@ class Context:
         """
         if self.execution is not None:
             return "busy"
-        if self.idle_line is not None and self.idle_line.is_open:
+        if self.idle_connection is not None and self.idle_connection.is_open:
             return "idle"
         return "ending" if self.was_ready else "starting"
 
@@ -152,7 +151,7 @@ class Contexts:
         self._run_context = run_context
         # The environment that a context finds; reading os.environ in every fork costs too much.
         self._environment = dict(os.environ)
-        self._exchange = Exchange(loop, channel, self._on_line)
+        self._listener = ContextListener(loop, channel, self._on_connection)
         self._by_name: dict[str, Context] = {}
         self._by_pid: dict[int, Context] = {}
         self._missing: dict[str, Refusal] = {}
@@ -161,12 +160,12 @@ class Contexts:
 
     def open(self, listener: tuple[_socket.socket, str] | None = None) -> None:
         """Prepare for the first fork; connections are accepted only after `watch`."""
-        self._exchange.are_named = bool(self._config.get("are_callers_named"))
-        self._exchange.open(listener)
+        self._listener.are_named = bool(self._config.get("are_callers_named"))
+        self._listener.open(listener)
 
     def watch(self) -> None:
         """Accept connections of contexts from now on."""
-        self._exchange.watch()
+        self._listener.watch()
 
     @property
     def may_run_first(self) -> bool:
@@ -180,49 +179,51 @@ class Contexts:
 
     def hear_the_dying(self) -> None:
         """Accept pending connections before an ended process is reaped and its pid becomes free."""
-        if self._exchange.are_named:
-            self._exchange.drain()
+        if self._listener.are_named:
+            self._listener.drain()
 
-    def run_first(self, channel_fd: int, wakeup_fd: int, born: Callable[[], None]) -> Stretch:
+    def run_first(
+        self, channel_fd: int, wakeup_fd: int, on_forked: Callable[[], None]
+    ) -> FirstProgram:
         """Serve the first program of a sandbox before there is an event loop."""
-        stretch = Stretch(*self._fork("main", self.language))
-        born()
-        stretch.may_be_foreseen = bool(self._config.get("is_end_foreseen"))
-        stretch.has_interpreter = drivers.find(self.language) is not None
-        serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno())
-        return stretch
+        program = FirstProgram(*self._fork("main", self.language))
+        on_forked()
+        program.may_be_foreseen = bool(self._config.get("is_end_foreseen"))
+        program.has_interpreter = drivers.find(self.language) is not None
+        serve(program, channel_fd, wakeup_fd, self._listener.fileno())
+        return program
 
-    def take_over(self, stretch: Stretch) -> None:
+    def take_over(self, program: FirstProgram) -> None:
         """Continue from where `first_program` stopped."""
-        stdout = Pump(self._loop, self._channel, stretch.stdout, "stdout")
-        stderr = Pump(self._loop, self._channel, stretch.stderr, "stderr")
-        if stretch.is_done:
+        stdout = Pump(self._loop, self._channel, program.stdout, "stdout")
+        stderr = Pump(self._loop, self._channel, program.stderr, "stderr")
+        if program.is_done:
             self._sinks.add(stdout)
             self._sinks.add(stderr)
             return
-        context = Context("main", self.language, stretch.pid, stdout, stderr)
+        context = Context("main", self.language, program.pid, stdout, stderr)
         self._by_name["main"] = context
         self._by_pid[context.pid] = context
-        context.was_ready = stretch.is_ready
-        if stretch.line >= 0:
-            self._listen(context, self._exchange.line(stretch.line))
-            context.idle_line = context.lines[0]
-        if not stretch.is_ready:
+        context.was_ready = program.is_ready
+        if program.connection_fd >= 0:
+            self._listen(context, self._listener.connection(program.connection_fd))
+            context.idle_connection = context.connections[0]
+        if not program.is_ready:
             context.kill()  # it sent no `idle`, or something else
-        elif stretch.header is not None:
-            self._resume(context, stretch, stretch.header)
-        if stretch.end is not None:
-            self.on_exit(context.pid, processes.exit_from(*stretch.end))
+        elif program.header is not None:
+            self._resume(context, program, program.header)
+        if program.end is not None:
+            self.on_exit(context.pid, processes.exit_from(*program.end))
 
-    def _resume(self, context: Context, stretch: Stretch, header: Header) -> None:
+    def _resume(self, context: Context, program: FirstProgram, header: Header) -> None:
         execution = self._execution(header["id"], header["output_bytes"], header.get("tools"))
         execution.is_program = True
-        execution.stdout.passed, execution.stderr.passed = stretch.passed
+        execution.stdout.passed, execution.stderr.passed = program.passed
         context.execution = execution
         context.stdout.begin(execution.id, execution.stdout)
         context.stderr.begin(execution.id, execution.stderr)
-        if stretch.left is not None:
-            which, data = stretch.left
+        if program.left is not None:
+            which, data = program.left
             (context.stderr if which else context.stdout).forward(data)
 
     def names(self) -> list[str]:
@@ -254,7 +255,7 @@ class Contexts:
         if len(self._by_name) >= MOST_CONTEXTS:
             raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
         available.check(language, self._config.get("env") or self._environment)
-        pid, stdout, stderr, line = self._fork(name, language)
+        pid, stdout, stderr, connection_fd = self._fork(name, language)
         context = Context(
             name,
             language,
@@ -262,7 +263,7 @@ class Contexts:
             Pump(self._loop, self._channel, stdout, "stdout"),
             Pump(self._loop, self._channel, stderr, "stderr"),
         )
-        self._listen(context, self._exchange.line(line))
+        self._listen(context, self._listener.connection(connection_fd))
         self._families.lead(pid)
         context.birth = birth
         self._by_name[name] = context
@@ -271,8 +272,8 @@ class Contexts:
     def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
         """Fork a context; return its pid and our ends of stdout, stderr and first connection."""
         config = {**self._config, "context": name, "language": language}
-        parent = birth.Parent(self._exchange.address, are_named=self._exchange.are_named)
-        return birth.fork_context(config, self._environment, parent, self._run_context)
+        parent = context_spawn.Parent(self._listener.address, are_named=self._listener.are_named)
+        return context_spawn.fork_context(config, self._environment, parent, self._run_context)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class Contexts:
             raise Refusal("no_context", f"context {context.name!r}: its process has ended")
         if request.flag("held", default=False):
             raise Refusal("unsupported", "execute: only a sandbox's first program can be held")
-        if context.state != "idle" or context.idle_line is None:
+        if context.state != "idle" or context.idle_connection is None:
             raise Refusal("busy", f"context {context.name!r}: is {context.state}; wait for `done`")
         task: Header = {
             "op": "execute",
@@ -315,13 +316,13 @@ class Contexts:
     def _hand_over(
         self, context: Context, execution: Execution, task: Header, source: bytes
     ) -> None:
-        line = context.idle_line
-        assert line is not None  # noqa: S101  for the type checker only
+        connection = context.idle_connection
+        assert connection is not None  # noqa: S101  for the type checker only
         if task["stdin"] == "stream":
             execution.feed = Feed(self._loop)  # its pipe is made by the context
-        context.idle_line = None
+        context.idle_connection = None
         context.execution = execution
-        context.handing = HandOver(context.name, context.pid, line, execution.feed)
+        context.handing = HandOver(context.name, context.pid, connection, execution.feed)
         context.stdout.begin(execution.id, execution.stdout)
         context.stderr.begin(execution.id, execution.stderr)
         try:
@@ -389,47 +390,53 @@ class Contexts:
 
     # -- what contexts say ---------------------------------------------------------------------
 
-    def _on_line(self, pid: int, line: Line) -> None:
+    def _on_connection(self, pid: int, connection: ContextConnection) -> None:
         context = self._by_pid.get(pid)
-        if context is None and self._exchange.are_named:
+        if context is None and self._listener.are_named:
             # gVisor names the thread that sent the credentials.
             context = self._by_pid.get(processes.leader_of(pid))
         if context is None:
-            line.close()
+            connection.close()
             return
-        context.lines = [each for each in context.lines if each.is_open]
-        if len(context.lines) >= _MOST_LINES:
+        context.connections = [each for each in context.connections if each.is_open]
+        if len(context.connections) >= _MOST_CONNECTIONS:
             # The oldest gives way: caller code that hoards connections must not keep its own
             # context from reporting that it has ended.
-            oldest = context.lines.pop(0)
+            oldest = context.connections.pop(0)
             oldest.drain()
             oldest.close()
-        for earlier in tuple(context.lines):
+        for earlier in tuple(context.connections):
             earlier.drain()  # earlier messages must be processed first
-        self._listen(context, line)
-        line.hear()  # as a rule the first frame is there already: one wake-up less
+        self._listen(context, connection)
+        connection.hear()  # as a rule the first frame is there already: one wake-up less
 
-    def _listen(self, context: Context, line: Line) -> None:
-        context.lines.append(line)
-        line.on_broken = context.kill
-        line.on_frame = lambda line, header, body: self._on_frame(context, line, header, body)
+    def _listen(self, context: Context, connection: ContextConnection) -> None:
+        context.connections.append(connection)
+        connection.on_broken = context.kill
+        connection.on_frame = lambda connection, header, body: self._on_frame(
+            context, connection, header, body
+        )
 
-    def _on_frame(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+    def _on_frame(
+        self, context: Context, connection: ContextConnection, header: Header, body: bytes
+    ) -> None:
         context.drain()
         try:
-            self._hear(context, line, header, body)
+            self._hear(context, connection, header, body)
         except ContextBroken:
             context.kill()
 
-    def _hear(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+    def _hear(
+        self, context: Context, connection: ContextConnection, header: Header, body: bytes
+    ) -> None:
         event = header.get("ev")
         execution = context.execution
         if event == "idle":
-            self._on_idle(context, line)
+            self._on_idle(context, connection)
         elif event == "call":
-            self._on_call(context, line, header, body)
+            self._on_call(context, connection, header, body)
         elif event == "input":
-            self._on_input(context, line, header)
+            self._on_input(context, connection, header)
         elif execution is None:
             # A thread that a cell left behind may display something after its cell is over. There
             # is no request to which it could belong.
@@ -444,9 +451,9 @@ class Contexts:
         else:
             raise ContextBroken
 
-    def _on_input(self, context: Context, line: Line, header: Header) -> None:
+    def _on_input(self, context: Context, connection: ContextConnection, header: Header) -> None:
         handing = context.handing
-        if handing is None or context.execution is None or not handing.is_on(line):
+        if handing is None or context.execution is None or not handing.is_on(connection):
             raise ContextBroken
         try:
             handing.give_input(header)
@@ -460,21 +467,25 @@ class Contexts:
             {"ev": "fail", "id": number, "code": refusal.code, "message": refusal.message}
         )
 
-    def _on_call(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+    def _on_call(
+        self, context: Context, connection: ContextConnection, header: Header, body: bytes
+    ) -> None:
         handing = context.handing
-        is_first = line is context.idle_line or (handing is not None and handing.is_on(line))
-        if line not in context.lines or is_first:
+        is_first = connection is context.idle_connection or (
+            handing is not None and handing.is_on(connection)
+        )
+        if connection not in context.connections or is_first:
             raise ContextBroken  # a call has a connection of its own
-        context.lines.remove(line)
+        context.connections.remove(connection)
         execution = context.execution
         if execution is None or execution.is_over:
-            tool_calls.refuse(line, "ended", "no execution is under way")
+            tool_calls.refuse(connection, "ended", "no execution is under way")
         elif execution.calls is None:
-            tool_calls.refuse(line, "unknown", "this execution has no tools")
+            tool_calls.refuse(connection, "unknown", "this execution has no tools")
         else:
-            execution.calls.begin(line, header.get("tool"), body)
+            execution.calls.begin(connection, header.get("tool"), body)
 
-    def _on_idle(self, context: Context, line: Line) -> None:
+    def _on_idle(self, context: Context, connection: ContextConnection) -> None:
         execution = context.execution
         if execution is not None and context.handing is not None and context.handing.failure:
             self._withdraw(context)
@@ -486,13 +497,13 @@ class Contexts:
                 # The signal may still be on its way, and must not reach the next cell. The context
                 # has seen the signal by the time it answers this.
                 execution.is_interrupted = False
-                line.send(_SAY_IDLE)
+                connection.send(_SAY_IDLE)
                 return
             context.execution = None
             context.stdout.hold()
             context.stderr.hold()
             execution.finish(None)
-        context.idle_line = line
+        context.idle_connection = connection
         if not context.was_ready:
             context.was_ready = True
             if context.birth is not None:
@@ -510,10 +521,10 @@ class Contexts:
         if context is None:
             return False
         # Its last messages may still be in a kernel queue, even on a connection not yet accepted.
-        self._exchange.drain()
-        for line in tuple(context.lines):
-            line.drain()
-            line.close()
+        self._listener.drain()
+        for connection in tuple(context.connections):
+            connection.drain()
+            connection.close()
         last_words = b"" if context.was_ready else context.stderr.take(_MOST_LAST_WORDS)
         context.drain()
         del self._by_pid[pid]

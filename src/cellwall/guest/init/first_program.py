@@ -2,9 +2,9 @@
 
 `init/main.py` calls this before its event loop. It is no second protocol: it does what
 `contexts.py`, `context_connections.py` and `pipes.py` would do for one `execute` without input.
-When anything else happens, it stops and hands its state (`Stretch`) over to them, in the middle of
-a run if need be. Why: after a fork each object that is touched is a page to copy, and the general
-machinery touches four hundred. Nothing here may touch what the usual case can do without.
+When anything else happens, it stops and hands its state (`FirstProgram`) over to them, in the
+middle of a run if need be. Why: after a fork each object that is touched is a page to copy, and the
+general machinery touches four hundred. Nothing here may touch what the usual case can do without.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _GATHER_MS = 1
 """Milliseconds to wait after passing output on; any other event ends the wait at once."""
 
 
-class Stretch:
-    """The state of the stretch. Descriptors are -1 once closed."""
+class FirstProgram:
+    """The state of the first program. Descriptors are -1 once closed."""
 
-    def __init__(self, pid: int, stdout: int, stderr: int, line: int) -> None:
-        """A context has just been forked; `line` is init's end of its first connection."""
+    def __init__(self, pid: int, stdout: int, stderr: int, connection_fd: int) -> None:
+        """A context has just been forked; `connection_fd` is init's end of its first connection."""
         self.pid = pid
         self.stdout = stdout
         self.stderr = stderr
-        self.line = line
+        self.connection_fd = connection_fd
         self.is_ready = False
         """Whether the context is idle and the host has been told."""
         self.header: dict[str, Any] | None = None
@@ -66,35 +66,35 @@ def nothing() -> None:
 
 
 def serve(
-    stretch: Stretch,
+    program: FirstProgram,
     channel: int,
     wakeup: int,
     listener: int,
     meanwhile: Callable[[], None] = nothing,
 ) -> None:
-    """Serve as far as the usual case goes and record the state in `stretch`.
+    """Serve as far as the usual case goes and record the state in `program`.
 
     `wakeup` is readable when a child has ended, `listener` when the context connects. `meanwhile`
     is called while the host gets its request ready.
     """
-    if os.read(stretch.line, _READ_BYTES) != IDLE:
+    if os.read(program.connection_fd, _READ_BYTES) != IDLE:
         return
     os.write(channel, _USUAL_READY)
-    stretch.is_ready = True
+    program.is_ready = True
     meanwhile()
     prefault.while_waiting(channel, prefault.INIT)
-    _start(stretch, channel, os.read(channel, _READ_BYTES))
-    if stretch.header is not None:
+    _start(program, channel, os.read(channel, _READ_BYTES))
+    if program.header is not None:
         os.set_blocking(channel, False)
-        _follow(stretch, channel, wakeup, listener)
+        _follow(program, channel, wakeup, listener)
 
 
-def _start(stretch: Stretch, channel: int, data: bytes) -> None:
+def _start(program: FirstProgram, channel: int, data: bytes) -> None:
     """Pass on a request that is complete and asks for no more than is done here.
 
     The program of a `held` request begins when the host says so; all else is done before.
     """
-    stretch.unread = data
+    program.unread = data
     if len(data) < LENGTHS.size:
         return
     header_length, body_length = LENGTHS.unpack_from(data)
@@ -115,96 +115,96 @@ def _start(stretch: Stretch, channel: int, data: bytes) -> None:
     ):
         return
     # The context reads from it the fields that it needs.
-    is_there = _has_passed_on(stretch.line, request)
+    is_there = _has_passed_on(program.connection_fd, request)
     if is_held:
         if (rest or os.read(channel, _READ_BYTES)) != GO:
             os._exit(1)  # the host is gone, or it does not keep the protocol
-        is_there = is_there and _has_passed_on(stretch.line, GO)
+        is_there = is_there and _has_passed_on(program.connection_fd, GO)
     if not is_there:
         # The general machinery finds out how the context ended; the host has allowed the start by
         # now.
-        stretch.unread = encode({**header, "held": False}, data[size - body_length : size])
+        program.unread = encode({**header, "held": False}, data[size - body_length : size])
         return
-    os.close(stretch.line)
-    stretch.line = -1
-    stretch.unread = b""
-    stretch.header = header
+    os.close(program.connection_fd)
+    program.connection_fd = -1
+    program.unread = b""
+    program.header = header
 
 
-def _has_passed_on(line: int, data: bytes) -> bool:
+def _has_passed_on(connection_fd: int, data: bytes) -> bool:
     """Write all of `data`; return False if the context is gone."""
     rest = data
     try:
         while rest:
-            rest = rest[os.write(line, rest) :]
+            rest = rest[os.write(connection_fd, rest) :]
     except OSError:
         return False
     return True
 
 
-def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
+def _follow(program: FirstProgram, channel: int, wakeup: int, listener: int) -> None:
     """Pass output on until the program ends, and tell the host how it ended."""
     poller, patience = select.poll(), select.poll()
     for fd in (wakeup, channel, listener):
         poller.register(fd, _READABLE)
         patience.register(fd, _READABLE)
-    for fd in (stretch.stdout, stretch.stderr):
+    for fd in (program.stdout, program.stderr):
         poller.register(fd, _READABLE)
     is_quiet = is_over = False
     while not (is_over and is_quiet):
         # One more round after its end: what it printed last is still in the pipes.
-        is_over, is_quiet = stretch.end is not None, True
-        for fd, events in poller.poll(None if stretch.end is None else 0):
+        is_over, is_quiet = program.end is not None, True
+        for fd, events in poller.poll(None if program.end is None else 0):
             if fd == wakeup:
-                if not _hear_the_end(stretch, wakeup, listener):
+                if not _hear_the_end(program, wakeup, listener):
                     return
             elif not events & _READABLE:
                 poller.unregister(fd)  # the other end has no holder any more
-            elif fd in (channel, listener) or not _pass_on(stretch, fd, channel):
+            elif fd in (channel, listener) or not _pass_on(program, fd, channel):
                 return
             else:
                 is_quiet = False
-        if not is_quiet and stretch.end is None:
+        if not is_quiet and program.end is None:
             # A thousand lines need not be a thousand frames: let some gather.
             patience.poll(_GATHER_MS)
-    _tell_end(stretch, channel)
-    _stay(stretch, wakeup, patience)
+    _tell_end(program, channel)
+    _stay(program, wakeup, patience)
 
 
-def _pass_on(stretch: Stretch, fd: int, channel: int) -> bool:
+def _pass_on(program: FirstProgram, fd: int, channel: int) -> bool:
     """Send what was printed; return False when that takes more than can be done here."""
     data = os.read(fd, _READ_BYTES)
-    which = int(fd == stretch.stderr)
-    passed = stretch.passed[which] + len(data)
-    header = stretch.header
+    which = int(fd == program.stderr)
+    passed = program.passed[which] + len(data)
+    header = program.header
     assert header is not None  # noqa: S101  for the type checker only
     if not data or len(data) == _READ_BYTES or passed > header["output_bytes"]:
-        stretch.left = (which, data)
+        program.left = (which, data)
         return False
-    stretch.passed[which] = passed
+    program.passed[which] = passed
     text = b'{"ev":"stderr","id":%d}' if which else b'{"ev":"stdout","id":%d}'
-    return _send(stretch, channel, text % header["id"], data)
+    return _send(program, channel, text % header["id"], data)
 
 
-def _send(stretch: Stretch, channel: int, header: bytes, body: bytes) -> bool:
+def _send(program: FirstProgram, channel: int, header: bytes, body: bytes) -> bool:
     frame = LENGTHS.pack(len(header), len(body)) + header + body
     try:
         sent = os.write(channel, frame)
     except OSError:
         sent = 0  # full, or the host is gone: the machinery finds out
-    stretch.unsent = frame[sent:]
+    program.unsent = frame[sent:]
     return sent == len(frame)
 
 
-def _stay(stretch: Stretch, wakeup: int, others: select.poll) -> None:
+def _stay(program: FirstProgram, wakeup: int, others: select.poll) -> None:
     """Wait for further events; as a rule the host kills this process meanwhile."""
-    if stretch.may_be_foreseen:
+    if program.may_be_foreseen:
         others.unregister(wakeup)  # the end that was reported early may still be to come
         exit_watch.step_back()
     others.poll()
 
 
-def _hear_the_end(stretch: Stretch, wakeup: int, listener: int) -> bool:
+def _hear_the_end(program: FirstProgram, wakeup: int, listener: int) -> bool:
     """Reap every child that ended: the context, and orphans that became init's.
 
     If there was none, a process announces that it is about to end. Return False if that takes more
@@ -214,15 +214,15 @@ def _hear_the_end(stretch: Stretch, wakeup: int, listener: int) -> bool:
     os.read(wakeup, 4096)
     has_reaped = False
     while (pid := processes.ended_child()) is not None:
-        is_context = pid == stretch.pid and stretch.end is None
+        is_context = pid == program.pid and program.end is None
         if is_context and _is_called(listener):
             return False  # init looks at its children as soon as it takes over
         _, status, usage = os.wait4(pid, 0)
         has_reaped = True
         if is_context:
-            stretch.end = (status, usage)
-    if not has_reaped and stretch.may_be_foreseen and stretch.end is None:
-        _look_ahead(stretch, listener)
+            program.end = (status, usage)
+    if not has_reaped and program.may_be_foreseen and program.end is None:
+        _look_ahead(program, listener)
     return True
 
 
@@ -232,19 +232,19 @@ def _is_called(listener: int) -> bool:
     return bool(calls.poll(0))
 
 
-def _look_ahead(stretch: Stretch, listener: int) -> None:
+def _look_ahead(program: FirstProgram, listener: int) -> None:
     """Record the context's end as soon as it is certain, unless the context has connected."""
-    pid = exit_watch.only_child(stretch.pid) if stretch.has_interpreter else stretch.pid
-    status = None if pid is None else exit_watch.foreseen(pid)
+    pid = exit_watch.only_child(program.pid) if program.has_interpreter else program.pid
+    status = None if pid is None else exit_watch.poll_exit_status(pid)
     if pid is None or status is None:
         return
     if not _is_called(listener):
-        stretch.end = (status, exit_watch.Usage(stretch.pid))
+        program.end = (status, exit_watch.Usage(program.pid))
 
 
-def _tell_end(stretch: Stretch, channel: int) -> None:
+def _tell_end(program: FirstProgram, channel: int) -> None:
     """Send `done`, as `Execution.finish` would."""
-    header, end = stretch.header, stretch.end
+    header, end = program.header, program.end
     assert header is not None  # noqa: S101  for the type checker only
     assert end is not None  # noqa: S101  likewise
     status, usage = end
@@ -257,8 +257,8 @@ def _tell_end(stretch: Stretch, channel: int) -> None:
         int(usage.ru_stime * 1_000_000),
         usage.ru_maxrss,
     )
-    stretch.is_done = True
-    _send(stretch, channel, text, b"")
+    program.is_done = True
+    _send(program, channel, text, b"")
 
 
 _DONE = (

@@ -40,7 +40,7 @@ from cellwall.guest.init.ports import Connection, Ports
 from cellwall.guest.process import processes
 
 if TYPE_CHECKING:
-    from cellwall.guest.warm.fast_start import Begun
+    from cellwall.guest.warm.fast_start import Handoff
 
 _MOST_SIGNAL = 64
 _EXIT_HOST_GONE = 0
@@ -116,32 +116,32 @@ class Init:
         self,
         channel_fd: int,
         config: dict[str, Any],
-        begun: Begun | None = None,
-        born: Callable[[], None] = nothing,
+        handoff: Handoff | None = None,
+        on_forked: Callable[[], None] = nothing,
     ) -> None:
         """Own `channel_fd`, fork the named contexts and serve until the host is gone.
 
-        `begun` is what `fast_start` already did of that; `born` is called once the contexts are
-        forked.
+        `handoff` is what `fast_start` already did of that; `on_forked` is called once the contexts
+        are forked.
         """
         self._config.update(config)
-        self._wakeup_r = processes.await_children() if begun is None else begun.wakeup_fd
-        self._contexts.open(None if begun is None else begun.listener)
+        self._wakeup_r = processes.await_children() if handoff is None else handoff.wakeup_fd
+        self._contexts.open(None if handoff is None else handoff.listener)
         names = config.get("contexts", ())
-        stretch = None if begun is None else begun.stretch
-        if stretch is None and self._contexts.may_run_first and list(names) == USUAL_CONTEXTS:
-            stretch = self._contexts.run_first(channel_fd, self._wakeup_r, born)
+        program = None if handoff is None else handoff.program
+        if program is None and self._contexts.may_run_first and list(names) == USUAL_CONTEXTS:
+            program = self._contexts.run_first(channel_fd, self._wakeup_r, on_forked)
         self._loop.open()
         self._channel.open(channel_fd, self._loop, config.get("out_fd", -1))
         self._loop.watch(self._wakeup_r, READ, self._on_child)
         self._contexts.watch()
-        if stretch is not None:
-            self._contexts.take_over(stretch)
+        if program is not None:
+            self._contexts.take_over(program)
             self._on_child(0)
-            self._channel.take_over(stretch.unread, stretch.unsent)
+            self._channel.take_over(program.unread, program.unsent)
         else:
             self._create(names)
-            born()
+            on_forked()
             if not self._awaited:
                 self._announce()
         self._loop.run()
@@ -361,19 +361,19 @@ def main(
     channel_fd: int,
     config: dict[str, Any],
     run_context: Callable[[Link, dict[str, Any]], Any] | None = None,
-    begun: Begun | None = None,
-    born: Callable[[], None] = nothing,
+    handoff: Handoff | None = None,
+    on_forked: Callable[[], None] = nothing,
 ) -> NoReturn:
     """Run init on `channel_fd` until the host is gone; `run_context` replaces the Python context.
 
-    `begun` is what `fast_start` already did of that; `born` is called when the contexts that exist
-    from the start have been forked.
+    `handoff` is what `fast_start` already did of that; `on_forked` is called when the contexts that
+    exist from the start have been forked.
     """
     code = _EXIT_BROKEN
     try:
-        if begun is None:
+        if handoff is None:
             _settle()
-        _made(run_context).run(channel_fd, config, begun, born)
+        _made(run_context).run(channel_fd, config, handoff, on_forked)
     except (HostGone, BrokenPipeError, ConnectionResetError):
         code = _EXIT_HOST_GONE  # also raised on `first_program`'s path, which has no `Channel`
     except FrameError as error:

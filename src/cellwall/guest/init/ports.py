@@ -74,17 +74,17 @@ class Connection:
             self._on_failure(OSError(code, os.strerror(code)))
 
     def _on_answer(self, _events: int) -> None:
-        line = self._line()
-        self._loop.forget(line.fileno())
-        code = line.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+        sock = self._sock()
+        self._loop.forget(sock.fileno())
+        code = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
         if code == errno.ECONNRESET:  # accepted, and broken off before this check
             self._finish(is_reset=True)
             return
         if code:
             self._on_failure(OSError(code, os.strerror(code)))
             return
-        line.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        stream = self.feed = Stream(self._loop, self._channel, line.fileno(), self.id, "data")
+        sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+        stream = self.feed = Stream(self._loop, self._channel, sock.fileno(), self.id, "data")
         stream.on_end, stream.on_deaf = self._on_end, lambda: self._finish(is_reset=True)
         stream.on_flushed = self._on_flushed
         self._channel.send({"ev": "connected", "id": self.id})
@@ -150,7 +150,7 @@ class Connection:
             self._finish(is_reset=False)
             return
         try:
-            self._line().shutdown(_socket.SHUT_WR)
+            self._sock().shutdown(_socket.SHUT_WR)
         except OSError:
             self._finish(is_reset=True)
             return
@@ -176,7 +176,7 @@ class Connection:
         self._on_over()
         self._channel.send({"ev": "closed", "id": self.id, "reset": is_reset})
 
-    def _line(self) -> _socket.socket:
+    def _sock(self) -> _socket.socket:
         assert self._socket is not None  # noqa: S101  for the type checker only
         return self._socket
 

@@ -67,7 +67,7 @@ def only_child(pid: int) -> int | None:
     return int(children[0]) if len(children) == 1 else None
 
 
-def foreseen(pid: int, wakeup_fd: int = -1, wait_s: float = 0.0) -> int | None:
+def poll_exit_status(pid: int, wakeup_fd: int = -1, wait_s: float = 0.0) -> int | None:
     """Return the wait status of a child that announced its end, None if that takes longer.
 
     Without `wakeup_fd` the tries follow each other at once. With it, each try is followed by a wait

@@ -13,7 +13,7 @@ import os
 
 from cellwall.guest.channel.handshake import USUAL_CONTEXTS
 from cellwall.guest.init import context_spawn
-from cellwall.guest.init.first_program import Stretch, serve
+from cellwall.guest.init.first_program import FirstProgram, serve
 from cellwall.guest.process import processes
 
 TYPE_CHECKING = False
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from cellwall.guest.channel.init_link import Link
 
 
-class Begun:
+class Handoff:
     """The state that the rest of init needs to continue."""
 
     def __init__(
-        self, listener: tuple[_socket.socket, str], wakeup_fd: int, stretch: Stretch
+        self, listener: tuple[_socket.socket, str], wakeup_fd: int, program: FirstProgram
     ) -> None:
         """Hold the listening socket, the wake-up descriptor and the state of the first program."""
         self.listener = listener
         self.wakeup_fd = wakeup_fd
-        self.stretch = stretch
+        self.program = program
 
 
 def may_serve(config: dict[str, Any]) -> bool:
@@ -45,7 +45,7 @@ def may_serve(config: dict[str, Any]) -> bool:
     )
 
 
-def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
+def begin(channel_fd: int, config: dict[str, Any]) -> Handoff:
     """Serve as init for as long as the first program is all there is. Raises OSError."""
     os.umask(0o022)
     processes.ignore_signals()
@@ -56,10 +56,10 @@ def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
     named = {**config, "context": "main", "language": "python"}
     # The context is a process of its own from here on: modules that it loads now need not be copied
     # for it.
-    born = context_spawn.fork_context(named, dict(os.environ), parent, _become_context, os.fork)
-    stretch = Stretch(*born)
-    serve(stretch, channel_fd, wakeup_fd, listener[0].fileno(), meanwhile=_hide)
-    return Begun(listener, wakeup_fd, stretch)
+    forked = context_spawn.fork_context(named, dict(os.environ), parent, _become_context, os.fork)
+    program = FirstProgram(*forked)
+    serve(program, channel_fd, wakeup_fd, listener[0].fileno(), meanwhile=_hide)
+    return Handoff(listener, wakeup_fd, program)
 
 
 def go_on() -> None:

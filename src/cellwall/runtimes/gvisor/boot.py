@@ -26,12 +26,12 @@ def main() -> None:
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
     os.rmdir(config["placeholder"])
-    guest, begun = config["guest"], None
+    guest, handoff = config["guest"], None
     from cellwall.guest.warm import fast_start
 
     if config["is_awaited"] and fast_start.may_serve(guest):
         _let_go_of(0, 1)  # the host reads descriptor 2 when a start has failed
-        begun = fast_start.begin(channel, guest)
+        handoff = fast_start.begin(channel, guest)
         fast_start.go_on()
         _let_go_of(2)
     else:
@@ -43,7 +43,7 @@ def main() -> None:
         _let_go_of(0, 1, 2)
     from cellwall.guest.init import main as init
 
-    init.main(channel, guest, begun=begun)
+    init.main(channel, guest, handoff=handoff)
 
 
 def _let_go_of(*descriptors: int) -> None:

@@ -62,7 +62,7 @@ def loop() -> Loop:
 )
 def test_work_that_cannot_be_sent_is_refused(loop: Loop, number: int) -> None:
     connection: Any = _Failing(number)
-    line = context_connections.Line(loop, Channel(lambda *_: None), connection)
+    line = context_connections.ContextConnection(loop, Channel(lambda *_: None), connection)
     work = HandOver("main", os.getpid(), line, None)
     with pytest.raises(Refusal) as refused:
         work.begin(_TASK, b"print(1)")
@@ -74,7 +74,7 @@ def test_work_that_cannot_be_sent_is_refused(loop: Loop, number: int) -> None:
 def test_work_waits_for_a_context_whose_queue_is_full(loop: Loop) -> None:
     """The control of the one above: this one is no failure."""
     ours, theirs = socket.socketpair()
-    line = context_connections.Line(loop, Channel(lambda *_: None), ours)
+    line = context_connections.ContextConnection(loop, Channel(lambda *_: None), ours)
     work = HandOver("main", os.getpid(), line, None)
     work.begin(_TASK, _LARGE)
     assert line.is_open
@@ -175,7 +175,7 @@ def test_input_goes_to_a_pipe_and_to_nothing_else(
 @pytest.mark.parametrize("said", [{}, {"fd": -1}, {"fd": True}, {"fd": "3"}, {"errno": -3}])
 def test_wrong_word_about_an_input_is_no_input(loop: Loop, said: dict[str, Any]) -> None:
     ours, theirs = socket.socketpair()
-    line: Any = context_connections.Line(loop, Channel(lambda *_: None), ours)
+    line: Any = context_connections.ContextConnection(loop, Channel(lambda *_: None), ours)
     work = handover.HandOver("main", os.getpid(), line, Feed(loop))
     work.begin({**_TASK, "stdin": "stream"}, b"")
     with pytest.raises(WrongWord):
@@ -187,7 +187,7 @@ def test_wrong_word_about_an_input_is_no_input(loop: Loop, said: dict[str, Any])
 def test_an_input_is_named_once(loop: Loop) -> None:
     """A second pipe would take the place of the first, which somebody may be writing to."""
     ours, theirs = socket.socketpair()
-    line: Any = context_connections.Line(loop, Channel(lambda *_: None), ours)
+    line: Any = context_connections.ContextConnection(loop, Channel(lambda *_: None), ours)
     work = handover.HandOver("main", os.getpid(), line, Feed(loop))
     work.begin({**_TASK, "stdin": "stream"}, b"")
     states = [work.is_complete]

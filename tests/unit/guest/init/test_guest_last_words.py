@@ -74,7 +74,7 @@ def family(tmp_path: Path) -> Iterator[_Family]:
 def test_the_short_way_hands_over_a_context_that_called_at_its_end(
     family: _Family, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stretch = first_program.Stretch(family.context, -1, -1, -1)
+    program = first_program.FirstProgram(family.context, -1, -1, -1)
     really_read = os.read
 
     def read(fd: int, size: int) -> bytes:
@@ -82,18 +82,18 @@ def test_the_short_way_hands_over_a_context_that_called_at_its_end(
         return really_read(fd, size)
 
     monkeypatch.setattr(os, "read", read)
-    assert not first_program._hear_the_end(stretch, family.wakeup_r, family.listener.fileno())
-    assert stretch.end is None
+    assert not first_program._hear_the_end(program, family.wakeup_r, family.listener.fileno())
+    assert program.end is None
     assert os.waitpid(family.context, 0)[1] == 3 << 8  # it is still there to be waited for
 
 
 def test_control_the_short_way_takes_in_one_that_said_nothing(family: _Family) -> None:
-    stretch = first_program.Stretch(family.context, -1, -1, -1)
+    program = first_program.FirstProgram(family.context, -1, -1, -1)
     family.end_context()
     family.listener.accept()[0].close()
-    assert first_program._hear_the_end(stretch, family.wakeup_r, family.listener.fileno())
-    assert stretch.end is not None
-    assert stretch.end[0] == 3 << 8
+    assert first_program._hear_the_end(program, family.wakeup_r, family.listener.fileno())
+    assert program.end is not None
+    assert program.end[0] == 3 << 8
 
 
 def test_init_hears_each_that_ends_before_it_waits_for_it(family: _Family) -> None:

@@ -92,7 +92,7 @@ def test_root_of_a_user_namespace_does_not_see_every_exit_code(require: Require)
 
 def test_one_that_lives_has_no_status() -> None:
     with _child(signal.pause) as pid:
-        assert exit_watch.foreseen(pid) is None
+        assert exit_watch.poll_exit_status(pid) is None
 
 
 def test_one_that_is_nowhere_has_no_status() -> None:
@@ -136,7 +136,7 @@ def test_waiting_stops_when_its_parent_hears_of_it() -> None:
     readable, writable = os.pipe()
     os.write(writable, b"x")
     with _child(signal.pause) as pid:
-        assert exit_watch.foreseen(pid, readable, 60.0) is None
+        assert exit_watch.poll_exit_status(pid, readable, 60.0) is None
     os.close(readable)
     os.close(writable)
 
@@ -200,12 +200,12 @@ def test_usage_is_that_of_the_whole_process() -> None:
     assert exit_watch.Usage(pid).ru_utime == 0.0  # waited for: nothing is known of it any more
 
 
-def _looked_ahead(pid: int, listener: socket.socket) -> first_program.Stretch:
+def _looked_ahead(pid: int, listener: socket.socket) -> first_program.FirstProgram:
     """What init knows of a context after somebody announced its end."""
-    stretch = first_program.Stretch(pid, -1, -1, -1)
-    stretch.may_be_foreseen = True
-    first_program._look_ahead(stretch, listener.fileno())
-    return stretch
+    program = first_program.FirstProgram(pid, -1, -1, -1)
+    program.may_be_foreseen = True
+    first_program._look_ahead(program, listener.fileno())
+    return program
 
 
 def _listener() -> socket.socket:

@@ -14,7 +14,11 @@ from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.loop import READ
 from cellwall.runtimes.channel.loop_share import TURN_S
 from cellwall.runtimes.jail.single_program import connections as alone_lines
-from cellwall.runtimes.jail.single_program.connections import Line, Lines, Turn
+from cellwall.runtimes.jail.single_program.connections import (
+    ContextConnection,
+    ContextListener,
+    Turn,
+)
 from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 
 _FRAME = encode({"ev": "display", "kind": "display"}, b"{}")
@@ -32,13 +36,13 @@ def test_turn_of_a_line_ends_and_leaves_the_rest(monkeypatch: pytest.MonkeyPatch
         heard += 1
         now += TURN_S / 3.5
 
-    line = Line(ours)
+    connection = ContextConnection(ours)
     theirs.sendall(_FRAME * 10)
     for expected in (4, 8, 10):
-        assert line.read(Turn(), on_frame)
+        assert connection.read(Turn(), on_frame)
         assert heard == expected
-        assert line.is_behind is (expected < 10)
-    line.close()
+        assert connection.is_behind is (expected < 10)
+    connection.close()
     theirs.close()
 
 
@@ -50,10 +54,12 @@ def test_small_frames_count_for_more_than_they_are() -> None:
             """Nothing is watched."""
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    lines = Lines(cast("Any", Silent()), listener, lambda *_: heard.append(1), lambda: None)
+    context_listener = ContextListener(
+        cast("Any", Silent()), listener, lambda *_: heard.append(1), lambda: None
+    )
     most = alone_lines._MOST_BYTES // alone_lines._LEAST_BYTES
     for _ in range(most + 10):
-        lines._said({}, b"")
+        context_listener._said({}, b"")
     assert len(heard) == most
 
 

@@ -47,13 +47,13 @@ _MOST_TEXT = 50_000
 
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Serve one context until its interpreter ends, init hangs up, or it is killed."""
-    kernel = Kernel(link, config)
+    context = ForeignContext(link, config)
     code = 1
     try:
-        kernel.start()
-        kernel.serve()
+        context.start()
+        context.serve()
     except InterpreterEnded as end:
-        kernel.leave(end.status)
+        context.leave(end.status)
     except ConnectionError:
         code = EXIT_UNSERVED
     except Refusal as refusal:
@@ -65,11 +65,11 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  the last word of a process
         _complain(f"context: cannot go on\n{tracebacks.text_of(error)}")
     finally:
-        kernel.kill()
+        context.kill()
         os._exit(code)
 
 
-class Kernel:
+class ForeignContext:
     """One context, its interpreter, and the link to init."""
 
     def __init__(self, link: Link, config: dict[str, Any]) -> None:

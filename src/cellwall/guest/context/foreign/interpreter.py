@@ -128,7 +128,7 @@ class Interpreter:
 
     def is_leaving(self) -> bool:
         """Return whether the kernel soon confirms an exit that the interpreter announced."""
-        return exit_watch.foreseen(self.pid, self._wakeup_r, _LEAVING_S) is not None
+        return exit_watch.poll_exit_status(self.pid, self._wakeup_r, _LEAVING_S) is not None
 
     def forget(self) -> None:
         """Close the descriptors of a request that is done."""

@@ -25,7 +25,7 @@ from cellwall.jail.inspect import host_facts
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.jail.single_program.connections import Lines
+from cellwall.runtimes.jail.single_program.connections import ContextListener
 from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 from cellwall.runtimes.jail.single_program.output_pump import Output
 
@@ -98,7 +98,9 @@ class AloneChannel(GuestChannel):
         self._init_pid = init_pid
         self._kill_context = kill_context
         self._late = LateLoop(self._loop)
-        self._lines = Lines(self._late, parts.listener, self._on_said, kill_context)
+        self._context_listener = ContextListener(
+            self._late, parts.listener, self._on_said, kill_context
+        )
         self._outputs: tuple[int, ...] = parts.outputs
         self._pumps: list[Output] = []
         self._books: Execution | None = None
@@ -114,11 +116,11 @@ class AloneChannel(GuestChannel):
     @property
     def context_pid(self) -> int:
         """The host's pid of the process that runs the program."""
-        return self._lines.context_pid
+        return self._context_listener.context_pid
 
     @context_pid.setter
     def context_pid(self, pid: int) -> None:
-        self._lines.context_pid = pid
+        self._context_listener.context_pid = pid
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class AloneChannel(GuestChannel):
 
     def _begin(self) -> None:
         self._has_begun = True
-        self._lines.watch()
+        self._context_listener.watch()
 
     # -- hearing: init ---------------------------------------------------------------------
 
@@ -288,7 +290,7 @@ class AloneChannel(GuestChannel):
         if self._books is not None:
             self._drain_output()
             if self._lost is None:
-                is_all = self._lines.drain()
+                is_all = self._context_listener.drain()
             if self._lost is None:
                 self._drain_output()
         return is_all
@@ -345,7 +347,7 @@ class AloneChannel(GuestChannel):
             if self._exit is not None and not error.is_hostile:
                 self._finish()  # the result is known, whatever else is lost
             self._late.close()
-            self._lines.close()
+            self._context_listener.close()
             self._close_outputs()
             self._books = None
         super()._end(error)
@@ -362,5 +364,5 @@ class AloneChannel(GuestChannel):
         """Close the descriptors in a forked child, as `GuestChannel` does."""
         super().abandon()
         self._late.abandon()
-        self._lines.abandon()
+        self._context_listener.abandon()
         self._close_outputs()

@@ -26,7 +26,7 @@ from cellwall.runtimes.channel.loop_share import TURN_S, Hearing, timed
 if TYPE_CHECKING:
     from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 
-_MOST_LINES = 2
+_MOST_CONNECTIONS = 2
 _MOST_HEADER_BYTES = 4 * 1024
 """Most bytes of a header. A well-behaved context sends less: what it shows is in bodies."""
 _MOST_BYTES = 16 * 1024 * 1024
@@ -78,7 +78,7 @@ class Turn:
         return Hearing.apart_s - self._apart_s
 
 
-class Line:
+class ContextConnection:
     """One connection of the context."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -143,7 +143,7 @@ class Line:
         return self._socket.detach()
 
 
-class Lines:
+class ContextListener:
     """The listener to which a context connects, and its connections."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Lines:
         self._listener = listener
         self._on_frame = on_frame
         self._on_broken = on_broken
-        self._lines: list[Line] = []
+        self._connections: list[ContextConnection] = []
         self._left_bytes = _MOST_BYTES
         self.context_pid = 0
         """The host's pid of the one process whose connections are read."""
@@ -171,8 +171,8 @@ class Lines:
         """Read from the connections made so far; return False if more is left to read."""
         turn = Turn(_DRAIN_S)
         while True:
-            for line in tuple(self._lines):
-                self._hear(line, turn)
+            for connection in tuple(self._connections):
+                self._hear(connection, turn)
             if turn.is_over or not self._accept(turn):
                 break
         self._end_turn(turn)
@@ -180,8 +180,8 @@ class Lines:
 
     def close(self) -> None:
         """Close all connections and the listener."""
-        for line in tuple(self._lines):
-            self._drop(line)
+        for connection in tuple(self._connections):
+            self._drop(connection)
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         # Both are methods of the object that owns this one. As a reference cycle all of it would
@@ -190,10 +190,13 @@ class Lines:
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child, and leave the loop alone."""
-        for fd in (*(line.detach() for line in self._lines), self._listener.detach()):
+        for fd in (
+            *(connection.detach() for connection in self._connections),
+            self._listener.detach(),
+        ):
             if fd >= 0:  # otherwise it was cut off
                 os.close(fd)
-        self._lines.clear()
+        self._connections.clear()
 
     def _on_call(self, _events: int) -> None:
         turn = Turn()
@@ -201,45 +204,45 @@ class Lines:
         self._end_turn(turn)
 
     def _accept(self, turn: Turn) -> bool:
-        for earlier in tuple(self._lines):
+        for earlier in tuple(self._connections):
             self._hear(earlier, turn)  # what was said before must not be read after
         if turn.is_over:
             return False
         try:
-            connection, _ = self._listener.accept()
+            sock, _ = self._listener.accept()
         except OSError:
             return False  # no connection waits, or no descriptor is left, which passes
         turn.frames += 1
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(peer)[0] != self.context_pid:
-            connection.close()
+            sock.close()
             return True
-        while len(self._lines) >= _MOST_LINES:
-            self._drop(self._lines[0])
-        line = Line(connection)
-        self._lines.append(line)
-        self._loop.watch(line.fileno(), READ, lambda _events: self._on_readable(line))
-        self._hear(line, turn)  # data is there already, as a rule
+        while len(self._connections) >= _MOST_CONNECTIONS:
+            self._drop(self._connections[0])
+        connection = ContextConnection(sock)
+        self._connections.append(connection)
+        self._loop.watch(connection.fileno(), READ, lambda _events: self._on_readable(connection))
+        self._hear(connection, turn)  # data is there already, as a rule
         return True
 
-    def _on_readable(self, line: Line) -> None:
+    def _on_readable(self, connection: ContextConnection) -> None:
         turn = Turn()
-        self._hear(line, turn)
+        self._hear(connection, turn)
         self._end_turn(turn)
 
-    def _hear(self, line: Line, turn: Turn) -> None:
-        if line not in self._lines:
+    def _hear(self, connection: ContextConnection, turn: Turn) -> None:
+        if connection not in self._connections:
             return
         try:
-            is_open = line.read(turn, self._said)
+            is_open = connection.read(turn, self._said)
         except GuestFrameError:
-            self._drop(line)
+            self._drop(connection)
             self._on_broken()
             return
         if not is_open:
-            self._drop(line)
-        elif line.is_behind:
-            self._loop.come_back(line.fileno())
+            self._drop(connection)
+        elif connection.is_behind:
+            self._loop.come_back(connection.fileno())
 
     def _said(self, header: dict[str, Any], body: bytes) -> None:
         self._left_bytes -= max(_LEAST_BYTES, len(body))
@@ -252,8 +255,8 @@ class Lines:
         if turn.frames or turn.nbytes:
             self._loop.spend(turn.spent_s, turn.frames, turn.nbytes, turn.apart_s)
 
-    def _drop(self, line: Line) -> None:
-        if line in self._lines:
-            self._lines.remove(line)
-            self._loop.forget(line.fileno())
-            line.close()
+    def _drop(self, connection: ContextConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._loop.forget(connection.fileno())
+            connection.close()
