@@ -52,7 +52,7 @@ def ask(tools: Any, name: str, arguments: object) -> Answer:
         box = box_of(tools)
         assert box is not None
         body = json.dumps(arguments)
-        return await box.desk().answer(Incoming(1, name, len(body), lambda: json.loads(body)))
+        return await box.handler().answer(Incoming(1, name, len(body), lambda: json.loads(body)))
 
     return asyncio.run(work())
 
@@ -320,15 +320,15 @@ def test_function_that_cancels_itself_is_answered() -> None:
 def test_threads_are_kept_and_never_block_the_end() -> None:
     code = (
         "import asyncio, threading\n"
-        "from cellwall.surface.tools.calls import Desk\n"
+        "from cellwall.surface.tools.calls import ToolCallHandler\n"
         "from cellwall.surface.tools.tools import Incoming, Tool, ToolBox\n"
         "async def main():\n"
         "    names = set()\n"
         "    def name(): names.add(threading.get_ident())\n"
         "    def hang(): threading.Event().wait()\n"
-        "    desk = Desk(ToolBox({'name': name, 'hang': Tool(hang, timeout_s=0.1)}))\n"
-        "    for _ in range(50): await desk.answer(Incoming(1, 'name', 2, dict))\n"
-        "    print(len(names) < 5, (await desk.answer(Incoming(1, 'hang', 2, dict))).decision)\n"
+        "    calls = ToolCallHandler(ToolBox({'name': name, 'hang': Tool(hang, timeout_s=0.1)}))\n"
+        "    for _ in range(50): await calls.answer(Incoming(1, 'name', 2, dict))\n"
+        "    print(len(names) < 5, (await calls.answer(Incoming(1, 'hang', 2, dict))).decision)\n"
         "asyncio.run(main())"
     )
     done = subprocess.run(

@@ -37,7 +37,7 @@ class ToolCalls:
         """`place` is the path of the execution."""
         self._transport = transport
         self._place = f"{place}/calls"
-        self._desk = offer.desk()
+        self._handler = offer.handler()
         self._tasks = Tasks()
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._begun: set[int] = set()
@@ -85,7 +85,7 @@ class ToolCalls:
     async def _answer(self, value: Json) -> None:
         size, arguments = value["arguments_bytes"], value["arguments"]
         call = Incoming(value["call"], value["tool"], size, lambda: arguments)
-        answer = await self._desk.answer(call)
+        answer = await self._handler.answer(call)
         try:
             await self._send(call.number, answer)
         except (Conflict, NotFound):

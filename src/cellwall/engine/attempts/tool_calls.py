@@ -53,7 +53,7 @@ class Calls:
     def __init__(self, box: Offer, channel: GuestChannel, tell: Tell) -> None:
         """`tell` gets the data of each `tool_call` event, when the call is over."""
         self._box = box
-        self._desk = box.desk()
+        self._handler = box.handler()
         self._channel = channel
         self._tell = tell
         self._tasks = Tasks()
@@ -86,7 +86,7 @@ class Calls:
 
     async def _work(self, execution: int, call: _Call, body: bytes) -> None:
         read = partial(self._channel.take_apart, body)
-        answer = await self._desk.answer(Incoming(call.number, call.tool, len(body), read))
+        answer = await self._handler.answer(Incoming(call.number, call.tool, len(body), read))
         # Keep the call's place until its answer is sent: a program that reads no answers gets no
         # more.
         try:

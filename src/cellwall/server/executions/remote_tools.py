@@ -85,7 +85,7 @@ class RemoteTools(Offer):
 
     # -- the engine's side -----------------------------------------------------------------
 
-    def desk(self) -> Answering:
+    def handler(self) -> Answering:
         """Return the object that answers the calls: this one."""
         return self
 

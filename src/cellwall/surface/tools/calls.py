@@ -72,11 +72,11 @@ def above(size_bytes: int, most_bytes: int) -> str | None:
     return f"{size_bytes} bytes of arguments; the limit is {most_bytes}"
 
 
-class Desk:
+class ToolCallHandler:
     """Answers the calls of one loop to one tool box, within the box's bound of calls at once."""
 
     def __init__(self, box: ToolBox) -> None:
-        """Create the desk on the loop that it serves."""
+        """Create the handler on the loop that it serves."""
         self._box = box
         self._loop = asyncio.get_running_loop()
         self._seats = box.seats()

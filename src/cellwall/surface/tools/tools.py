@@ -141,7 +141,7 @@ class Offer(ABC):
     """Number of those calls that may be under way at once."""
 
     @abstractmethod
-    def desk(self) -> Answering:
+    def handler(self) -> Answering:
         """Return the object that answers one execution's calls, on the loop that it serves."""
 
 
@@ -210,11 +210,11 @@ class ToolBox(Offer):
         loop = asyncio.get_running_loop()
         return self._seats.setdefault(loop, asyncio.Semaphore(self.at_once))
 
-    def desk(self) -> Answering:
+    def handler(self) -> Answering:
         """Return the object that answers one execution's calls, on the loop that it serves."""
-        from cellwall.surface.tools.calls import Desk
+        from cellwall.surface.tools.calls import ToolCallHandler
 
-        return Desk(self)
+        return ToolCallHandler(self)
 
     def __bool__(self) -> bool:
         """Report whether there is any tool."""
