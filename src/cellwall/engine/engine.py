@@ -22,9 +22,9 @@ from cellwall.engine.policy.arguments import check_env, check_limits, check_star
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
-from cellwall.engine.programs import collect as bringing_back
+from cellwall.engine.programs import collect
 from cellwall.engine.programs.compile_cache import CompileCache
-from cellwall.engine.programs.compile_stage import CacheScope, Compiled, Compiler, Job
+from cellwall.engine.programs.compile_stage import CacheScope, Compiled, Compiler, SandboxWork
 from cellwall.engine.programs.oneshot import Stage, begin, explain, may_be_alone, run_stage
 from cellwall.engine.programs.requests import Plan, Request, plan
 from cellwall.engine.sandbox import AsyncSandbox
@@ -224,7 +224,7 @@ class Engine:
             # A caller's environment could affect a compiler; only its programs get it, later.
             compile_spec = replace(spec, limits=work.compile_limits, env={})
 
-            async def in_sandbox(job: Job) -> Compiled | Execution:
+            async def in_sandbox(job: SandboxWork) -> Compiled | Execution:
                 async def begun(live: ClaimedSandbox) -> Compiled | Execution:
                     await self._before_code(watch)
                     return await job(live)
@@ -310,7 +310,7 @@ class Engine:
         self, live: ClaimedSandbox, work: Plan
     ) -> tuple[dict[str, bytes], tuple[str, ...]]:
         room = self.settings.collect_bytes
-        found, notes = await bringing_back.files(live, work.collect, work.artifacts, room)
+        found, notes = await collect.files(live, work.collect, work.artifacts, room)
         if work.file_name not in work.collect and found.get(work.file_name) == work.source:
             del found[work.file_name]  # the program itself, as its caller sent it
         return found, notes

@@ -19,8 +19,7 @@ from schemathesis.specs.openapi.checks import (
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.http.openapi import document
 from cellwall.server.routes.pages import _page_of
-from cellwall.server.schemas import responses as answers
-from cellwall.server.schemas import responses_about as answers_about
+from cellwall.server.schemas import responses, responses_about
 from kit.servers import Server, new_sandbox
 
 
@@ -106,21 +105,21 @@ def test_answers_fit_their_closed_schemas(client: httpx.Client) -> None:
         f"{path}/commands", json={"argv": ["true"]}, headers={"Accept": "application/json"}
     ).json()
     held: list[tuple[type[BaseModel], Any]] = [
-        (answers.Health, client.get("/health").json()),
-        (answers.Sandbox, sandbox),
-        (answers.SandboxList, client.get("/sandboxes").json()),
-        (answers.Execution, execution),
-        (answers.Command, command),
-        (answers.CommandList, client.get(f"{path}/commands").json()),
-        (answers.ContextList, client.get(f"{path}/contexts").json()),
-        (answers.Metrics, client.get(f"{path}/metrics").json()),
-        (answers.Logs, client.get(f"{path}/logs").json()),
-        (answers.Entries, client.get(f"{path}/files/list").json()),
-        (answers_about.Templates, client.get("/templates").json()),
-        (answers_about.Languages, client.get("/languages").json()),
-        (answers_about.Runtimes, client.get("/runtimes").json()),
-        (answers_about.Stats, client.get("/stats").json()),
-        (answers.Error, client.get("/sandboxes/nope").json()),
+        (responses.Health, client.get("/health").json()),
+        (responses.Sandbox, sandbox),
+        (responses.SandboxList, client.get("/sandboxes").json()),
+        (responses.Execution, execution),
+        (responses.Command, command),
+        (responses.CommandList, client.get(f"{path}/commands").json()),
+        (responses.ContextList, client.get(f"{path}/contexts").json()),
+        (responses.Metrics, client.get(f"{path}/metrics").json()),
+        (responses.Logs, client.get(f"{path}/logs").json()),
+        (responses.Entries, client.get(f"{path}/files/list").json()),
+        (responses_about.Templates, client.get("/templates").json()),
+        (responses_about.Languages, client.get("/languages").json()),
+        (responses_about.Runtimes, client.get("/runtimes").json()),
+        (responses_about.Stats, client.get("/stats").json()),
+        (responses.Error, client.get("/sandboxes/nope").json()),
     ]
     for model, value in held:
         walk(model, value)
@@ -134,7 +133,7 @@ def test_running_execution_fits_too(client: httpx.Client) -> None:
         next(answer.iter_lines())
         execution = answer.headers["x-execution-id"]
         shown = client.get(f"/executions/{execution}").json()
-    walk(answers.Execution, shown)
+    walk(responses.Execution, shown)
     assert (shown["status"], shown["verdict"]) == ("running", None)
     client.delete(f"/executions/{execution}")
 

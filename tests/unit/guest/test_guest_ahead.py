@@ -11,8 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from cellwall.guest.process import libc as native
-from cellwall.guest.process import prefault
+from cellwall.guest.process import libc, prefault
 from kit.jail.forked import answer
 
 _PAGE = mmap.PAGESIZE
@@ -46,7 +45,7 @@ class _Shared:
 
 def _in_fork(run: Callable[[], object]) -> None:
     """Do it in a child that shares every page with us, and wait for its end by `os._exit`."""
-    pid = native.fork()
+    pid = libc.fork()
     if not pid:
         run()
         os._exit(0)
@@ -104,7 +103,7 @@ def _end() -> NoReturn:
 
 def _tell_half() -> None:
     """The context is killed in the middle of its word, and init goes on."""
-    pid = native.fork()
+    pid = libc.fork()
     if not pid:
         prefault.written = lambda: b"x" * 20
         os._exit(0)
@@ -165,14 +164,14 @@ def test_a_request_ends_the_copying() -> None:
         )
         result_r, result_w = os.pipe()
         request_r, request_w = os.pipe()
-        populate = native.populate
+        populate = libc.populate
 
         def child() -> None:
             def ask_and_populate(address: int, length: int) -> bool:
                 os.write(request_w, b"request")
                 return populate(address, length)
 
-            native.populate = ask_and_populate
+            libc.populate = ask_and_populate
             prefault.while_waiting(request_r, prefault.INIT)
             os.write(result_w, json.dumps(memory.found(prefault.written())).encode())
 

@@ -22,8 +22,7 @@ from cellwall.server.core.errors import HttpError, envelope, headers_of, status_
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http.endpoint import parsed
 from cellwall.server.http.guards import allowed_hosts, read_headers
-from cellwall.server.schemas import decode as asked
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import decode, responses
 from cellwall.server.schemas.paths import check_name
 from cellwall.server.schemas.requests import ExecuteBody, SandboxBody
 from cellwall.server.streaming.downloads import _span, attachment
@@ -109,7 +108,7 @@ def test_a_name_that_passes_has_nothing_odd(name: str) -> None:
 def test_limits_never_pass_the_ceiling(wanted: dict[str, int]) -> None:
     most = Limits(memory_mb=1024, processes=200)
     body = parsed(ExecuteBody, json.dumps({"code": "1", "limits": wanted}).encode())
-    limits, clipped = asked.limits(body, Limits(), most)
+    limits, clipped = decode.limits(body, Limits(), most)
     for name, value in wanted.items():
         assert getattr(limits, name) == min(value, getattr(most, name))
         assert (name in clipped) == (value > getattr(most, name))
@@ -120,7 +119,7 @@ def test_limits_of_a_compile_never_pass_the_ceiling_either(wanted: dict[str, int
     most = Limits(memory_mb=1024, processes=200)
     own = Limits(memory_mb=2048)
     body = parsed(ExecuteBody, json.dumps({"code": "1", "compile_limits": wanted}).encode())
-    limits = asked.compile_limits(body, own, most)
+    limits = decode.compile_limits(body, own, most)
     for name in ("memory_mb", "processes"):
         value = wanted.get(name, getattr(own, name))
         assert getattr(limits, name) == min(value, getattr(most, name))
@@ -131,14 +130,14 @@ def test_limits_of_a_compile_never_pass_the_ceiling_either(wanted: dict[str, int
 )
 def test_older_names_are_understood(text: str, mebibytes: int) -> None:
     body = parsed(ExecuteBody, json.dumps({"code": "1", "max_memory": text}).encode())
-    assert asked.limits(body, Limits(), ServerSettings().most)[0].memory_mb == mebibytes
+    assert decode.limits(body, Limits(), ServerSettings().most)[0].memory_mb == mebibytes
     body = parsed(ExecuteBody, b'{"code":"1","lang":"bash","mode":"auto"}')
-    assert (asked.language(body), asked.runtime(body)) == ("bash", None)
+    assert (decode.language(body), decode.runtime(body)) == ("bash", None)
 
 
 def test_sandbox_lives_are_limits() -> None:
     body = parsed(SandboxBody, b'{"idle_s": 5, "life_s": 7}')
-    limits, clipped = asked.limits(body, Limits(), ServerSettings().most)
+    limits, clipped = decode.limits(body, Limits(), ServerSettings().most)
     assert (limits.idle_s, limits.life_s, clipped) == (5, 7, {})
 
 
@@ -169,7 +168,7 @@ def test_every_error_has_the_one_shape(error: CellwallError) -> None:
     body = envelope(error, "id")
     assert set(body) == {"error"}
     assert {"code", "message", "remedy", "request_id"} <= set(body["error"])
-    answers.Error.model_validate(body)
+    responses.Error.model_validate(body)
     assert 400 <= status_of(error) < 600
     if type(error) is not CellwallError and status_of(error) == 500:
         assert error.code == "sandbox_broken"
@@ -180,7 +179,7 @@ def test_every_error_has_the_one_shape(error: CellwallError) -> None:
 def test_place_in_the_queue_is_in_the_shape_too() -> None:
     error = CapacityError("m", retry_after_s=1)
     error.position = 3
-    assert answers.Error.model_validate(envelope(error, "id")).error.position == 3
+    assert responses.Error.model_validate(envelope(error, "id")).error.position == 3
 
 
 def test_unexpected_errors_keep_their_words() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cellwall.engine.attempts.attempt import finish
-from cellwall.engine.programs import collect as bringing_back
+from cellwall.engine.programs import collect
 from cellwall.engine.programs.compile_cache import CompileCache, Product, key_of
 from cellwall.engine.programs.oneshot import begin, compile_stage, explain, missing
 from cellwall.languages import mistakes
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _PRODUCT_CAP_BYTES = 64 * 1024 * 1024
 _OWN_END = frozenset({Verdict.NONZERO_EXIT, Verdict.SIGNALLED, Verdict.EXCEPTION})
 
-Job = Callable[["ClaimedSandbox"], Awaitable["Compiled | Execution"]]
-InSandbox = Callable[[Job], Awaitable["Compiled | Execution"]]
+SandboxWork = Callable[["ClaimedSandbox"], Awaitable["Compiled | Execution"]]
+InSandbox = Callable[[SandboxWork], Awaitable["Compiled | Execution"]]
 """Function that does a job in a fresh sandbox, which is destroyed afterwards."""
 
 
@@ -109,7 +109,7 @@ class Compiler:
         product = Product((), recorder.stdout.text, recorder.stderr.text)
         if outcome.verdict is Verdict.OK:
             try:
-                files, lost = await bringing_back.tree(live, BUILD, _PRODUCT_CAP_BYTES)
+                files, lost = await collect.tree(live, BUILD, _PRODUCT_CAP_BYTES)
             except (GuestRefused, FrameError) as error:
                 files, lost = {}, [str(error)]
             if lost:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.attempts.attempt import Attempt, NotBegun, Work
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.files import file_error
-from cellwall.engine.programs import collect as bringing_back
+from cellwall.engine.programs import collect
 from cellwall.languages import callers, mistakes
 from cellwall.languages.entries.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
@@ -208,12 +208,12 @@ async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
     """Add what the language reports about an error, a call's value, and pictures."""
     recorder, language = attempt.recorder, plan.language
     if plan.arguments is not None and not plan.is_warm and outcome.verdict is Verdict.OK:
-        value, refused = await bringing_back.result(
+        value, refused = await collect.result(
             attempt.live, RESULT, may_be_text=language.name in _TEXT_RESULTS
         )
         recorder.returned(value, refused)
     if language.pictures and not plan.is_warm:
-        drawn, notes = await bringing_back.pictures(attempt.live, language.pictures)
+        drawn, notes = await collect.pictures(attempt.live, language.pictures)
         for each in drawn:
             recorder.drew(each)
         outcome = replace(outcome, notes=outcome.notes + notes)

@@ -341,10 +341,10 @@ def _last_pid() -> int:
         most = _MOST_PIDS
     if most <= _FEW_PIDS:
         return most
-    from cellwall.guest.process import libc as native
+    from cellwall.guest.process import libc
 
     try:
-        pid = native.fork()
+        pid = libc.fork()
     except OSError:
         return most
     if pid == 0:

@@ -51,7 +51,7 @@ def while_waiting(fd: int, whose: int) -> None:
     poller.register(fd, _READABLE)
     if poller.poll(_MOMENT_MS):
         return
-    from cellwall.guest.process import libc as native  # loaded where pages are known
+    from cellwall.guest.process import libc  # loaded where pages are known
 
     for number, (address, length) in enumerate(_RANGE.iter_unpack(pages[whose])):
         if number % _STRETCH == 0:
@@ -59,7 +59,7 @@ def while_waiting(fd: int, whose: int) -> None:
             os.sched_yield()
             if poller.poll(0):
                 return
-        native.populate(address, length)
+        libc.populate(address, length)
 
 
 def learn(run: Callable[[], None], run_alone: Callable[[], None]) -> None:
@@ -74,13 +74,13 @@ def learn(run: Callable[[], None], run_alone: Callable[[], None]) -> None:
 
 def _watch(count: int, be_watched: Callable[[bytes], NoReturn]) -> None:
     """Run `be_watched` in a fork of this process, and take in `count` records that it sends."""
-    from cellwall.guest.process import libc as native
+    from cellwall.guest.process import libc
 
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         listener.bind("\0cellwall-ahead-" + os.urandom(16).hex())
         listener.listen()
-        pid = native.fork()
+        pid = libc.fork()
         if not pid:
             be_watched(listener.getsockname())
         os.waitpid(pid, 0)

@@ -173,9 +173,9 @@ def fork_quietly() -> int:
     there is nothing to mend, and the hooks write to hundreds of pages that every context would then
     copy. libc's own handlers run. `reseed.py` takes care of random generators. Raises OSError.
     """
-    from cellwall.guest.process import libc as native
+    from cellwall.guest.process import libc
 
-    return native.fork()
+    return libc.fork()
 
 
 def set_dumpable(wanted: bool) -> None:
@@ -190,9 +190,9 @@ def adopt_orphans() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    from cellwall.guest.process import libc as native
+    from cellwall.guest.process import libc
 
-    native.prctl(option, value)
+    libc.prctl(option, value)
 
 
 def reset_signals() -> None:
@@ -247,9 +247,9 @@ def confine() -> None:
 
 def bequeath_nothing(first_fd: int) -> None:
     """Mark every open descriptor from `first_fd` on as not to be inherited by programs."""
-    from cellwall.guest.process import libc as native
+    from cellwall.guest.process import libc
 
-    if native.close_on_exec_from(first_fd):
+    if libc.close_on_exec_from(first_fd):
         return
     # Older than Linux 5.11 or glibc 2.34.
     for name in os.listdir("/proc/self/fd"):

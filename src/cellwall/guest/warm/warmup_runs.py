@@ -29,8 +29,7 @@ from cellwall.guest.channel.frames import (
 from cellwall.guest.channel.init_link import Link
 from cellwall.guest.context import main as context
 from cellwall.guest.context import program
-from cellwall.guest.process import exit_watch, prefault, processes
-from cellwall.guest.process import libc as native
+from cellwall.guest.process import exit_watch, libc, prefault, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +64,7 @@ def _rehearse_init(make: Callable[[], Init], names: list[str], purpose: str) -> 
     config = {"home": os.getcwd(), "env": dict(os.environ), "contexts": names, "purpose": purpose}
     with _unchanged_process(), writing_nowhere():
         ours, theirs = socket.socketpair()
-        host = native.fork()
+        host = libc.fork()
         if host == 0:
             theirs.close()
             _be_host(ours, names)

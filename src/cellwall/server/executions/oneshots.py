@@ -16,7 +16,7 @@ from cellwall.languages import registry
 from cellwall.server.core.body_budget import HELD_TIMES
 from cellwall.server.executions.order import Order
 from cellwall.server.executions.remote_tools import RemoteTools
-from cellwall.server.schemas import decode as asked
+from cellwall.server.schemas import decode
 from cellwall.server.schemas.requests import ExecuteBody
 from cellwall.server.schemas.scanning import look
 
@@ -56,14 +56,14 @@ def order(
 
     Raises `UsageError`, or the error of a refusing scan.
     """
-    language = registry.find(asked.language(body))
+    language = registry.find(decode.language(body))
     usual = usual_limits(language, engine.settings.limits)
-    limits, clipped = asked.limits(body, usual, settings.most)
-    compiling = asked.compile_limits(body, compile_defaults(engine.settings.limits), settings.most)
+    limits, clipped = decode.limits(body, usual, settings.most)
+    compiling = decode.compile_limits(body, compile_defaults(engine.settings.limits), settings.most)
     is_named = body.limits is not None and body.limits.output_kb is not None
     if is_streamed and not is_named:
         limits = limits.with_changes({"output_kb": settings.stream_output_kb})
-    request = asked.request(body, limits, compiling, caller.owner, caller.floor)
+    request = decode.request(body, limits, compiling, caller.owner, caller.floor)
     scan = look(request.code, request.language, body.scan)
     cost = Cost.of(limits)
     if language.compile:  # the stages run one after the other, so the larger one is the cost

@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 
 import cellwall
 from cellwall.server.http.endpoint import Endpoint
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 
 _REF = "#/components/schemas/{model}"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -52,7 +52,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
 
 
 def _models(endpoints: Iterable[Endpoint]) -> list[type[BaseModel]]:
-    found: dict[str, type[BaseModel]] = {"Error": answers.Error}
+    found: dict[str, type[BaseModel]] = {"Error": responses.Error}
     for endpoint in endpoints:
         for model in (endpoint.body, *(answer.model for answer in endpoint.answers.values())):
             if model is not None:
@@ -65,18 +65,18 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
-    responses = {str(status): _answer(endpoint, status) for status in endpoint.answers}
+    by_status = {str(status): _answer(endpoint, status) for status in endpoint.answers}
     for status in _ERRORS:
-        responses[str(status)] = {
+        by_status[str(status)] = {
             "description": HTTPStatus(status).phrase,
-            "content": {"application/json": {"schema": _ref(answers.Error)}},
+            "content": {"application/json": {"schema": _ref(responses.Error)}},
         }
     module = endpoint.handler.__module__.rpartition(".")[2]
     operation: dict[str, Any] = {
         "operationId": f"{module}_{endpoint.handler.__name__}",
         "summary": endpoint.summary,
         "tags": list(endpoint.tags),
-        "responses": responses,
+        "responses": by_status,
         "security": [] if endpoint.access == "public" else [{"bearer": []}, {"key": []}],
     }
     parameters = _parameters(endpoint)

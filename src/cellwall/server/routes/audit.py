@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.server.core.errors import HttpError
 from cellwall.server.http.endpoint import Answer, Endpoint, query_of
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.requests import LogQuery
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ ENDPOINTS = (
         "/audit",
         index,
         "Audit records of the whole server, oldest first",
-        {200: Answer("A part of them.", answers.AuditPage)},
+        {200: Answer("A part of them.", responses.AuditPage)},
         query=LogQuery,
         scope="admin",
         tags=("server",),

@@ -22,8 +22,7 @@ from cellwall.server.http.endpoint import (
     wait_ended,
 )
 from cellwall.server.routes.execute import leaving, raise_failure
-from cellwall.server.schemas import decode as asked
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import decode, responses
 from cellwall.server.schemas.requests import (
     AfterQuery,
     CommandBody,
@@ -93,10 +92,10 @@ def _again(owner: SandboxRecord, command_id: str) -> CommandRecord:
 
 async def started(request: Request, owner: SandboxRecord, body: CommandBody) -> CommandRecord:
     """Start a command and return its record; `NotFound` if there is no such program."""
-    timeout, _ = asked.clipped_seconds(body.timeout, request.settings.most.life_s)
+    timeout, _ = decode.clipped_seconds(body.timeout, request.settings.most.life_s)
     if timeout is None and not body.background:
         timeout = owner.sandbox.limits.wall_s
-    stdin = asked.stdin(body)
+    stdin = decode.stdin(body)
     asked_for = body.command or body.argv or []
     shown = ["/bin/bash", "-c", _short(body.command)] if body.command else body.argv or []
     record = CommandRecord(request.owner, request.request_id, request.settings.spool_bytes, shown)
@@ -218,14 +217,14 @@ def _running(record: CommandRecord) -> Command:
 
 
 _ONE = "/sandboxes/{sandbox_id}/commands/{command_id}"
-_DONE = {200: Answer("Done.", answers.Done)}
+_DONE = {200: Answer("Done.", responses.Done)}
 ENDPOINTS = (
     Endpoint(
         "GET",
         "/sandboxes/{sandbox_id}/commands",
         index,
         "Commands that run or ended a while ago, without their output",
-        {200: Answer("The commands.", answers.CommandList)},
+        {200: Answer("The commands.", responses.CommandList)},
         tags=("commands",),
     ),
     Endpoint(
@@ -234,8 +233,8 @@ ENDPOINTS = (
         start,
         "Start a command",
         {
-            200: Answer("Events, or how it ended.", answers.Command, tuple(MEDIA.values())),
-            201: Answer("It runs in the background.", answers.Command),
+            200: Answer("Events, or how it ended.", responses.Command, tuple(MEDIA.values())),
+            201: Answer("It runs in the background.", responses.Command),
         },
         body=CommandBody,
         headers=("Idempotency-Key",),
@@ -246,7 +245,7 @@ ENDPOINTS = (
         _ONE,
         get,
         "One command",
-        {200: Answer("The command.", answers.Command)},
+        {200: Answer("The command.", responses.Command)},
         query=WaitQuery,
         tags=("commands",),
     ),
@@ -266,7 +265,7 @@ ENDPOINTS = (
         f"{_ONE}/stdin",
         stdin,
         "Write to a command's standard input",
-        {200: Answer("What was taken.", answers.Written)},
+        {200: Answer("What was taken.", responses.Written)},
         body_media="application/octet-stream",
         query=StdinQuery,
         tags=("commands",),

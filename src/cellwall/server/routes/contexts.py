@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cellwall.languages import registry
 from cellwall.model.ids import new_id
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.requests import ContextBody
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ async def interrupt(request: Request) -> None:
     await request.answer({"message": "interrupted", "name": name})
 
 
-_DONE = {200: Answer("Done.", answers.NamedDone)}
+_DONE = {200: Answer("Done.", responses.NamedDone)}
 ENDPOINTS = (
     Endpoint(
         "GET",
         "/sandboxes/{sandbox_id}/contexts",
         index,
         "The contexts that are alive",
-        {200: Answer("Their names.", answers.ContextList)},
+        {200: Answer("Their names.", responses.ContextList)},
         tags=("contexts",),
     ),
     Endpoint(
@@ -72,7 +72,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}/contexts",
         create,
         "Start another context",
-        {201: Answer("It is there.", answers.Context)},
+        {201: Answer("It is there.", responses.Context)},
         body=ContextBody,
         tags=("contexts",),
     ),

@@ -15,7 +15,7 @@ from cellwall.server.executions import oneshots
 from cellwall.server.executions.idempotency import gone
 from cellwall.server.executions.record import ExecutionRecord, waits
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.requests import ExecuteBody
 from cellwall.server.streaming.streams import MEDIA, chosen, send_kept, send_spool
 
@@ -173,8 +173,8 @@ ENDPOINTS = (
         execute,
         "Run one program in a fresh sandbox",
         {
-            200: Answer("How it ended, or its events.", answers.Execution, tuple(MEDIA.values())),
-            202: Answer("It will run in the background; Location says where.", answers.Execution),
+            200: Answer("How it ended, or its events.", responses.Execution, tuple(MEDIA.values())),
+            202: Answer("It will run in the background; Location says where.", responses.Execution),
         },
         body=ExecuteBody,
         headers=("Idempotency-Key",),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cellwall.server.executions.record import ExecutionRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, execution, query_of, wait_ended
 from cellwall.server.routes.execute import follow
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.requests import AfterQuery, WaitQuery
 from cellwall.server.streaming.streams import MEDIA, chosen, resume_from
 
@@ -53,7 +53,7 @@ ENDPOINTS = (
         "/executions/{execution_id}",
         get,
         "How an execution ended, or how far it is",
-        {200: Answer("The execution.", answers.Execution)},
+        {200: Answer("The execution.", responses.Execution)},
         query=WaitQuery,
         tags=("executions",),
     ),
@@ -62,7 +62,7 @@ ENDPOINTS = (
         "/executions/{execution_id}",
         cancel,
         "Cancel an execution",
-        {200: Answer("It ends, or had ended.", answers.Done)},
+        {200: Answer("It ends, or had ended.", responses.Done)},
         tags=("executions",),
     ),
     Endpoint(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of, sandbox
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.paths import check_name
 from cellwall.server.schemas.requests import (
     FilesQuery,
@@ -133,7 +133,7 @@ async def watch(request: Request) -> None:
 
 
 _BASE = "/sandboxes/{sandbox_id}/files"
-_DONE = {200: Answer("Done.", answers.PathDone)}
+_DONE = {200: Answer("Done.", responses.PathDone)}
 ENDPOINTS = (
     Endpoint(
         "GET",
@@ -153,7 +153,7 @@ ENDPOINTS = (
         _BASE,
         write,
         "Write a file; it appears at once and whole",
-        {200: Answer("It is there.", answers.File)},
+        {200: Answer("It is there.", responses.File)},
         body_media="application/octet-stream",
         query=WriteQuery,
         tags=("files",),
@@ -163,7 +163,7 @@ ENDPOINTS = (
         _BASE,
         receive,
         "Write the files of a form",
-        {200: Answer("They are there.", answers.FileList)},
+        {200: Answer("They are there.", responses.FileList)},
         body_media="multipart/form-data",
         query=FolderQuery,
         tags=("files",),
@@ -182,7 +182,7 @@ ENDPOINTS = (
         f"{_BASE}/list",
         index,
         "List a directory",
-        {200: Answer("Its entries.", answers.Entries)},
+        {200: Answer("Its entries.", responses.Entries)},
         query=FilesQuery,
         tags=("files",),
     ),
@@ -191,7 +191,7 @@ ENDPOINTS = (
         f"{_BASE}/stat",
         stat,
         "Describe a file; links are not followed",
-        {200: Answer("The file.", answers.Entry)},
+        {200: Answer("The file.", responses.Entry)},
         query=PathQuery,
         tags=("files",),
     ),
@@ -224,7 +224,7 @@ ENDPOINTS = (
         f"{_BASE}/archive",
         unpack,
         "Unpack a tar stream inside",
-        {200: Answer("It is unpacked.", answers.Unpacked)},
+        {200: Answer("It is unpacked.", responses.Unpacked)},
         body_media=_TAR,
         query=FolderQuery,
         tags=("files",),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import cellwall
 from cellwall.server.http.endpoint import Answer, Endpoint
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
@@ -25,7 +25,7 @@ ENDPOINTS = (
         "/health",
         health,
         "Whether the server answers",
-        {200: Answer("It does.", answers.Health)},
+        {200: Answer("It does.", responses.Health)},
         access="public",
         tags=("server",),
     ),

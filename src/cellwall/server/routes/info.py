@@ -14,8 +14,7 @@ from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.shown import shown
 from cellwall.languages.tools import detect
 from cellwall.server.http.endpoint import Answer, Endpoint, query_of, sandbox
-from cellwall.server.schemas import responses as answers
-from cellwall.server.schemas import responses_about as answers_about
+from cellwall.server.schemas import responses, responses_about
 from cellwall.server.schemas.requests import LogQuery
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}/metrics",
         metrics,
         "A sandbox's counters, from the kernel",
-        {200: Answer("The counters.", answers.Metrics)},
+        {200: Answer("The counters.", responses.Metrics)},
         tags=("sandboxes",),
     ),
     Endpoint(
@@ -133,7 +132,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}/logs",
         logs,
         "What happened to a sandbox",
-        {200: Answer("A part of its log.", answers.Logs)},
+        {200: Answer("A part of its log.", responses.Logs)},
         query=LogQuery,
         tags=("sandboxes",),
     ),
@@ -142,7 +141,7 @@ ENDPOINTS = (
         "/templates",
         templates,
         "The templates there are",
-        {200: Answer("All of them.", answers_about.Templates)},
+        {200: Answer("All of them.", responses_about.Templates)},
         tags=("server",),
     ),
     Endpoint(
@@ -150,7 +149,7 @@ ENDPOINTS = (
         "/languages",
         languages,
         "The languages there are",
-        {200: Answer("All of them.", answers_about.Languages)},
+        {200: Answer("All of them.", responses_about.Languages)},
         tags=("server",),
     ),
     Endpoint(
@@ -158,7 +157,7 @@ ENDPOINTS = (
         "/runtimes",
         runtimes,
         "The isolation technologies of this server",
-        {200: Answer("All of them, and which may serve you.", answers_about.Runtimes)},
+        {200: Answer("All of them, and which may serve you.", responses_about.Runtimes)},
         tags=("server",),
     ),
     Endpoint(
@@ -166,7 +165,7 @@ ENDPOINTS = (
         "/stats",
         stats,
         "Numbers of the server and of your own things",
-        {200: Answer("Now.", answers_about.Stats)},
+        {200: Answer("Now.", responses_about.Stats)},
         tags=("server",),
     ),
 )

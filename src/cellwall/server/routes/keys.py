@@ -14,8 +14,7 @@ from cellwall.server.auth.stored_keys import revoke as revoke_key
 from cellwall.server.auth.stored_keys import shown
 from cellwall.server.core.times import rfc3339
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of
-from cellwall.server.schemas import responses as answers
-from cellwall.server.schemas import responses_about as answers_about
+from cellwall.server.schemas import responses, responses_about
 from cellwall.server.schemas.requests import KeyBody
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ ENDPOINTS = (
         "/keys",
         index,
         "The API keys of all tenants, without the keys themselves",
-        {200: Answer("All of them.", answers_about.Keys)},
+        {200: Answer("All of them.", responses_about.Keys)},
         scope="admin",
         tags=("keys",),
     ),
@@ -99,7 +98,7 @@ ENDPOINTS = (
         "/keys",
         create,
         "Make an API key; it is shown this once",
-        {201: Answer("It is accepted from now on.", answers_about.NewKey)},
+        {201: Answer("It is accepted from now on.", responses_about.NewKey)},
         body=KeyBody,
         scope="admin",
         tags=("keys",),
@@ -109,7 +108,7 @@ ENDPOINTS = (
         "/keys/{key_id}",
         revoke,
         "Revoke an API key, at once",
-        {200: Answer("It is no longer accepted.", answers.Done)},
+        {200: Answer("It is no longer accepted.", responses.Done)},
         scope="admin",
         tags=("keys",),
     ),

@@ -19,7 +19,7 @@ from cellwall.server.port_proxy.headers import port_token, query_for_inside, to_
 from cellwall.server.port_proxy.http import Exchange
 from cellwall.server.port_proxy.websocket import InnerSocket
 from cellwall.server.routes.signed import base_url
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.requests import PortSignBody
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}/ports/sign",
         sign,
         "Sign a token that opens one port without a key",
-        {200: Answer("The token.", answers.PortSigned)},
+        {200: Answer("The token.", responses.PortSigned)},
         body=PortSignBody,
         tags=("ports",),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.server.http.endpoint import Answer, Endpoint
-from cellwall.server.schemas import responses_about as answers_about
+from cellwall.server.schemas import responses_about
 
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
@@ -22,7 +22,7 @@ ENDPOINTS = (
         "/quota",
         quota,
         "Your quotas, and what of them is in use",
-        {200: Answer("Now.", answers_about.Quota)},
+        {200: Answer("Now.", responses_about.Quota)},
         tags=("server",),
     ),
 )

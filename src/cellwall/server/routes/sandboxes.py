@@ -19,8 +19,7 @@ from cellwall.server.executions.remote_tools import RemoteTools
 from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.routes.execute import again, give, leaving
-from cellwall.server.schemas import decode as asked
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import decode, responses
 from cellwall.server.schemas.requests import CellBody, ListQuery, SandboxBody, SandboxChange
 from cellwall.server.schemas.scanning import look
 from cellwall.server.streaming.streams import MEDIA, chosen
@@ -75,8 +74,8 @@ async def _keep(request: Request, record: SandboxRecord, use: Use | None) -> Non
 
 async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     state = request.state
-    limits, clipped = asked.limits(body, state.engine.settings.limits, state.settings.most)
-    language = asked.language(body)
+    limits, clipped = decode.limits(body, state.engine.settings.limits, state.settings.most)
+    language = decode.language(body)
     state.headroom.check()
     state.kept.check(request.owner, 0)
     state.sandboxes.begin()
@@ -105,7 +104,7 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             body.template,
             limits,
             env=body.env,
-            runtime=asked.runtime(body),
+            runtime=decode.runtime(body),
             isolation=body.isolation,
             trust=body.trust,
             floor=state.queue.tenants.floor(request.owner),
@@ -210,10 +209,10 @@ def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bo
     live = owner.sandbox
     live.live.check_alive()
     state.queue.tenants.check_output(request.owner)
-    source, stdin = asked.source(body), asked.stdin(body)
+    source, stdin = decode.source(body), decode.stdin(body)
     spoken = live.contexts.language(body.context) if body.context != MAIN else None
-    language = asked.language(body, owner.language if spoken is None else spoken.name)
-    timeout, clipped = asked.clipped_seconds(body.timeout, state.settings.most.wall_s)
+    language = decode.language(body, owner.language if spoken is None else spoken.name)
+    timeout, clipped = decode.clipped_seconds(body.timeout, state.settings.most.wall_s)
     scan = look(source, language, body.scan)
     output_kb = state.settings.stream_output_kb if is_streamed else None
     tools = _tools(body, registry.find(language), state.settings)
@@ -265,7 +264,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}/execute",
         execute,
         "Run code in a context of a sandbox",
-        {200: Answer("Events, or how it ended.", answers.Execution, tuple(MEDIA.values()))},
+        {200: Answer("Events, or how it ended.", responses.Execution, tuple(MEDIA.values()))},
         body=CellBody,
         headers=("Idempotency-Key",),
         tags=("sandboxes",),
@@ -275,7 +274,7 @@ ENDPOINTS = (
         "/sandboxes",
         index,
         "Your sandboxes, newest first",
-        {200: Answer("A page of them.", answers.SandboxList)},
+        {200: Answer("A page of them.", responses.SandboxList)},
         query=ListQuery,
         tags=("sandboxes",),
     ),
@@ -284,7 +283,7 @@ ENDPOINTS = (
         "/sandboxes",
         create,
         "Create a sandbox",
-        {201: Answer("It runs.", answers.Sandbox)},
+        {201: Answer("It runs.", responses.Sandbox)},
         body=SandboxBody,
         headers=("Idempotency-Key",),
         tags=("sandboxes",),
@@ -294,7 +293,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}",
         get,
         "One sandbox, also when it has ended",
-        {200: Answer("The sandbox.", answers.Sandbox)},
+        {200: Answer("The sandbox.", responses.Sandbox)},
         tags=("sandboxes",),
     ),
     Endpoint(
@@ -302,7 +301,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}",
         change,
         "Extend its life, change its name or metadata",
-        {200: Answer("The sandbox.", answers.Sandbox)},
+        {200: Answer("The sandbox.", responses.Sandbox)},
         body=SandboxChange,
         tags=("sandboxes",),
     ),
@@ -311,7 +310,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}",
         delete,
         "Destroy a sandbox",
-        {200: Answer("It is gone.", answers.Done)},
+        {200: Answer("It is gone.", responses.Done)},
         tags=("sandboxes",),
     ),
 )

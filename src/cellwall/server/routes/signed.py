@@ -9,7 +9,7 @@ from cellwall.server.auth.ownership import owned
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.times import rfc3339
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.paths import check_name
 from cellwall.server.schemas.requests import SignBody
 from cellwall.server.streaming.downloads import send_file
@@ -83,7 +83,7 @@ ENDPOINTS = (
         "/sandboxes/{sandbox_id}/files/sign",
         sign,
         "Sign an address that reads or writes one file without a key",
-        {200: Answer("The address.", answers.Signed)},
+        {200: Answer("The address.", responses.Signed)},
         body=SignBody,
         tags=("files",),
     ),
@@ -103,7 +103,7 @@ ENDPOINTS = (
         "/signed/{token}",
         write,
         "Write the file a signed address stands for",
-        {200: Answer("It is there.", answers.File)},
+        {200: Answer("It is there.", responses.File)},
         body_media="application/octet-stream",
         access="token",
         opens=partial(_open, operation="write"),

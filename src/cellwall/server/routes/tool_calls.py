@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import Conflict, NotFound, UsageError
 from cellwall.server.executions.record import ExecutionRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, execution
-from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses
 from cellwall.server.schemas.tools import ToolAnswer
 from cellwall.server.streaming.streams import MEDIA, chosen, send_items
 from cellwall.surface.tools import calls as tool_calls
@@ -82,7 +82,7 @@ ENDPOINTS = (
         "/executions/{execution_id}/calls/{call}",
         answer,
         "Answer a call to a tool of yours",
-        {200: Answer("It goes inside.", answers.Done)},
+        {200: Answer("It goes inside.", responses.Done)},
         body=ToolAnswer,
         body_bytes=_BODY_BYTES,
         is_for_running=True,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.server.executions.webhooks import HEADER
 from cellwall.server.http.endpoint import Answer, Endpoint
-from cellwall.server.schemas import responses_about as answers_about
+from cellwall.server.schemas import responses_about
 
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
@@ -24,7 +24,7 @@ ENDPOINTS = (
         "/webhooks",
         secret,
         "The secret that signs your webhooks",
-        {200: Answer("Keep it to yourself.", answers_about.WebhookSecret)},
+        {200: Answer("Keep it to yourself.", responses_about.WebhookSecret)},
         scope="manage",
         tags=("server",),
     ),
