@@ -56,8 +56,10 @@ vm:
 soak: dev templates
 	PYTHONPATH=tests $(BIN)/python -m soak
 
+# Some ten minutes; BENCH="--quick --only soak" takes those rows in seconds and writes nothing.
 bench: dev templates
-	PYTHONPATH=tests $(BIN)/python bench/with_docker.py $(BIN)/cellwall bench --write bench/RESULTS.md
+	PYTHONPATH=tests:bench $(BIN)/python bench/with_docker.py $(BIN)/python -m cellwall_bench \
+		$(or $(BENCH),--write bench/RESULTS.md)
 
 environment:
 	@$(BOOTSTRAP)
@@ -71,7 +73,7 @@ templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)
 
 # 10,000 queued programs and servers that are killed, twenty times; takes an hour or so.
 ledger: dev templates
-	PYTHONPATH=tests $(BIN)/python -m kit.server.rehearsal --count 10000 --rounds 20
+	PYTHONPATH=tests:bench $(BIN)/python -m kit.server.rehearsal --count 10000 --rounds 20
 
 # Each guard of tests/mutants left out once, in a copy of this clone: its tests have to fail. Twenty
 # minutes, as root; MUTANTS=--quick takes what needs no sandbox, a few minutes, as CI does.

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cellwall.apps.bench.figures import p50
-from cellwall.apps.bench.http_client import Client, Target, serving, started
+from cellwall_bench.figures import p50
+from cellwall_bench.http_client import Client, Target, serving, started
 
 REQUESTS = 100
 PROGRAMS = [

@@ -104,7 +104,7 @@ def _capacity() -> str:
         )
     words = (
         f"From [bench/RESULTS.md](../bench/RESULTS.md), {cores} processors; "
-        "`cellwall bench` measures yours."
+        "`make bench` measures yours."
     )
     return words + "\n\n" + "\n".join(rows)
 

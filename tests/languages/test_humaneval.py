@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.apps.bench.latency import BenchError
-from cellwall.apps.bench.programs import HUMANEVAL, humaneval
+from cellwall.apps.timings import TimingError
+from cellwall_bench.programs import HUMANEVAL, humaneval
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,7 +40,7 @@ def test_solutions_run_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_wrong_solution_voids_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HUMANEVAL, _file(tmp_path, "2 * n", "n + 2"))
-    with pytest.raises(BenchError, match="1 wrong; python: exception"):
+    with pytest.raises(TimingError, match="1 wrong; python: exception"):
         asyncio.run(humaneval("humaneval"))
 
 

@@ -18,7 +18,6 @@ SOURCE = ROOT / "src" / "cellwall"
 
 MOST_MODULES = 15
 LARGER = {
-    "apps/bench": "one module for each subject of the bench",
     "apps/cli": "one module for each command",
     "languages/entries": "one module for each language",
     "model": "the nouns that every package shares",

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cellwall.apps.bench.http_client import Client, Target
+from cellwall_bench.http_client import Client, Target
 from kit.server.crashes import House, program, wait_until
 from kit.servers import ADMIN, ALICE, BOB, Server
 

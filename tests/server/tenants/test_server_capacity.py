@@ -258,7 +258,7 @@ def test_thousand_sandboxes_and_two_hundred_streams_fit() -> None:
     """Server memory at most 400 MiB, `/health` at most 50 ms at p99."""
     import asyncio
 
-    from cellwall.apps.bench.http import held
+    from cellwall_bench.http import held
 
     figure = asyncio.run(held("http_held", 1000, 200))
     assert figure.value is not None

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import bare
-from cellwall.apps.bench.figures import Figure
-from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, fresh, live_context
 from cellwall.apps.cli.console.table import show
 from cellwall.apps.cli.console.terminal import Output
 from cellwall.apps.engines import open_engine
+from cellwall.apps.timings import FLOOR, PLAIN, WITH_PACKAGES, Samples, fresh, live_context
 from cellwall.model.errors import UsageError
 from cellwall.model.outcome import Verdict
 
@@ -281,20 +279,21 @@ class Demo:
         figures = (
             (
                 "fresh sandbox, print(1)",
-                await fresh(self._engine, "fresh_python_parked", PLAIN, options, n, parked=True),
+                await fresh(self._engine, PLAIN, options, n, parked=True),
             ),
             (
                 "fresh sandbox, import numpy, pandas",
-                await fresh(self._engine, "fresh_data_parked", WITH_PACKAGES, data, n, parked=True),
+                await fresh(self._engine, WITH_PACKAGES, data, n, parked=True),
             ),
             ("next execution in a session", await live_context(self._engine, options, n)),
         )
         rows = [_timing_row(what, figure) for what, figure in figures]
-        floor = figures[0][1].raw["floor_ms"]["p50"]
-        rows.append((f"bare {' '.join(bare.FLOOR)}", f"{floor:.2f} ms", "1.00"))
+        floor = figures[0][1].floor_ms
+        rows.append((f"bare {' '.join(FLOOR)}", f"{floor:.2f} ms", "1.00"))
         show(("what", "p50", "of bare Python"), rows)
         self._say(
-            "p50 of 15, taken in turns, a parked sandbox ready; `cellwall bench` measures more."
+            "p50 of 15, taken in turns, a parked sandbox ready; "
+            "the repository's `make bench` measures more."
         )
 
     def _how(self, execution: Execution) -> str:
@@ -312,5 +311,5 @@ class Demo:
         self._out.write(f"{text}\n")
 
 
-def _timing_row(what: str, figure: Figure) -> tuple[str, str, str]:
-    return what, f"{figure.raw['ours_ms']['p50']:.2f} ms", f"{figure.value:.2f}"
+def _timing_row(what: str, taken: Samples) -> tuple[str, str, str]:
+    return what, f"{taken.ours_ms:.2f} ms", f"{taken.ratio:.2f}"

@@ -1,7 +1,7 @@
 """The `cellwall` command: puts the subcommands together and turns our errors into statuses.
 
 Not the place for what a command does; each has its own module. Called by the console script and
-`python -m cellwall`. Invariant: importing a command's module is cheap (engine, rich and bench are
+`python -m cellwall`. Invariant: importing a command's module is cheap (engine and rich are
 imported inside functions), because every start of `cellwall run` pays for all of them.
 """
 
@@ -18,7 +18,6 @@ from cellwall import __version__
 from cellwall.apps.cli import (
     audit,
     backup,
-    bench,
     demo,
     doctor,
     jail_explain,
@@ -61,7 +60,6 @@ for module in (
     sweep,
     backup,
     demo,
-    bench,
 ):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import cellwall
-from cellwall.apps.bench.processes import descendants
 from cellwall.languages.registry import LANGUAGES
+from cellwall_bench.processes import descendants
 from conftest import Require
 from kit.command_line import start, works
 
 COMMANDS = [
-    "run", "serve", "sandbox", "top", "shell", "doctor", "languages", "demo", "bench", "sweep",
+    "run", "serve", "sandbox", "top", "shell", "doctor", "languages", "demo", "sweep",
     "templates", "jail",
 ]  # fmt: skip
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from cellwall.apps.bench import mcp_clients
-from cellwall.apps.bench.figures import Figure, p50
-from cellwall.apps.bench.http_client import serving
-from cellwall.apps.bench.latency import PLAIN, BenchError, checked
-from cellwall.apps.bench.mcp_clients import Cell
 from cellwall.apps.engines import open_engine
+from cellwall.apps.timings import PLAIN, TimingError, checked
+from cellwall_bench import mcp_clients
+from cellwall_bench.figures import Figure, p50
+from cellwall_bench.http_client import serving
+from cellwall_bench.mcp_clients import Cell
 
 _WARM_UP = 10
 
@@ -67,7 +67,7 @@ async def _in_turns(cells: Mapping[str, Cell], samples: int) -> dict[str, float]
             facts = await cell()
             seconds = time.perf_counter() - begun
             if facts.get("stdout") != "1\n":
-                raise BenchError(f"a tool call failed, {name}: {facts}")
+                raise TimingError(f"a tool call failed, {name}: {facts}")
             if number >= _WARM_UP:
                 took[name].append(seconds)
     return {name: p50(each) * 1000 for name, each in took.items()}

@@ -10,10 +10,10 @@ import asyncio
 import time
 from typing import Any
 
-from cellwall.apps.bench import bare
-from cellwall.apps.bench.figures import Figure, p50, ratio_of_medians
-from cellwall.apps.bench.http_client import Client, Target, serving
-from cellwall.apps.bench.latency import PLAIN, BenchError
+from cellwall.apps.timings import PLAIN, TimingError
+from cellwall_bench import bare
+from cellwall_bench.figures import Figure, p50, ratio_of_medians
+from cellwall_bench.http_client import Client, Target, serving
 
 CLIENTS = 32
 STRETCHES = 2
@@ -22,7 +22,7 @@ _PARK_S = 20.0
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     if answer["verdict"] != "ok" or answer["stdout"] != "1\n":
-        raise BenchError(f"a run ended with {answer['verdict']}: {answer['error']}")
+        raise TimingError(f"a run ended with {answer['verdict']}: {answer['error']}")
     return answer
 
 
@@ -116,7 +116,7 @@ async def _wait_parked(client: Client) -> None:
         if pool["parked"] and not pool["starting"] and not pool["destroying"]:
             return
         await asyncio.sleep(0.002)
-    raise BenchError("the pool did not fill")
+    raise TimingError("the pool did not fill")
 
 
 async def sustained(key: str, stretch_s: float) -> Figure:
@@ -135,7 +135,7 @@ async def sustained(key: str, stretch_s: float) -> Figure:
     middle, last = p50(times), times[int(0.99 * len(times))]
     rate, floor = sum(rates) / STRETCHES, sum(floors) / STRETCHES
     if last > 10 * middle:
-        raise BenchError(f"p99 is {last / middle:.1f} times p50, above 10")
+        raise TimingError(f"p99 is {last / middle:.1f} times p50, above 10")
     return Figure(
         key,
         rate / floor,
@@ -178,7 +178,7 @@ async def held(key: str, idle: int, streams: int) -> Figure:
     times.sort()
     slow = times[int(0.99 * len(times))] * 1000
     if slow > 50:
-        raise BenchError(f"/health took {slow:.0f} ms at p99, above 50")
+        raise TimingError(f"/health took {slow:.0f} ms at p99, above 50")
     return Figure(
         key,
         rss,

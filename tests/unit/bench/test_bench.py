@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.apps.bench import bare, containers
-from cellwall.apps.bench.endurance import left_behind
-from cellwall.apps.bench.figures import BY_KEY, TARGETS, Figure, p95, ratio_of_medians, verdict_on
-from cellwall.apps.bench.machine import describe
-from cellwall.apps.bench.processes import descendants, holdings, pss_bytes
-from cellwall.apps.bench.report import Result, as_json, markdown
-from cellwall.apps.bench.runner import QUICK, Bench
 from cellwall.linux import owner_label
 from cellwall.linux.cgroups import hierarchies
 from cellwall.linux.cgroups.engine_tree import EngineGroups, most_spare_directories
 from cellwall.model.limits import Limits
+from cellwall_bench import bare, containers
+from cellwall_bench.endurance import left_behind
+from cellwall_bench.figures import BY_KEY, TARGETS, Figure, p95, ratio_of_medians, verdict_on
+from cellwall_bench.machine import describe
+from cellwall_bench.processes import descendants, holdings, pss_bytes
+from cellwall_bench.report import Result, as_json, markdown
+from cellwall_bench.runner import QUICK, Bench
 from conftest import Require
 from kit import docker_daemon
 from kit.places import ROOT, TESTS

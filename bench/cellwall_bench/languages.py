@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import bare
-from cellwall.apps.bench.figures import Figure, p50, p95, ratio_of_medians
-from cellwall.apps.bench.latency import checked
-from cellwall.apps.bench.processes import tree_pss_bytes
 from cellwall.apps.engines import wait_parked
+from cellwall.apps.timings import checked
 from cellwall.languages.tools import find_tool
+from cellwall_bench import bare
+from cellwall_bench.figures import Figure, p50, p95, ratio_of_medians
+from cellwall_bench.processes import tree_pss_bytes
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine

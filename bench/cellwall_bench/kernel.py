@@ -12,20 +12,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cellwall.apps.bench import bare
-from cellwall.apps.bench.latency import against
 from cellwall.jail.inspect import host_facts
 from cellwall.jail.plan import plan
 from cellwall.model.limits import Limits
 from cellwall.runtimes.gvisor import oci_bundle
 from cellwall.runtimes.gvisor import root as gvisor_root
+from cellwall_bench import bare
+from cellwall_bench.latency import against
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cellwall.apps.bench.figures import Figure
     from cellwall.engine.engine import Engine
     from cellwall.runtimes.gvisor.runtime import GvisorRuntime
+    from cellwall_bench.figures import Figure
 
 CHOICE: dict[str, Any] = {"runtime": "gvisor", "isolation": "kernel", "template": "python"}
 

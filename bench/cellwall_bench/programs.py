@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.apps.bench.figures import Figure, p50, ratio_of_medians
-from cellwall.apps.bench.http_client import Client, serving
-from cellwall.apps.bench.latency import BenchError
 from cellwall.apps.engines import wait_parked
+from cellwall.apps.timings import TimingError
 from cellwall.languages.registry import by_extension, find
 from cellwall.languages.tools import is_installed
+from cellwall_bench.figures import Figure, p50, ratio_of_medians
+from cellwall_bench.http_client import Client, serving
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -78,7 +78,7 @@ async def _run(
     wall_s = time.perf_counter() - begun
     stage = execution.compilation
     if stage is None or stage.is_cached is not is_cached or execution.stdout != "hello\n":
-        raise BenchError(f"{language}: {execution.verdict.value} {execution.stderr[-200:]!r}")
+        raise TimingError(f"{language}: {execution.verdict.value} {execution.stderr[-200:]!r}")
     compiling_s = stage.outcome.usage.cpu_s if stage.outcome else 0.0
     return _Took(wall_s, compiling_s + execution.outcome.usage.cpu_s)
 
@@ -127,7 +127,7 @@ def problems(path: Path) -> list[dict[str, Any]]:
 
 
 async def _rates(items: list[dict[str, Any]], expected: list[str], *, times: int) -> list[float]:
-    """Send the batch `times` times to one new server; raise `BenchError` if an answer is wrong."""
+    """Send the batch `times` times to one new server; raise `TimingError` if an answer is wrong."""
     rates = []
     async with serving(environ={"CELLWALL_WARM": "python"}) as target:
         for _ in range(times):
@@ -167,4 +167,4 @@ def _check(lines: list[dict[str, Any]], expected: list[str]) -> None:
     ]  # fmt: skip
     if wrong or len(answers) != len(expected):
         said = f"; {wrong[0]['language']}: {wrong[0]['verdict']}" if wrong else ""
-        raise BenchError(f"{len(answers)} of {len(expected)} answers, {len(wrong)} wrong{said}")
+        raise TimingError(f"{len(answers)} of {len(expected)} answers, {len(wrong)} wrong{said}")

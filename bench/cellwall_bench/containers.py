@@ -9,16 +9,17 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any, cast
 
-from cellwall.apps.bench import bare
-from cellwall.apps.bench.latency import BenchError, against
+from cellwall.apps.timings import TimingError
 from cellwall.jail.plan import plan
+from cellwall_bench import bare
+from cellwall_bench.latency import against
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cellwall.apps.bench.figures import Figure
     from cellwall.engine.engine import Engine
     from cellwall.runtimes.docker.runtime import DockerRuntime
+    from cellwall_bench.figures import Figure
 
 CHOICE: dict[str, Any] = {"runtime": "docker", "isolation": "namespace", "template": "python"}
 
@@ -33,7 +34,7 @@ async def _plain(engine: Engine) -> Callable[[], float]:
     """Return what runs `docker run` once and gives the seconds to its first output."""
     program = shutil.which("docker")
     if program is None:
-        raise BenchError("no `docker` to compare with; run: apt-get install docker.io")
+        raise TimingError("no `docker` to compare with; run: apt-get install docker.io")
     runtime = cast("DockerRuntime", await engine.runtime("namespace", "docker"))
     image = await runtime.images.ensure(await engine.template("python"))
     words = [program, f"--host={runtime.daemon.address}", "run", "--rm", "--network=none"]

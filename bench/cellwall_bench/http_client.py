@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cellwall.apps.bench.latency import BenchError
+from cellwall.apps.timings import TimingError
 from cellwall.engine.templates.store import state_dir
 
 _START_S = 60.0
@@ -40,7 +40,7 @@ class Target:
         for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmRSS"):
                 return int(line.split()[1]) * 1024
-        raise BenchError("the server has gone")
+        raise TimingError("the server has gone")
 
 
 @contextlib.asynccontextmanager
@@ -89,7 +89,7 @@ def _wait_line(process: subprocess.Popen[str], ready: str, log: IO[str]) -> str:
             if line.startswith(ready):
                 return line.strip()
     log.seek(0)
-    raise BenchError(f"the server did not start: {log.read()[-600:]}")
+    raise TimingError(f"the server did not start: {log.read()[-600:]}")
 
 
 class Client:
@@ -117,7 +117,7 @@ class Client:
 
     def send(self, method: str, path: str, body: Mapping[str, Any] | None) -> None:
         """Write one request."""
-        assert self._writer is not None  # noqa: S101 - entered first
+        assert self._writer is not None
         data = b"" if body is None else json.dumps(body).encode()
         self._writer.write(
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {self._target.key}\r\n"
@@ -128,12 +128,12 @@ class Client:
 
     async def receive(self) -> Any:  # noqa: ANN401 - JSON
         """Return the answer to the oldest request."""
-        assert self._reader is not None  # noqa: S101 - entered first
+        assert self._reader is not None
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
         body = await self._reader.readexactly(length)
         if not head.startswith(b"http/1.1 20"):
-            raise BenchError(f"the server answered {head[9:12].decode()}: {body[:200].decode()}")
+            raise TimingError(f"the server answered {head[9:12].decode()}: {body[:200].decode()}")
         return json.loads(body)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401 - JSON
@@ -143,11 +143,11 @@ class Client:
 
     async def ask_lines(self, method: str, path: str, body: Mapping[str, Any]) -> list[Any]:
         """Do one exchange whose answer is a stream of JSON lines; return them when it is whole."""
-        assert self._reader is not None  # noqa: S101 - entered first
+        assert self._reader is not None
         self.send(method, path, body)
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not head.startswith(b"http/1.1 20") or b"chunked" not in head:
-            raise BenchError(f"the server answered {head[:200].decode()}")
+            raise TimingError(f"the server answered {head[:200].decode()}")
         text = bytearray()
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
             text += (await self._reader.readexactly(size + 2))[:-2]

@@ -1,7 +1,7 @@
 """One bench, from beginning to end, in one process.
 
 Decides order and sample counts; measuring is in `latency`, `throughput` and `endurance`. Called
-by `cellwall bench`. Invariant: a row that fails is reported as not measured with its reason, and
+by `make bench`. Invariant: a row that fails is reported as not measured with its reason, and
 the others still run; errors of one row never colour another (each opens its own engine).
 """
 
@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import (
+from cellwall.apps import timings
+from cellwall.apps.engines import open_engine, state
+from cellwall.apps.timings import PLAIN, WITH_PACKAGES, TimingError
+from cellwall.model.errors import CellwallError
+from cellwall_bench import (
     bare,
     containers,
     endurance,
@@ -25,12 +29,9 @@ from cellwall.apps.bench import (
     programs,
     throughput,
 )
-from cellwall.apps.bench.figures import TARGETS, Figure
-from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, BenchError
-from cellwall.apps.bench.machine import describe
-from cellwall.apps.bench.report import Result
-from cellwall.apps.engines import open_engine, state
-from cellwall.model.errors import CellwallError
+from cellwall_bench.figures import TARGETS, Figure
+from cellwall_bench.machine import describe
+from cellwall_bench.report import Result
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -123,7 +124,7 @@ class Bench:
                 effort.stretch_s,
             ),
         )
-        yield "live_context", 0, lambda e: latency.live_context(e, python, n)
+        yield "live_context", 0, _live_context(python, n)
         yield "pss_python", 0, lambda e: endurance.idle_memory(e, "pss_python", python, effort.idle)
         yield "pss_data", 0, lambda e: endurance.idle_memory(e, "pss_data", data, effort.idle)
         yield (
@@ -196,7 +197,7 @@ class Bench:
         try:
             async with open_engine(pool=pool) as engine:
                 return await measure(engine)
-        except (BenchError, CellwallError) as error:
+        except (TimingError, CellwallError) as error:
             return Figure(key, None, _shortened(error))
         except ExceptionGroup as group:
             return Figure(key, None, _shortened(group.exceptions[0]))
@@ -208,7 +209,18 @@ def _shortened(error: Exception) -> str:
 
 
 def _fresh(key: str, code: str, options: dict[str, Any], n: int, parked: bool) -> Measure:
-    return lambda engine: latency.fresh(engine, key, code, options, n, parked=parked)
+    async def measure(engine: Engine) -> Figure:
+        taken = await timings.fresh(engine, code, options, n, parked=parked)
+        return latency.as_figure(key, taken)
+
+    return measure
+
+
+def _live_context(options: dict[str, Any], n: int) -> Measure:
+    async def measure(engine: Engine) -> Figure:
+        return latency.as_figure("live_context", await timings.live_context(engine, options, n))
+
+    return measure
 
 
 def _context(language: str, options: dict[str, Any]) -> Measure:

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench.figures import Figure, p50
-from cellwall.apps.bench.latency import PLAIN, checked, warm
-from cellwall.apps.bench.processes import Holdings, descendants, holdings, tree_pss_bytes
 from cellwall.apps.engines import wait_parked
+from cellwall.apps.timings import PLAIN, checked, warm
 from cellwall.jail.fast.netns_reuse import MOST_KEPT
 from cellwall.linux.cgroups.engine_tree import most_spare_directories
 from cellwall.linux.cgroups.hierarchies import discover
 from cellwall.runtimes.jail.fork_servers import workers_on
+from cellwall_bench.figures import Figure, p50
+from cellwall_bench.processes import Holdings, descendants, holdings, tree_pss_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

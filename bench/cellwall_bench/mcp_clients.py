@@ -17,14 +17,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench.http_client import Client as HttpClient
-from cellwall.apps.bench.latency import PLAIN
 from cellwall.apps.engines import state
+from cellwall.apps.timings import PLAIN
+from cellwall_bench.http_client import Client as HttpClient
 
 if TYPE_CHECKING:
     from mcp.client.client import Client
 
-    from cellwall.apps.bench.http_client import Target
+    from cellwall_bench.http_client import Target
 
 Cell = Callable[[], Awaitable[Mapping[str, Any]]]
 """Runs one cell, and returns the facts of the answer."""
@@ -113,8 +113,8 @@ async def lean_stdio() -> AsyncIterator[Cell]:
         limit=_LINE_BYTES,
     )
     writer, reader = process.stdin, process.stdout
-    assert writer is not None  # noqa: S101 - asked for
-    assert reader is not None  # noqa: S101 - asked for
+    assert writer is not None
+    assert reader is not None
 
     async def ask(message: Mapping[str, Any]) -> Mapping[str, Any]:
         writer.write(json.dumps(message).encode() + b"\n")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cellwall.apps.bench.figures import BY_KEY, Figure, Target, verdict_on
+from cellwall_bench.figures import BY_KEY, Figure, Target, verdict_on
 
 
 @dataclass(frozen=True, slots=True)

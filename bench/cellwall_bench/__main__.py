@@ -1,24 +1,28 @@
-"""`cellwall bench`: the command in front of `cellwall.apps.bench`.
+"""`python -m cellwall_bench`: the bench as a command.
 
-Called by `main` and `make bench`. Invariant: progress goes to stderr; stdout has the result only.
+Called by `make bench`. Invariant: progress goes to stderr; stdout has the result only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cellwall.apps.cli.console import exit_status
+from cellwall.apps.cli.console.table import show
 from cellwall.apps.cli.console.terminal import complain
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("bench", short_help="Measure this machine.")(bench)
+from cellwall.apps.cli.templates import built
+from cellwall.model.errors import CellwallError, UsageError
+from cellwall_bench.figures import BY_KEY
+from cellwall_bench.report import COLUMNS, markdown, row
+from cellwall_bench.report import as_json as result_as_json
+from cellwall_bench.runner import FULL, QUICK, Bench
 
 
 def bench(
@@ -36,14 +40,6 @@ def bench(
     ] = None,
 ) -> None:
     """Measure this machine: every figure beside the start of a bare interpreter."""
-    from cellwall.apps.bench.figures import BY_KEY
-    from cellwall.apps.bench.report import COLUMNS, markdown, row
-    from cellwall.apps.bench.report import as_json as result_as_json
-    from cellwall.apps.bench.runner import FULL, QUICK, Bench
-    from cellwall.apps.cli.console.table import show
-    from cellwall.apps.cli.templates import built
-    from cellwall.model.errors import UsageError
-
     unknown = sorted(set(only or ()) - set(BY_KEY))
     if unknown:
         raise UsageError(f"bench: no row {unknown[0]!r}", remedy=f"rows: {', '.join(BY_KEY)}")
@@ -65,3 +61,20 @@ def bench(
         title="quick run: smaller counts than the rows say, see detail" if quick else None,
         styles={"aim": "green", "missed": "bold red", "not measured": "yellow"},
     )
+
+
+def main() -> None:
+    """Run the bench and leave with the status that the `cellwall` command would have."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(bench)
+    try:
+        app()
+    except CellwallError as error:
+        complain(str(error))
+        sys.exit(exit_status.OUR_FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(exit_status.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

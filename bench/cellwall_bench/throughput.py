@@ -10,9 +10,10 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import bare
-from cellwall.apps.bench.figures import Figure
-from cellwall.apps.bench.latency import bare_argv, checked, warm
+from cellwall.apps.timings import checked, warm
+from cellwall_bench import bare
+from cellwall_bench.figures import Figure
+from cellwall_bench.latency import bare_argv
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
