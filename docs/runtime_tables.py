@@ -15,7 +15,7 @@ _TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 def _see_tests() -> None:
     """As pytest does, so that test modules can be imported by their bare names."""
-    for folder in (_TESTS, _TESTS / "contract"):
+    for folder in (_TESTS, _TESTS / "contract" / "runtimes"):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
 

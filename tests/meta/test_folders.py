@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.places import ROOT
+from kit.places import ROOT, TESTS
 
 SOURCE = ROOT / "src" / "cellwall"
 
@@ -120,6 +120,13 @@ def test_folder_can_be_read_as_a_list(folder: Path) -> None:
     is_listed = str(folder.relative_to(SOURCE)) in LARGER
     assert count <= (MOST_OF_ALL if is_listed else MOST_MODULES)
     assert count > MOST_MODULES or not is_listed, "it needs no exception"
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in TESTS.rglob("*.py")}), ids=lambda p: p.name
+)
+def test_folder_of_tests_can_be_read_as_a_list(folder: Path) -> None:
+    assert sum(path.name != "__init__.py" for path in folder.glob("*.py")) <= MOST_MODULES
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("__init__.py")), ids=lambda p: p.parent.name)
