@@ -186,4 +186,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def whole_init(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sandbox has an init that knows all there is, as where none can be alone."""
-    monkeypatch.setattr(JailRuntime, "runs_alone", False)
+    monkeypatch.setattr(JailRuntime, "has_single_programs", False)

@@ -25,7 +25,7 @@ from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.programs import collect
 from cellwall.engine.programs.compile_cache import CompileCache
 from cellwall.engine.programs.compile_stage import CacheScope, Compiled, Compiler, SandboxWork
-from cellwall.engine.programs.oneshot import Stage, begin, explain, may_be_alone, run_stage
+from cellwall.engine.programs.oneshot import Stage, begin, explain, purpose_of, run_stage
 from cellwall.engine.programs.requests import Plan, Request, plan
 from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.scheduling.exhaustion import instead_of
@@ -39,7 +39,6 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
-    runs_alone,
 )
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.tasks import Tasks
@@ -238,8 +237,7 @@ class Engine:
                 return made
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
-        if runs_alone(runtime) and may_be_alone(work, program):
-            spec = replace(spec, is_alone=spec.start == "fork")
+        spec = replace(spec, purpose=purpose_of(work, program))
 
         async def run(live: ClaimedSandbox) -> Execution:
             return await self._run_in(live, work, program, watch, stages)

@@ -8,7 +8,7 @@ posture was read back and compared; no sandbox weaker than its spec can be obtai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from cellwall.model.errors import HostUnsupported
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 Start = Literal["fork", "exec"]
-Purpose = Literal["program", "session"]
+Purpose = Literal["session", "program", "single_program"]
+"""What a sandbox will be used for; each needs less than the one before it.
+
+`session`: anything. `program`: the stages of one program, with files, input and tools. A
+`single_program` is one small Python program without any of these.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,7 @@ class SandboxSpec:
     start: Start = "fork"
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
     purpose: Purpose = "session"
-    """`program` may omit what only a session's cells use; a smaller image forks faster."""
-    is_alone: bool = False
-    """Whether the sandbox will only run one small Python program without input, files or tools.
-
-    Only for a runtime that declares `runs_alone`, which prepares less for such a sandbox.
-    """
+    """A runtime may omit what a narrower purpose does not use; a smaller image forks faster."""
     is_awaited: bool = True
     """Whether a caller waits for the sandbox; False for one to be parked, which has time to warm
     up."""
@@ -154,9 +154,17 @@ class SweepReport:
     """Dead objects of cellwall that could not be removed, with the reason."""
 
 
-def runs_alone(runtime: Runtime) -> bool:
-    """Report whether a runtime supports `is_alone` sandboxes; most do not."""
-    return bool(getattr(runtime, "runs_alone", False))
+def served_as(runtime: Runtime, spec: SandboxSpec) -> SandboxSpec:
+    """Return `spec` with the purpose that `runtime` prepares for.
+
+    A runtime that declares `has_single_programs` prepares less for one whose interpreter is a fork;
+    for the others a single program is a `program`, so that both come from one bucket of the pool.
+    """
+    if spec.purpose != "single_program":
+        return spec
+    if spec.start == "fork" and getattr(runtime, "has_single_programs", False):
+        return spec
+    return replace(spec, purpose="program")
 
 
 class Runtime(Protocol):

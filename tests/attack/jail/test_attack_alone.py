@@ -68,7 +68,7 @@ def test_program_alone_has_a_small_init(
 ) -> None:
     """That this file is about what it says. The control: a whole init is an interpreter."""
     if not is_alone:
-        monkeypatch.setattr(JailRuntime, "runs_alone", False)
+        monkeypatch.setattr(JailRuntime, "has_single_programs", False)
 
     async def look() -> tuple[bool, int, int]:
         task = await _until_up(arena.engine, _WAITS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -18,7 +18,7 @@ from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.model.limits import Limits
 from cellwall.model.template import BuiltTemplate, Template
-from cellwall.runtimes.base import KernelReadings, Runtime, SandboxSpec
+from cellwall.runtimes.base import KernelReadings, Purpose, Runtime, SandboxSpec, Start
 
 TEMPLATE = BuiltTemplate(Template("python"), "0" * 32, "/t", "/t/bin/python", "/b", (), 0)
 
@@ -86,14 +86,20 @@ class StandInRuntime:
         return sandbox
 
 
+class StandInRuntimeWithSinglePrograms(StandInRuntime):
+    has_single_programs = True
+
+
 class Scene:
     def __init__(self, **settings: Any) -> None:
         self.runtime = StandInRuntime()
         self.pool = Pool(EngineSettings(**settings))
 
-    async def claim(self, **changes: Any) -> ClaimedSandbox:
+    async def claim(
+        self, purpose: Purpose = "session", start: Start = "fork", **changes: Any
+    ) -> ClaimedSandbox:
         limits = Limits().with_changes(changes)
-        spec = SandboxSpec(new_id(), TEMPLATE, limits)
+        spec = SandboxSpec(new_id(), TEMPLATE, limits, purpose=purpose, start=start)
         return await self.pool.claim(cast("Runtime", self.runtime), spec)
 
     def release(self, live: ClaimedSandbox) -> None:
@@ -118,6 +124,31 @@ def test_claim_takes_a_parked_one_and_applies_its_limits() -> None:
         live = await scene.claim(wall_s=1)
         assert scene.pool.statistics().claims_parked == 1
         assert cast("StandInSandbox", live.runtime_sandbox).limits.wall_s == 1
+
+    play(body)
+
+
+def test_single_program_shares_the_bucket_of_programs_where_it_is_nothing_of_its_own() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.claim("program")
+        await scene.pool.wait_full()
+        live = await scene.claim("single_program")
+        assert live.spec.purpose == "program"
+        assert scene.pool.statistics().claims_parked == 1
+
+    play(body)
+
+
+def test_each_purpose_that_a_runtime_prepares_for_has_its_own_bucket() -> None:
+    async def body(scene: Scene) -> None:
+        scene.runtime = StandInRuntimeWithSinglePrograms()
+        for purpose in get_args(Purpose):
+            live = await scene.claim(purpose)
+            await scene.pool.wait_full()
+            assert live.spec.purpose == purpose
+        assert scene.pool.statistics().claims_parked == 0
+        exact = await scene.claim("single_program", start="exec")
+        assert exact.spec.purpose == "program"  # only a fork can be a single program's
 
     play(body)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.programs.requests import Plan
     from cellwall.languages.entries.language import Language
+    from cellwall.runtimes.base import Purpose
 
 ARGUMENTS = f"{CALLER}/arguments.json"
 UNREAD = "arguments were given, but the program has no function main to give them to"
@@ -91,15 +92,16 @@ def _may_be_held(live: ClaimedSandbox, stage: Stage) -> bool:
     return live.channel.may_hold and stage.is_plain
 
 
-def may_be_alone(plan: Plan, stage: Stage) -> bool:
-    """Report whether a sandbox for this program alone suffices, which init runs by itself."""
-    return (
+def purpose_of(plan: Plan, stage: Stage) -> Purpose:
+    """Return the narrowest purpose of a sandbox that suffices for the program's own stage."""
+    is_single = (
         plan.is_warm
         and plan.language.context == "python"
         and not plan.collect
         and plan.artifacts is None
         and stage.is_plain
     )
+    return "single_program" if is_single else "program"
 
 
 async def _begin_held(

@@ -20,6 +20,7 @@ from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.policy.start_times import Starts
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
+from cellwall.runtimes.base import served_as
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Pool:
     async def claim(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
         """Return a sandbox of `spec`, parked or started now; the caller must `release` it."""
         await self._destructions.wait_below(_MOST_DESTRUCTIONS)
+        spec = served_as(runtime, spec)
         bucket = self._bucket(runtime, spec)
         self._count_claim(bucket)
         try:
@@ -242,8 +244,8 @@ class Pool:
     # -- parking ---------------------------------------------------------------------------
 
     def _bucket(self, runtime: Runtime, spec: SandboxSpec) -> _Bucket:
-        kind = "alone" if spec.is_alone else spec.purpose
-        key = (runtime.name, spec.template.digest, spec.template.path, kind, spec.language)
+        template = spec.template
+        key = (runtime.name, template.digest, template.path, spec.purpose, spec.language)
         bucket = self._buckets.get(key)
         if bucket is None:
             plain = replace(

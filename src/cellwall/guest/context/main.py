@@ -133,8 +133,9 @@ class _Context:
         """Make this process the context that `config` describes."""
         self._link = link
         self._is_end_foreseen = bool(config.get("is_end_foreseen"))
-        self._is_program = config.get("purpose") == "program"
-        self._is_alone = bool(config.get("is_alone"))
+        purpose = config.get("purpose")
+        self._is_program = purpose in ("program", "single_program")
+        self._is_alone = purpose == "single_program"
         self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)

@@ -96,8 +96,7 @@ def rehearse_last(main: Callable[..., Any]) -> NoReturn:
 
 
 def _be_context(main: Callable[..., Any]) -> None:
-    config = {"home": os.getcwd(), "env": {}, "purpose": "program", "is_end_foreseen": True}
-    config["is_alone"] = True
+    config = {"home": os.getcwd(), "env": {}, "purpose": "single_program", "is_end_foreseen": True}
     header = {"op": "execute", "id": 1, "context": "main", "mode": "program"}
     ours, theirs = socket.socketpair()
     with ours:

@@ -59,13 +59,13 @@ def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
 
     It is not ready at that time. Init reads what is sent to it once its context is ready.
     """
-    is_usual = spec.purpose == "program" and spec.language == "python" and spec.start == "fork"
+    is_usual = spec.purpose != "session" and spec.language == "python" and spec.start == "fork"
     return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
 
 
 async def _heard(child: Child, spec: SandboxSpec) -> GuestChannel:
     """Return the channel once the child is locked down and has forked its contexts."""
-    if spec.is_alone:
+    if spec.purpose == "single_program":
         listener, is_idle = await hear_alone(child, IDLE)
         stdout, stderr = child.outputs
         child.outputs.clear()

@@ -167,7 +167,7 @@ class JailRuntime:
         return replace(shape, own_layers=spec.purpose == "session")
 
     @property
-    def runs_alone(self) -> bool:
+    def has_single_programs(self) -> bool:
         """Whether a sandbox of one program can do without an interpreter as its init.
 
         With a soft memory limit the engine waits for the end of the process, and only a full init
@@ -240,7 +240,8 @@ class JailRuntime:
     async def _build(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
     ) -> JailSandbox:
-        worker = await entry.server.take_worker(spec.purpose)
+        workers = "session" if spec.purpose == "session" else "program"
+        worker = await entry.server.take_worker(workers)
         # A worker that was asked will answer, and its child must be taken even if the caller has
         # left.
         forking = self._begin(self._fork(entry, worker, spec))
@@ -342,10 +343,9 @@ class JailRuntime:
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,
-            "is_alone": spec.is_alone,
             # Where only the end of a process shows how much memory it used, the engine has to wait
             # for it.
-            "is_end_foreseen": spec.purpose == "program" and "memory" in self.layout.hard,
+            "is_end_foreseen": spec.purpose != "session" and "memory" in self.layout.hard,
         }
         is_usual = environment == entry.server.settings.environment
         return await entry.server.spawn(
@@ -353,7 +353,7 @@ class JailRuntime:
             shape=self._shape(spec),
             uid=index,
             guest=guest,
-            start=clone_request.ALONE if spec.is_alone else spec.start,
+            start=clone_request.ALONE if spec.purpose == "single_program" else spec.start,
             own_environment=None if is_usual else environment,
         )
 

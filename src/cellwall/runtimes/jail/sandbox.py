@@ -130,7 +130,7 @@ class JailSandbox:
             spec.template.digest == self._spec.template.digest
             and spec.contexts == self._spec.contexts
             and spec.language == self._spec.language
-            and (spec.purpose, spec.is_alone) == (self._spec.purpose, self._spec.is_alone)
+            and spec.purpose == self._spec.purpose
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
@@ -178,13 +178,13 @@ class JailSandbox:
             return
         self._runtime.cpus.give_back(self._cpus)
         pids = self._resources.pids
-        if self._spec.is_alone:
+        if self._spec.purpose == "single_program":
             pids = pids[-1:]  # init only waits
         self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
         if not self._cpus:
             return
         beside = self._cpus
-        if self._spec.purpose == "program" and not self._spec.is_alone:
+        if self._spec.purpose == "program":
             # Init passes the program's output on and waits for its end; on other CPUs it does so
             # meanwhile.
             beside = self._runtime.cpus.others(self._cpus) or self._cpus
@@ -259,7 +259,7 @@ class JailSandbox:
         if excess_bytes <= 0:
             return
         before = self._meter.kills
-        if self._spec.purpose == "program" or not self._meter.kill_heaviest(excess_bytes):
+        if self._spec.purpose != "session" or not self._meter.kill_heaviest(excess_bytes):
             self.soft_kills += 1
             self.kill()
         self.soft_kills += self._meter.kills - before
