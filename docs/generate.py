@@ -27,12 +27,14 @@ _BLOCK = re.compile(r"<!-- (help|snippet): ?([^>]*?) -->\n```(\w+)\n.*?```\n", r
 
 def command_help(words: str) -> str:
     """Return what `cellwall WORDS --help` prints on a terminal of 80 columns."""
-    from cellwall.apps.cli.main import app
+    from cellwall.apps.cli.commands import app_of
 
     os.environ.update({"COLUMNS": "80", "LINES": "40", "NO_COLOR": "1"})
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        app([*words.split(), "--help"], prog_name="cellwall", standalone_mode=False)
+        app_of(words.split())(
+            [*words.split(), "--help"], prog_name="cellwall", standalone_mode=False
+        )
     return printed.getvalue()
 
 

@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 
 from cellwall.apps.cli.console import exit_status
+from cellwall.apps.cli.console.built_template import built
 from cellwall.apps.cli.console.table import show
 from cellwall.apps.cli.console.terminal import complain
-from cellwall.apps.cli.templates import built
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall_bench.figures import BY_KEY
 from cellwall_bench.report import COLUMNS, markdown, row

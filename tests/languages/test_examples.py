@@ -9,7 +9,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from cellwall.apps.cli.main import app
+from cellwall.apps.cli.commands import app_of
 from cellwall.languages.entries.language import Language
 from cellwall.languages.registry import LANGUAGES, by_extension
 from cellwall.languages.tools import is_installed
@@ -26,7 +26,7 @@ EVERY = pytest.mark.parametrize("language", LANGUAGES.values(), ids=lambda each:
 def test_hello_runs_by_its_name(language: Language, require: Require) -> None:
     require(language.name, is_installed(language), f"run: {language.install}")
     path = EXAMPLES / f"hello{language.extensions[0]}"
-    done = CliRunner().invoke(app, ["run", str(path)])
+    done = CliRunner().invoke(app_of(["run"]), ["run", str(path)])
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("hello")
 

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from cellwall.apps.cli.commands import app_of
 from cellwall.apps.cli.keys import life
-from cellwall.apps.cli.main import app
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.server.auth.keys import digest_of
 from kit.servers import ADMIN, ALICE, MANAGER, Server, configuration, error_of, new_sandbox, start
@@ -52,7 +52,7 @@ class Done:
 def keys(folder: Path, *words: str) -> Done:
     """Run `cellwall keys` as the operator of that server would: here, in another process."""
     runner, environ = CliRunner(), {"CELLWALL_STATE_DIR": str(folder / "state")}
-    result = runner.invoke(app, ["keys", *words], env=environ)
+    result = runner.invoke(app_of(["keys"]), ["keys", *words], env=environ)
     if isinstance(result.exception, CellwallError):  # `main` makes a line and a status of it
         return Done(1, result.stdout, str(result.exception))
     return Done(result.exit_code, result.stdout, result.stderr)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cellwall.apps import settings_loader
-from cellwall.apps.cli.main import app
+from cellwall.apps.cli.commands import app_of
 from cellwall.apps.cli.settings_reference import Setting, reference, section_names
 from cellwall.model.errors import UsageError
 
@@ -69,7 +69,7 @@ def test_flags_of_the_list_are_flags_of_serve() -> None:
 
 
 def cellwall(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
+    return CliRunner().invoke(app_of(words), words)
 
 
 def test_settings_prints_the_same_list() -> None:

@@ -30,8 +30,8 @@ def demo(
     ] = "namespace",
 ) -> None:
     """Show what cellwall does, on real input and against hostile programs, in under a minute."""
+    from cellwall.apps.cli.console.built_template import built
     from cellwall.apps.cli.demo_scenes import Demo, DemoFailure, find_examples
-    from cellwall.apps.cli.templates import built
 
     folder = find_examples(examples)
     for template in ("python", "data"):

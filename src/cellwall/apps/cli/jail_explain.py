@@ -37,7 +37,7 @@ def explain(
     memory: Annotated[int, typer.Option(help="Memory in MiB.")] = Limits().memory_mb,
 ) -> None:
     """Print, step by step, what a sandbox is made of and what it gives up."""
-    from cellwall.apps.cli.templates import built
+    from cellwall.apps.cli.console.built_template import built
     from cellwall.engine.templates.store import state_dir
     from cellwall.jail.inspect import host_facts
     from cellwall.jail.plan import plan

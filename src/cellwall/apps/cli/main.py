@@ -1,89 +1,20 @@
-"""The `cellwall` command: puts the subcommands together and turns our errors into statuses.
+"""The `cellwall` command: has a subcommand run and turns our errors into statuses.
 
-Not the place for what a command does; each has its own module. Called by the console script and
-`python -m cellwall`. Invariant: importing a command's module is cheap (engine and rich are
-imported inside functions), because every start of `cellwall run` pays for all of them.
+Not the place for what a command does, nor for how its words are declared (`commands`). Called by
+the console script. Invariant: nothing is imported here that a single run of a program does not
+need, because every start of `cellwall run` pays for it.
 """
 
 from __future__ import annotations
 
 import sys
-import traceback
 from contextlib import suppress
-from typing import Annotated
 
-import typer
-
-from cellwall import __version__
-from cellwall.apps.cli import (
-    audit,
-    backup,
-    demo,
-    doctor,
-    jail_explain,
-    keys,
-    languages,
-    mcp,
-    run,
-    runtimes,
-    serve,
-    settings,
-    shell,
-    sweep,
-    templates,
-    top,
-)
+from cellwall.apps.cli import run_words
 from cellwall.apps.cli.console import own_streams
 from cellwall.apps.cli.console.exit_status import INTERRUPTED, OUR_FAILURE
 from cellwall.apps.cli.console.terminal import complain
-from cellwall.apps.cli.sandboxes import group as sandbox
 from cellwall.model.errors import CellwallError
-
-app = typer.Typer(
-    name="cellwall",
-    help="Run code nobody has reviewed, in sandboxes on this machine.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # plain help: no rich import, the same text in docs and terminals
-    pretty_exceptions_enable=False,
-)
-
-for module in (
-    run,
-    serve,
-    mcp,
-    top,
-    shell,
-    languages,
-    runtimes,
-    doctor,
-    sweep,
-    backup,
-    demo,
-):
-    module.register(app)
-app.add_typer(sandbox.app, name="sandbox")
-app.add_typer(templates.app, name="templates")
-app.add_typer(audit.app, name="audit")
-app.add_typer(settings.app, name="settings")
-app.add_typer(keys.app, name="keys")
-app.add_typer(jail_explain.app, name="jail")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"cellwall {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Run code nobody has reviewed, in sandboxes on this machine."""
 
 
 def main() -> None:
@@ -95,10 +26,23 @@ def main() -> None:
         own_streams.leave()
 
 
+def _command(words: list[str]) -> None:
+    """Run the command; the usual words of `run` take a shorter way to the same function."""
+    given = run_words.read(words[1:]) if words[:1] == ["run"] else None
+    if given is None:
+        from cellwall.apps.cli.commands import app_of
+
+        app_of(words)()
+    else:
+        from cellwall.apps.cli.one_program import run_program
+
+        sys.exit(run_program(given))
+
+
 def _run() -> None:
     try:
         try:
-            app()
+            _command(sys.argv[1:])
         finally:
             sys.stdout.flush()
     except CellwallError as error:
@@ -110,6 +54,8 @@ def _run() -> None:
         sys.exit(128 + 13)  # our reader went away
     except Exception as error:  # noqa: BLE001 - a bug must not look like a program's own status
         with suppress(OSError):
+            import traceback
+
             traceback.print_exc()
         complain(
             f"a bug of cellwall, not of the program ({type(error).__name__}); "

@@ -32,7 +32,7 @@ def runtimes(
 ) -> None:
     """List the runtimes with their level, whether each can be had here, and how to get it."""
     if measure:
-        from cellwall.apps.cli.templates import built
+        from cellwall.apps.cli.console.built_template import built
 
         built(_TEMPLATE)
     rows = [each.as_json() for each in asyncio.run(_ask(measure=measure))]

@@ -62,7 +62,7 @@ def shell(
     Images are saved in the current directory. From a pipe, inputs run without prompts and the
     status is 1 if one of them failed.
     """
-    from cellwall.apps.cli.templates import built
+    from cellwall.apps.cli.console.built_template import built
 
     spoken = _spoken(language)
     template = template or spoken.template

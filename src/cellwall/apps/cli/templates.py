@@ -1,7 +1,7 @@
 """`cellwall templates`: list, build and remove what sandboxes are made from.
 
-Not the store (`engine.templates.store`). Called by `main`; `built` also by the commands that need a
-template. Invariant: progress goes to stderr, so that a first `cellwall run` stays a filter.
+Not the store (`engine.templates.store`). Called by `commands`. Invariant: progress goes to stderr,
+and so do complaints.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellwall.apps.cli.console.built_template import progress, store
 from cellwall.apps.cli.console.terminal import complain
 from cellwall.model.outcome import OUR_FAILURE
 
 if TYPE_CHECKING:
-    from cellwall.engine.templates.store import TemplateStore
     from cellwall.model.template import BuiltTemplate, Template
 
 _TRIAL_S = 60.0
@@ -27,27 +27,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-
-def store() -> TemplateStore:
-    """Return the store of this user's state directory."""
-    from cellwall.engine.templates.store import TemplateStore, state_dir
-
-    return TemplateStore(state_dir())
-
-
-def built(name: str) -> BuiltTemplate:
-    """Return the template `name`, built now if it is not there yet."""
-    templates = store()
-    found = templates.find(name)
-    if found is not None:
-        return found
-    complain(f"template {name}: building it, once")
-    return templates.build(name, _progress)
-
-
-def _progress(line: str) -> None:
-    complain(f"  {line}")
 
 
 @app.command("ls")
@@ -113,7 +92,7 @@ def build(
         )
     templates, failed = store(), False
     for name in names:
-        made = templates.build(name, _progress)
+        made = templates.build(name, progress)
         typer.echo(f"{name} {made.digest[:12]} {made.size_bytes >> 20} MiB {made.path}")
         if runtime.startswith("docker"):
             typer.echo(f"{name} {asyncio.run(_image(made))}")
@@ -156,7 +135,7 @@ async def _image(made: BuiltTemplate) -> str:
 
     daemon = Daemon()
     try:
-        return await Images(state_dir(), daemon).ensure(made, _progress)
+        return await Images(state_dir(), daemon).ensure(made, progress)
     finally:
         daemon.close()
 

@@ -15,7 +15,7 @@ import cellwall
 from cellwall.languages.registry import LANGUAGES
 from cellwall_bench.processes import descendants
 from conftest import Require
-from kit.command_line import start, works
+from kit.command_line import LEVEL, start, works
 
 COMMANDS = [
     "run", "serve", "sandbox", "top", "shell", "doctor", "languages", "demo", "sweep",
@@ -50,6 +50,21 @@ def test_starting_costs_neither_engine_nor_rich() -> None:
         [sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8"
     )
     assert done.stdout == "[]\n"
+
+
+def test_a_run_loads_no_parser_of_command_lines_and_no_server() -> None:
+    code = (
+        "import atexit, sys\n"
+        "heavy = ('typer', 'pydantic', 'mcp', 'fastapi', 'starlette', 'rich', 'httpx',"
+        " 'cellwall.apps.server', 'cellwall.server')\n"
+        "atexit.register(lambda: print([m for m in sys.modules if m.startswith(heavy)]))\n"
+        f"sys.argv[1:] = ['run', '--isolation', {LEVEL!r}, '-c', 'print(6 * 7)']\n"
+        "from cellwall.apps.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8"
+    )
+    assert done.stdout == "42\n[]\n"
 
 
 def test_doctor_agrees_with_whether_sandboxes_can_be_had(require: Require) -> None:
