@@ -11,6 +11,7 @@ import pytest
 
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http.vocabulary import words_of
+from cellwall.server.observability import redaction
 from cellwall.server.observability.labels import Labels
 from cellwall.server.observability.redaction import REDACTED, Redactor
 
@@ -187,3 +188,21 @@ def test_label_of_a_metric_is_no_tenants_to_change() -> None:
     redactor.learn_all(("my-template", "large-tier"), "mallory")
     shown = Labels(redactor)
     assert [shown("my-template"), shown("large-tier")] == ["my-template", "large-tier"]
+
+
+def test_names_of_every_request_are_remembered_after_ids_of_thousands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    redactor, seen = Redactor(), []
+
+    class Shapes:
+        def sub(self, _: str, text: str) -> str:
+            seen.append(text)
+            return text
+
+    for number in range(3000):
+        redactor.clean(f"request {number}")
+    monkeypatch.setattr(redaction, "_SHAPES", Shapes())
+    for _ in range(3):
+        redactor.clean("a name of every request")
+    assert seen == ["a name of every request"]

@@ -81,6 +81,19 @@ class Audit:
         self._count("made")
         return appending(self._clean(entry))
 
+    def change_of_execution(self, entry: Entry) -> AppendAudit:
+        """Return the change that appends `entry`, whose object and result are the server's words.
+
+        Every execution writes two of these, so only its details and its request's id are looked at.
+        """
+        self._count("made")
+        return appending(
+            entry._replace(
+                details=self._observer.redactor.clean(entry.details),
+                request=self._clean_request(entry),
+            )
+        )
+
     async def before(self, entry: Entry) -> None:
         """Write `entry`; it is on disk when this returns.
 
@@ -243,13 +256,16 @@ class Audit:
         The chosen parts of the other fields were cleaned when they were put together (`chosen`).
         """
         clean = self._observer.redactor.clean
-        whose = None if _ID.fullmatch(entry.request) else entry.tenant
         return entry._replace(
             object=clean(entry.object)[:_LONGEST],
             result=clean(entry.result)[:_LONGEST],
             details=clean(entry.details),
-            request=clean(entry.request, whose),
+            request=self._clean_request(entry),
         )
+
+    def _clean_request(self, entry: Entry) -> str:
+        whose = None if _ID.fullmatch(entry.request) else entry.tenant
+        return self._observer.redactor.clean(entry.request, whose)
 
     def chosen(self, tenant: str, text: str) -> str:
         """Return `text`, which a caller of `tenant` chose, without that tenant's values."""

@@ -54,13 +54,14 @@ class Recording:
             details=compact({name: shown.get(name) for name in ("template", "language")}),
             request=order.request_id,
         )
-        return (self._audit.change(entry),)
+        return (self._audit.change_of_execution(entry),)
 
     def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
         """Return the audit record of the execution's end."""
         if self._audit is None:
             return ()
-        return (self._audit.change(end_entry(record.id, record.owner, answer, record.request_id)),)
+        entry = end_entry(record.id, record.owner, answer, record.request_id)
+        return (self._audit.change_of_execution(entry),)
 
     def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
         """Note a call to a client's tool; calls that the server refused are summed up."""

@@ -162,7 +162,11 @@ class Redactor:
         cleaned = self._without_known(text, (_TENANTS, tenant or "")) if self._known else text
         cleaned = _SHAPES.sub(REDACTED, cleaned)
         cleaned = _PLACES.sub(lambda found: (found[found.lastindex or 0]) + REDACTED, cleaned)
-        if len(text) <= _CACHED_LENGTH and cleaned == text and len(harmless) < _CACHED:
+        if len(text) <= _CACHED_LENGTH and cleaned == text:
+            if len(harmless) >= _CACHED:
+                # Ids of requests fill it; if it stayed full, names that come with every request
+                # would be looked at each time. In place: `_learn_line` may have replaced the set.
+                harmless.clear()
             harmless.add((text, tenant))
         return cleaned
 
