@@ -235,10 +235,10 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
     )
 
 
-async def _store(url: str | None) -> Store | None:
+async def _store(url: str | None, *, has_journal: bool) -> Store | None:
     if url is None:
         return None
-    return await open_store(url, sole=True)
+    return await open_store(url, sole=True, has_journal=has_journal)
 
 
 @contextlib.asynccontextmanager
@@ -247,7 +247,7 @@ async def opened(
 ) -> AsyncIterator[State]:
     """Open a store, an engine and the state over both; all are closed at the end."""
     url = store_url(loaded.server, directory)
-    store = await _store(url)
+    store = await _store(url, has_journal=loaded.server.journal)
     try:
         engine = Engine(directory, loaded.engine)
         redactor = None if log is None else log.redactor

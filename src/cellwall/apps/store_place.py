@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from cellwall.store.store import Store
 
 
-async def open_store(url: str, *, sole: bool = False) -> Store:
-    """Open the store at `url`, as the server (`sole`) or beside one; raises like `Store.open`."""
+async def open_store(url: str, *, sole: bool = False, has_journal: bool = True) -> Store:
+    """Open the store at `url`, as the server (`sole`) or beside one; as `Store.open`."""
     from cellwall.server.audit.chain import sealed_again
     from cellwall.store.store import Store  # brings SQL, which takes a second
 
-    return await Store.open(url, sole=sole, seal=sealed_again)
+    return await Store.open(url, sole=sole, seal=sealed_again, has_journal=has_journal)
 
 
 def store_url(settings: ServerSettings, directory: Path) -> str | None:

@@ -14,7 +14,7 @@ from functools import partial
 
 from cellwall.store.journal.codec import Seal
 from cellwall.store.journal.pending import PendingWrites
-from cellwall.store.journal.replay import catch_up, close_pending, open_pending
+from cellwall.store.journal.replay import catch_up, close_pending, open_pending, retire
 from cellwall.store.opening import open_database
 from cellwall.store.records import queries, recovery, retention
 from cellwall.store.records.changes import Change
@@ -82,6 +82,7 @@ class Store:
         *,
         sole: bool = False,
         seal: Seal | None = None,
+        has_journal: bool = True,
         wait_s: float = WAIT_S,
         most_waiting: int = MOST_WAITING,
     ) -> Store:
@@ -91,13 +92,17 @@ class Store:
         used: it never starts empty in the place of one that was there. `sole` opens it as the
         server, of which a database has one: `StoreConflict` if there is another. Two would end each
         other's executions as left behind. Commands open it beside the server. `seal` rebuilds audit
-        records that are in a journal; without it no journal is used or read.
+        records that are in a journal; without it no journal is used or read. Without `has_journal`
+        the server writes to the database alone, which first gets what an earlier server's journal
+        has.
         """
         database = await open_database(url, sole=sole)
         pending = None
         try:
-            if seal is not None and sole:
+            if seal is not None and sole and has_journal:
                 pending = await open_pending(database, seal)
+            elif seal is not None and sole:
+                await retire(database, seal)
             elif seal is not None:
                 await catch_up(database, seal)
         except BaseException as error:

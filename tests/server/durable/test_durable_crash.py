@@ -30,6 +30,12 @@ pytestmark = pytest.mark.timeout(240)  # servers are started several times in on
 KEYED = {"Idempotency-Key": "once"}
 
 
+@pytest.fixture(params=["journal", "database alone"])
+def writing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the servers of a test write to first."""
+    monkeypatch.setenv("CELLWALL_JOURNAL", str(request.param == "journal").lower())
+
+
 def _ids(made: House) -> list[str]:
     """Every execution that the database has, in order of acceptance."""
     return [row[0] for row in selected(made.database, "SELECT id FROM executions ORDER BY seq")]
@@ -48,6 +54,7 @@ def test_killed_before_acceptance_nothing_ran(tmp_path: Path, is_background: boo
         assert "idempotent-replay" not in again.headers
 
 
+@pytest.mark.usefixtures("writing")
 @pytest.mark.parametrize("point", ["after:Accept", "before:Started"])
 def test_killed_after_acceptance_it_runs_once(tmp_path: Path, point: str) -> None:
     """FI-02: also when its caller never heard of it, who finds it by the key."""
@@ -89,6 +96,7 @@ def test_queued_call_of_a_client_that_went_with_the_server_is_cancelled(tmp_path
         assert made.ledger == ["long"]
 
 
+@pytest.mark.usefixtures("writing")
 @pytest.mark.parametrize("point", ["after:Started", "at:code", "before:Ended"])
 def test_killed_after_the_start_it_is_interrupted_and_never_runs_again(
     tmp_path: Path, point: str
@@ -112,6 +120,7 @@ def test_killed_after_the_start_it_is_interrupted_and_never_runs_again(
         assert made.ledger == [*ran, "later"]
 
 
+@pytest.mark.usefixtures("writing")
 def test_killed_after_the_end_was_written_the_end_stays(tmp_path: Path) -> None:
     """FI-04, the other side: nobody was told, but the result is there."""
     with house(tmp_path) as made:

@@ -36,7 +36,7 @@ from cellwall.store.records.changes import (
     PutSandbox,
     Started,
 )
-from cellwall.store.records.errors import StoreBroken, StoreBusy
+from cellwall.store.records.errors import StoreBroken, StoreBusy, StoreConflict
 from cellwall.store.records.rows import AuditRow
 from cellwall.store.store import Store
 from kit.stores import chunk, ended, execution, replay, sandbox
@@ -799,5 +799,55 @@ def test_restored_backup_gets_nothing_out_of_the_journal(tmp_path: Path) -> None
         assert await again.execution("ex2") is None
         assert again.take(running(3))
         await again.aclose()
+
+    asyncio.run(run())
+
+
+def test_server_without_a_journal_writes_to_the_database_alone(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = await served(tmp_path, has_journal=False)
+        assert not store.take(running(1), audit("accept 1"))
+        await store.write(running(1), audit("accept 1"))
+        await store.write(ended(1), audit("end 1"))
+        assert store.statistics().transactions == 2
+        with pytest.raises(StoreConflict):
+            await store.write(ended(1))
+        assert not (tmp_path / "cellwall.db-ahead").exists()
+        await store.aclose()
+
+    asyncio.run(run())
+
+
+def test_journal_of_a_killed_server_is_read_by_one_without(tmp_path: Path) -> None:
+    async def run() -> None:
+        folder = await crashed(tmp_path, *EVERY_KIND)
+        names = [f"ex{number}" for number in range(1, 10)]
+        other = shutil.copytree(folder, tmp_path / "other")
+        with_one = await served(other)
+        expected = await everything(with_one, names)
+        await with_one.aclose()
+        store = await served(folder, has_journal=False)
+        assert await everything(store, names) == expected
+        (folder / "cellwall.db-ahead").unlink()  # it is not needed any more
+        await store.write(running(50), audit("accept 50"))
+        await store.aclose()
+        again = await served(folder)
+        assert again.take(ended(50), audit("end 50")) is False  # the database started it
+        assert again.take(running(51), audit("accept 51"))
+        await again.aclose()
+        last = await served(folder, has_journal=False)
+        records = [row.record for row in await last.audit(0, 10_000)]
+        assert records == [*expected["audit"], b"accept 50", b"accept 51"]
+        await last.aclose()
+
+    asyncio.run(run())
+
+
+def test_lost_journal_refuses_a_server_without_one_as_well(tmp_path: Path) -> None:
+    async def run() -> None:
+        folder = await crashed(tmp_path, *EVERY_KIND)
+        (folder / "cellwall.db-ahead").unlink()
+        with pytest.raises(StoreBroken, match="it is gone"):
+            await served(folder, has_journal=False)
 
     asyncio.run(run())

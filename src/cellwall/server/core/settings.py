@@ -83,6 +83,9 @@ class ServerSettings:
     store: str = "sqlite"
     """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
     state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
+    journal: bool = True
+    """A store of `sqlite` has a journal in front, which makes an execution durable in less time;
+    `false`: each write goes to the database alone. PostgreSQL never has one."""
     webhooks: bool = False
     """Callers may name a URL that is told of the end of an execution; only public addresses."""
     webhook_networks: tuple[str, ...] = ()

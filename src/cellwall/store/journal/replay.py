@@ -87,6 +87,25 @@ async def catch_up(database: Database, seal: Seal) -> None:
         journal.close()
 
 
+async def retire(database: Database, seal: Seal) -> None:
+    """Apply the journal of a server that was killed, for one that does without; as `open_pending`.
+
+    After it the journal's file may go: the database says that it is not needed.
+    """
+    path = database.journal
+    if path is None:
+        return
+    known = await database.read(_known)
+    if not known.is_open or known.key is None:
+        return
+    journal = await _locked(path, bytes.fromhex(known.key), is_new=False)
+    try:
+        await _replay(database, journal, known.applied, seal)
+        await database.apply([PutFact(_MARK, "closed")])
+    finally:
+        journal.close()
+
+
 async def close_pending(database: Database, pending: PendingWrites) -> None:
     """Close the journal; note that it is not needed if the database has everything."""
     try:
