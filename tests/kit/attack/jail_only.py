@@ -20,7 +20,6 @@ _ROOTLESS = "a jail without root, or without cgroups; the others need both"
 _SHARED = "what jails share of the host: its files and its kernel's numbers for a user"
 
 MODULES: Mapping[str, str] = {
-    "test_attack_ahead": "a jail's forks share its fork-server's pages; a container has its own",
     "test_attack_alone": "only a jail makes less for one program; others have one init for all",
     "test_attack_cancel": "cancelled at every step of a jail's start; `test_attack_verdicts` and "
     "`test_faults_whole_tree` end the others from outside",

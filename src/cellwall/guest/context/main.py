@@ -25,7 +25,7 @@ from cellwall.guest.display import source_registry
 from cellwall.guest.display.charts import Charts
 from cellwall.guest.display.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.display.figures import Figures
-from cellwall.guest.process import exit_watch, prefault
+from cellwall.guest.process import exit_watch
 from cellwall.guest.process.import_hooks import after_import
 
 TYPE_CHECKING = False
@@ -118,8 +118,6 @@ class _Context:
         self._is_deaf = False
         self._is_interrupted = False
         self._is_end_foreseen = False
-        self._is_program = False
-        """Whether the context runs one program and then ends, so that the usual run is known."""
         self._is_alone = False
         sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
@@ -133,9 +131,7 @@ class _Context:
         """Make this process the context that `config` describes."""
         self._link = link
         self._is_end_foreseen = bool(config.get("is_end_foreseen"))
-        purpose = config.get("purpose")
-        self._is_program = purpose in ("program", "single_program")
-        self._is_alone = purpose == "single_program"
+        self._is_alone = config.get("purpose") == "single_program"
         self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
@@ -185,9 +181,6 @@ class _Context:
         """
         self._deafen()
         self._link.say(IDLE)
-        if self._is_program:
-            whose = prefault.ALONE if self._is_alone else prefault.CONTEXT
-            prefault.while_waiting(self._link.fileno(), whose)
         try:
             header, source, stdin_fd = self._receive()
             while header.get("op") == "idle":

@@ -14,7 +14,7 @@ import select
 
 from cellwall.guest.channel.frames import LENGTHS, encode, parse_header
 from cellwall.guest.channel.handshake import GO, IDLE, USUAL_CONTEXTS, ready
-from cellwall.guest.process import exit_watch, prefault, processes
+from cellwall.guest.process import exit_watch, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def serve(
     os.write(channel, _USUAL_READY)
     program.is_ready = True
     meanwhile()
-    prefault.while_waiting(channel, prefault.INIT)
     _start(program, channel, os.read(channel, _READ_BYTES))
     if program.header is not None:
         os.set_blocking(channel, False)

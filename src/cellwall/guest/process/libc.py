@@ -18,9 +18,6 @@ _CLOSE_RANGE_CLOEXEC = ctypes.c_int(4)
 _LAST_FD = ctypes.c_uint(2**32 - 1)
 # PyDLL: the GIL stays with the one thread, in the parent and in the child.
 _FORK: Any = ctypes.PyDLL(None, use_errno=True).fork
-_MADVISE: Any = ctypes.PyDLL(None).madvise
-_MADVISE.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
-_MADV_POPULATE_WRITE = 23
 _PRCTL_ARGUMENTS = tuple(
     (ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
     for value in (0, 1)
@@ -44,8 +41,3 @@ def prctl(option: int, value: int) -> None:
 def close_on_exec_from(first_fd: int) -> bool:
     """Mark every descriptor from `first_fd` on; False before Linux 5.11 or glibc 2.34."""
     return int(_CLOSE_RANGE(ctypes.c_uint(first_fd), _LAST_FD, _CLOSE_RANGE_CLOEXEC)) == 0
-
-
-def populate(address: int, length: int) -> bool:
-    """Make pages this process's own as if it wrote to them; False before Linux 5.14."""
-    return int(_MADVISE(address, length, _MADV_POPULATE_WRITE)) == 0

@@ -40,7 +40,7 @@ from cellwall.guest.display import json_value, mime_bundles, tracebacks  # noqa:
 from cellwall.guest.display.display import Display
 from cellwall.guest.display.figures import Figures
 from cellwall.guest.init import main as init
-from cellwall.guest.process import libc, prefault, reseed  # noqa: F401 - loaded only
+from cellwall.guest.process import libc, reseed  # noqa: F401 - loaded only
 from cellwall.guest.warm import single_program, warmup_runs
 from cellwall.guest.warm.import_culprits import Culprits
 
@@ -133,14 +133,6 @@ def recall() -> None:
     """
     sys._clear_type_cache()
     _run_program_here(rounds=1)
-
-
-def learn() -> None:
-    """Find out which pages a first program writes, once the heap is as forks will see it."""
-    prefault.learn(
-        lambda: warmup_runs.rehearse_first(lambda: init.Init(context.main), rounds=1),
-        lambda: warmup_runs.rehearse_last(single_program.main),
-    )
 
 
 def warm_sessions(*, is_rehearsed: bool = True) -> None:

@@ -29,7 +29,7 @@ from cellwall.guest.channel.frames import (
 from cellwall.guest.channel.init_link import Link
 from cellwall.guest.context import main as context
 from cellwall.guest.context import program
-from cellwall.guest.process import exit_watch, libc, prefault, processes
+from cellwall.guest.process import exit_watch, libc, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +41,6 @@ ROUNDS = 12
 """Number of rounds; CPython 3.11 specialises a function at its eighth call."""
 
 _PATIENCE_S = 30
-_leave = os._exit
-"""The real `os._exit`, even while that name stands for another function (`prefault`)."""
 _PROGRAM = b"import sys\nprint(1)\n"
 FILENAME = f"{'../' * 32}dev/null"
 """File name of a rehearsed program: it leads to /dev/null, so that no place is needed or filled."""
@@ -54,9 +52,9 @@ def rehearse(make: Callable[[], Init]) -> None:
     _rehearse_init(make, [f"rehearsal-{number}" for number in range(ROUNDS)], "session")
 
 
-def rehearse_first(make: Callable[[], Init], rounds: int = ROUNDS) -> None:
+def rehearse_first(make: Callable[[], Init]) -> None:
     """Have a dozen throw-away inits run the first program of a sandbox each."""
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         _rehearse_init(make, ["main"], "program")
 
 
@@ -86,13 +84,6 @@ def rehearse_program(main: Callable[..., Any], rounds: int = ROUNDS) -> None:
             with contextlib.suppress(_Left):
                 _be_context(main)
         context.forget()
-
-
-def rehearse_last(main: Callable[..., Any]) -> NoReturn:
-    """Run as the context of a program in this process, which ends with it as a context does."""
-    with _changed(_UNSAID), context.StandardStreams():
-        _be_context(main)
-    _leave(1)
 
 
 def _be_context(main: Callable[..., Any]) -> None:
@@ -135,10 +126,9 @@ def _kill_nobody(_pid: int, _number: int) -> None:
 
 _UNSAID: list[tuple[Any, str, Any]] = [
     (exit_watch, "_kill", _kill_nobody),
-    (prefault, "pages", [b"", b"", bytes(16)]),  # a range without a length
     (program, "NEW_FILE", os.O_WRONLY),
 ]
-"""Changes that keep a rehearsal from telling its parent, copying ahead or leaving a file."""
+"""Changes that keep a rehearsal from telling its parent or leaving a file."""
 
 
 @contextlib.contextmanager
@@ -198,7 +188,7 @@ def _be_host(line: socket.socket, names: list[str]) -> NoReturn:
         while left:
             left -= next(frames) in ("done", "fail")
     finally:
-        _leave(0)
+        os._exit(0)
 
 
 def _frames(line: socket.socket) -> Iterator[object]:

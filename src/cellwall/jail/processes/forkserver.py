@@ -106,7 +106,7 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
             list(config["preload"]), config["environment"], config["preload_environment"]
         )
         arenas.give_back()
-        _fork_workers(config, worker, worker_fds[:programs], ours, guest.recall, guest.learn)
+        _fork_workers(config, worker, worker_fds[:programs], ours, guest.recall)
     if preloading.has_failed:
         os._exit(1)
     _tell(control, {"event": "programs", "preload": report})
@@ -115,7 +115,7 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
         arenas = heap_layout.ArenaReservation(heap_layout.SESSION_ARENAS)
         guest.warm_sessions()
         arenas.give_back()
-        _fork_workers(config, worker, worker_fds[programs:], ours, _nothing, _nothing)
+        _fork_workers(config, worker, worker_fds[programs:], ours, _nothing)
     fds.close_all(worker_fds)
     if not preloading.has_failed:
         _tell(control, {"event": "ready"})
@@ -173,7 +173,6 @@ def _fork_workers(
     worker_fds: List[int],
     ours: Set[int],
     recall: Callable[[], None],
-    learn: Callable[[], None],
 ) -> None:
     """Freeze what has been preloaded so far, and fork the workers that share it."""
     # Generators seeded before the fork are found now; every context gives them a seed of its own.
@@ -188,7 +187,6 @@ def _fork_workers(
     recall()
     # After everything that frees memory: freed memory is a hole, and most holes lie in huge pages.
     heap_layout.HoleFiller()
-    learn()  # in a fork that resembles those of the workers
     gc.freeze()
     for fd in worker_fds:
         if worker.forker.clone() == 0:
