@@ -27,11 +27,8 @@ from cellwall.jail.inspect import posture
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict
 from cellwall.runtimes.channel.channel import GuestChannel
-from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from cellwall.runtimes.jail.single_program.channel import AloneChannel
-from cellwall.runtimes.shared.cpu_placement import Cpus
-from conftest import Require
 from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
@@ -257,34 +254,3 @@ def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(
 
     with arena.leaving_nothing():
         arena.do(attack())
-
-
-@pytest.mark.parametrize("which", [0, -1])
-def test_init_may_die_where_the_host_wants_it(
-    arena: Arena,
-    monkeypatch: pytest.MonkeyPatch,
-    require: Require,
-    whole_init: None,
-    which: int,
-) -> None:
-    """Each of two CPUs in turn: init is pinned to one of them until then."""
-    allowed = sorted(os.sched_getaffinity(0))
-    require("two CPUs", len(allowed) > 1, "give this machine another one")
-    there = frozenset({allowed[which]})
-    found: list[set[int]] = []
-    real = Child.kill
-
-    def kill(self: Child) -> None:
-        if not found:
-            found.append(os.sched_getaffinity(self.pid))
-        real(self)
-
-    async def attack() -> None:
-        monkeypatch.setattr(Cpus, "elsewhere", staticmethod(lambda: there))
-        monkeypatch.setattr(Child, "kill", kill)
-        assert (await arena.engine.execute(Request("print('ran')"))).stdout == "ran\n"
-        monkeypatch.undo()
-
-    with arena.leaving_nothing():
-        arena.do(attack())
-    assert found == [set(there)]

@@ -199,7 +199,6 @@ def _stay(program: FirstProgram, wakeup: int, others: select.poll) -> None:
     """Wait for further events; as a rule the host kills this process meanwhile."""
     if program.may_be_foreseen:
         others.unregister(wakeup)  # the end that was reported early may still be to come
-        exit_watch.step_back()
     others.poll()
 
 

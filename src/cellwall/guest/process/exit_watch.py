@@ -49,18 +49,6 @@ def announce() -> None:
     _kill(os.getppid(), _SIGCHLD)
 
 
-def step_back() -> None:
-    """Let the process that was told of the end run first when this process is killed afterwards.
-
-    The death takes a millisecond; a process of the policy SCHED_BATCH interrupts no other process
-    when it wakes up, sched(7).
-    """
-    try:
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:
-        return  # the cost is that millisecond
-
-
 def only_child(pid: int) -> int | None:
     """Return the only child of a process; None if it has none or several."""
     children = processes.read_proc(pid, f"task/{pid}/children").split()

@@ -80,8 +80,6 @@ class JailSandbox:
         self._resources = resources
         self._limits = spec.limits
         self._cpus: frozenset[int] = frozenset()
-        self._is_apart = False
-        """Whether init is on other CPUs than the program, so that both run at once."""
         self._watch = resources.child.watch()
         self._closing: asyncio.Task[None] | None = None
         self.soft_kills = 0
@@ -183,20 +181,13 @@ class JailSandbox:
         self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
         if not self._cpus:
             return
-        beside = self._cpus
-        if self._spec.purpose == "program":
-            # Init passes the program's output on and waits for its end; on other CPUs it does so
-            # meanwhile.
-            beside = self._runtime.cpus.others(self._cpus) or self._cpus
-            self._is_apart = beside is not self._cpus
         is_forked = self._spec.language == "python" and self._spec.start == "fork"
         for pid in pids:
-            cpus = self._cpus if pid == pids[-1] else beside
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 # A fork has one thread; an interpreter of another language has several before it
                 # runs.
                 for thread in (pid,) if is_forked else posture.threads(pid):
-                    os.sched_setaffinity(thread, cpus)
+                    os.sched_setaffinity(thread, self._cpus)
 
     @property
     def fresh(self) -> KernelReadings:
@@ -266,19 +257,8 @@ class JailSandbox:
 
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""
-        self._clear_our_cpu()
         self._resources.child.kill()
         self._resources.groups.kill()
-
-    def _clear_our_cpu(self) -> None:
-        """Have init die on another CPU than this process runs on.
-
-        Its death takes a millisecond, and the engine is about to report the end on this CPU. While
-        its channel is open, init is there and the pid is its own.
-        """
-        if self._is_apart and self._resources.channel.is_open and not self._watch.done():
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(self._resources.pids[0], self._runtime.cpus.elsewhere())
 
     async def wait_ended(self) -> None:
         """Return when init is gone. The kernel delays that until all other processes are gone."""

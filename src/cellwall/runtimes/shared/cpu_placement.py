@@ -6,12 +6,8 @@ has, and sandboxes spread over all of them.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import Counter
-
-_current_cpu = ctypes.CDLL(None).sched_getcpu
-"""sched_getcpu(3): no system call."""
 
 
 class Cpus:
@@ -33,16 +29,6 @@ class Cpus:
         chosen = sorted(allowed, key=lambda cpu: load[cpu] - 1.5 * (cpu == near))[:count]
         load.update(chosen)
         return frozenset(chosen)
-
-    def others(self, taken: frozenset[int]) -> frozenset[int]:
-        """Return as many other CPUs as `taken` has; empty if there are fewer."""
-        rest = sorted(os.sched_getaffinity(0) - taken, key=lambda cpu: self._load[cpu])
-        return frozenset(rest[: len(taken)]) if len(rest) >= len(taken) else frozenset()
-
-    @staticmethod
-    def elsewhere() -> frozenset[int]:
-        """Return every CPU but this thread's current one; empty if there is no other."""
-        return frozenset(os.sched_getaffinity(0) - {_current_cpu()})
 
     def give_back(self, cpus: frozenset[int]) -> None:
         """Undo one `take`."""
