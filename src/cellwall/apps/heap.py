@@ -1,14 +1,12 @@
-"""Heap: the memory layout of a server process; separate big blocks, and huge pages.
+"""Heap: the memory layout of a server process, where big blocks are mapped separately.
 
-Each function is called once by `serve`. The invariant: only memory and time depend on it; where the
-C library or the kernel lacks the feature, nothing is done.
+Called once by `serve`. The invariant: only memory depends on it; where the C library lacks the
+feature, nothing is done.
 """
 
 from __future__ import annotations
 
 import ctypes
-
-from cellwall.jail.fast import huge_pages
 
 _M_MMAP_THRESHOLD = -3
 """Option number of mallopt(3)."""
@@ -28,13 +26,3 @@ def keep_big_blocks_apart() -> bool:
     except AttributeError:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, BIG_BYTES))
-
-
-def lie_on_huge_pages() -> int:
-    """Collapse the process's memory into huge pages; return the number of huge pages.
-
-    Between two requests other processes use the CPU: the work of a request then takes five to ten
-    times as long as in a loop, partly for looking up its pages. Not for code: constants beside it
-    would become executable (`huge_pages.collapse_interpreter`).
-    """
-    return huge_pages.collapse_anonymous()

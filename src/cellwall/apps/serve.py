@@ -27,7 +27,7 @@ import uvicorn
 import uvloop
 
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
-from cellwall.apps.heap import keep_big_blocks_apart, lie_on_huge_pages
+from cellwall.apps.heap import keep_big_blocks_apart
 from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.mcp.transport.mount import Mount
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
@@ -321,7 +321,6 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
                     mount.aclose,
                 )
                 _spare_the_collector()
-                lie_on_huge_pages()
                 await server.serve(sockets=[sock])
 
 

@@ -4,7 +4,7 @@ Measured on the reference machine: fork and exit of a process with 100 MiB of sm
 ms, with huge pages 0.7 ms. Each small page adds 0.2 µs to every fork, for the copy and for its
 release, even if the page is empty. If the kernel refuses (older kernel, no memory for it), this
 costs speed only, so refusals are counted and not raised. No policy; called by the fork-server
-before its first forks, and by a server for its own memory once it is up.
+before its first forks.
 """
 
 from __future__ import annotations
