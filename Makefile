@@ -17,14 +17,18 @@ BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstra
 run: environment templates
 	$(BIN)/cellwall demo
 
-# Two at once where no test looks at the whole host: what a server leaves is counted for that server
-# alone. Frameworks bring threads and hooks of their own into a process, so they have one apart.
+# Several at once: what an engine or a server leaves is counted for that one alone, by its process and
+# its owner label. Tests that need the machine to themselves are marked `alone` and come after the
+# others of their stage. Frameworks bring threads and hooks of their own into a process, so they have
+# one apart.
 APART := tests/unit tests/meta
 LANGUAGES := tests/languages tests/contexts
+ELSEWHERE := $(addprefix --ignore=,$(APART) $(LANGUAGES) tests/server tests/agents)
 
 test: dev templates
 	$(PYTEST) -n 2 $(APART)
-	$(PYTEST) $(addprefix --ignore=,$(APART) $(LANGUAGES) tests/server tests/agents)
+	$(PYTEST) -n 3 --dist loadfile -m "not slow and not alone" $(ELSEWHERE)
+	$(PYTEST) -m "alone and not slow" $(ELSEWHERE)
 	$(PYTEST) -n 2 --dist loadfile tests/server
 	$(PYTEST) -n 2 --dist loadgroup $(LANGUAGES)
 	$(PYTEST) -n 2 tests/agents

@@ -36,7 +36,12 @@ _SAY = {
     "bash": "echo {}\n",
     "javascript": "require('fs').writeSync(1, '{}\\n');\n",
 }
-_CONTROL_UID = 61_234
+CONTROL_UID = 70_000 + os.getpid() % 4_000
+"""This process's alone: a control that signals all it can, or uses up what its user may have, meets
+nobody else's.
+"""
+MADE_BY_A_TEST = "cellwall-test"
+"""The source of file systems that tests mount; no engine leaves one of that name."""
 
 
 def _children() -> dict[int, list[int]]:
@@ -97,8 +102,9 @@ def _mountinfo() -> str:
 
 
 def _own_mounts() -> list[str]:
-    """Without those of a container engine that somebody else runs on this machine."""
-    return [line for line in _mountinfo().splitlines() if "docker" not in line]
+    """Without those of other container engines here, and of tests that run beside this one."""
+    others = re.compile(rf"docker|- \S+ {MADE_BY_A_TEST} ")
+    return [line for line in _mountinfo().splitlines() if not others.search(line)]
 
 
 def _state_files() -> list[Path]:
@@ -304,8 +310,8 @@ def unconfined(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
         resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
         if os.geteuid() == 0:
             os.setgroups([])
-            os.setgid(_CONTROL_UID)
-            os.setuid(_CONTROL_UID)
+            os.setgid(CONTROL_UID)
+            os.setuid(CONTROL_UID)
 
     # Debian's, because the throw-away user may not be able to reach ours.
     python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable

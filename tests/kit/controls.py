@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cellwall.linux import seccomp
-from kit.arena import Arena
+from kit.arena import CONTROL_UID, Arena
 
-USER_ID = 61_234
 ABSENT = frozenset({"ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENODEV"})
 """What a kernel says that was built without the thing an optional attempt asks for."""
 _PROBES = Path(__file__).parent / "probes"
@@ -74,8 +73,8 @@ def become_user() -> None:
     _bounded()
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(USER_ID, USER_ID, USER_ID)
-        os.setresuid(USER_ID, USER_ID, USER_ID)
+        os.setresgid(CONTROL_UID, CONTROL_UID, CONTROL_UID)
+        os.setresuid(CONTROL_UID, CONTROL_UID, CONTROL_UID)
 
 
 PLACES: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {

@@ -19,7 +19,7 @@ from cellwall.jail.inspect import host_facts
 from cellwall.jail.plan import plan
 from conftest import require_command
 from kit import controls
-from kit.arena import Arena, compiled
+from kit.arena import CONTROL_UID, Arena, compiled
 from kit.places import ROOT
 
 pytestmark = pytest.mark.attack
@@ -266,7 +266,7 @@ def test_set_uid_copy_is_powerless(arena: Arena, bait: Bait, tmp_path: Path) -> 
     outside.write_bytes(program)
     outside.chmod(0o4755)
     code = f"import subprocess; print(subprocess.check_output([{str(outside)!r}], text=True))"
-    assert f"{controls.USER_ID} 0" in controls.run_in("user", code)
+    assert f"{CONTROL_UID} 0" in controls.run_in("user", code)
     inside = arena.run(
         "id -u && cp identity copy && chmod 6755 copy && [[ -u copy && -g copy ]] && echo set"
         " && ./copy && chmod 6755 identity && ./identity",

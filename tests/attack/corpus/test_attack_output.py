@@ -157,7 +157,9 @@ _HEAVY = [
 @pytest.mark.parametrize(("code", "said"), _HEAVY)
 def test_huge_value_is_left_out_and_the_answer_says_so(arena: Arena, code: str, said: str) -> None:
     with arena.leaving_nothing():
-        ended, growth = _growth_kib(lambda: arena.beside(code, limits={"memory_mb": 1024}))
+        ended, growth = _growth_kib(
+            lambda: arena.beside(code, limits={"memory_mb": 1024}, timeout=20)
+        )
     assert ended.verdict in {Verdict.OK, Verdict.OUTPUT}, ended.outcome
     assert (ended.result, said in " ".join(ended.outcome.notes)) == (None, True), ended.outcome
     assert growth <= _HOST_MAY_GROW_KIB

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cellwall import AsyncSandbox, Verdict
-from kit.arena import Arena, compiled, unconfined
+from kit.arena import CONTROL_UID, Arena, compiled, unconfined
 
 pytestmark = pytest.mark.attack
 
@@ -138,7 +138,7 @@ def test_killing_everybody_is_confined_to_the_sandbox(arena: Arena, case: str) -
 @pytest.mark.root
 @pytest.mark.parametrize("case", ["G01"])
 def test_killing_everybody_reaches_the_sentinel_unconfined(case: str) -> None:
-    sentinel = _sentinel(61_234)
+    sentinel = _sentinel(CONTROL_UID)
     try:
         assert "survived" in unconfined(_MASSACRE.replace("(1, -1)", "(-1,)")).stdout
         assert sentinel.wait(5) == -signal.SIGKILL
@@ -349,6 +349,7 @@ int main(void) {
 """
 
 
+@pytest.mark.alone
 @pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["G23"])
 def test_busy_threads_get_no_more_than_their_share(arena: Arena, tmp_path: Path, case: str) -> None:

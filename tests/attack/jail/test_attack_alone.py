@@ -212,6 +212,7 @@ sys.exit({})
 """
 
 
+@pytest.mark.alone
 def test_flood_of_announcements_is_no_end_and_costs_us_little(arena: Arena) -> None:
     """Each is a byte to us and a look of ours into /proc. The proof: how many it says it sent."""
     with arena.leaving_nothing():

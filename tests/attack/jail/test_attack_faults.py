@@ -115,6 +115,7 @@ _ENDS = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("end", "options", "verdict"), _ENDS)
 def test_whole_tree_is_dead_within_a_quarter_second_of_the_limit(
     arena: Arena, end: str, options: dict[str, Any], verdict: Verdict
@@ -136,6 +137,7 @@ def test_whole_tree_is_dead_within_a_quarter_second_of_the_limit(
         assert time.monotonic() - began < 1.0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("case", ["FI-24-running"])
 def test_whole_tree_is_dead_within_a_quarter_second_of_cancel(arena: Arena, case: str) -> None:
     async def attack() -> None:

@@ -12,7 +12,12 @@ import pytest
 
 from kit.unprivileged import SHARING_ITS_ID, OrdinaryUser
 
-pytestmark = [pytest.mark.attack, pytest.mark.rootless, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.attack,
+    pytest.mark.alone,
+    pytest.mark.rootless,
+    pytest.mark.timeout(180),
+]
 
 _EMBED = """
 import json

@@ -21,7 +21,7 @@ from cellwall.jail.plan.plan import OWN_COUNTS
 from conftest import Require
 from kit.attack.mutations import Drop, dropping
 
-pytestmark = [pytest.mark.attack, pytest.mark.root]
+pytestmark = [pytest.mark.attack, pytest.mark.alone, pytest.mark.root]
 
 _ON_HOST = Path("/proc/sys/fs/inotify/max_user_instances")
 _LIMITS = {"open_files": 2048}

@@ -18,7 +18,7 @@ from conftest import Require
 from kit.attack.delegated import are_possible, delegated
 from kit.unprivileged import SHARING_ITS_ID, OrdinaryUser
 
-pytestmark = [pytest.mark.attack, pytest.mark.rootless]
+pytestmark = [pytest.mark.attack, pytest.mark.alone, pytest.mark.rootless]
 
 _EMBED = """
 import asyncio, json

@@ -18,7 +18,7 @@ from cellwall import AsyncSandbox
 from cellwall.model.outcome import Usage
 from kit.arena import Arena
 
-pytestmark = pytest.mark.attack
+pytestmark = [pytest.mark.attack, pytest.mark.alone]
 TURNS = 3
 STRETCH_S = 0.5
 """Several periods of the CPU quota, so that a bomb is seen both going off and held back."""

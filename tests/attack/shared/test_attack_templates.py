@@ -31,6 +31,7 @@ from cellwall.runtimes.gvisor import runtime as gvisor
 from cellwall.runtimes.shared.guest_bundle import build_bundle
 from conftest import Require
 from kit import hostile_wheels
+from kit.arena import MADE_BY_A_TEST
 from kit.places import TESTS
 
 pytestmark = pytest.mark.attack
@@ -188,7 +189,9 @@ class Watch:
 
     def __init__(self, place: Path) -> None:
         place.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", place], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "mode=755", MADE_BY_A_TEST, place], check=True
+        )
         self._place = place
         program = TESTS / "kit" / "attack" / "template_watch.py"
         self._process = subprocess.Popen(

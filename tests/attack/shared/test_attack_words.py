@@ -18,7 +18,7 @@ from cellwall.model.execution import Event
 from kit.arena import LIMITS, Arena
 from kit.attack.neighbours import BURN, Beside, missed
 
-pytestmark = [pytest.mark.attack, pytest.mark.cgroups]
+pytestmark = [pytest.mark.attack, pytest.mark.alone, pytest.mark.cgroups]
 _SAY = """
 import json, os, socket, struct
 def frame(header, body=b""):

@@ -17,7 +17,7 @@ from cellwall import AsyncSandbox, Tool, ToolBox
 from kit.arena import Arena
 from kit.attack.neighbours import BURN, Beside, missed
 
-pytestmark = [pytest.mark.attack, pytest.mark.cgroups]
+pytestmark = [pytest.mark.attack, pytest.mark.alone, pytest.mark.cgroups]
 Told = Callable[[], None]
 Taking = Callable[[AsyncSandbox, Told], Awaitable[object]]
 """Takes what a sandbox says until it is cancelled, and tells of each piece."""

@@ -19,7 +19,7 @@ import pytest
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from kit.arena import Arena, descendants, is_occupied
 
-pytestmark = [pytest.mark.attack, pytest.mark.root]
+pytestmark = [pytest.mark.attack, pytest.mark.alone, pytest.mark.root]
 _DEAD_S = 2.0
 _GONE_S = 5.0
 _LEVELS = {"jail": "namespace", "docker": "namespace", "docker+runsc": "kernel", "gvisor": "kernel"}
