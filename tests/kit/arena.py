@@ -43,6 +43,11 @@ nobody else's.
 MADE_BY_A_TEST = "cellwall-test"
 """The source of file systems that tests mount; no engine leaves one of that name."""
 
+_KEPT_FOR_ALL = {"compiled", "docker", "guest", "gvisor"}
+"""Bundles, images, what compilers made, what a host can do: the first that needs one writes it, and
+that may be a test beside this one.
+"""
+
 
 def _children() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
@@ -108,9 +113,9 @@ def _own_mounts() -> list[str]:
 
 
 def _state_files() -> list[Path]:
-    """Without the guest bundles: the first run after an upgrade writes one, by content."""
-    found = [*state_dir().glob("*"), *state_dir().glob("*/*")]
-    return [path for path in found if path.name != "guest" and path.suffix != ".pyz"]
+    """Without what every engine of the machine keeps there for all, by content."""
+    top = [path for path in state_dir().glob("*") if path.name not in _KEPT_FOR_ALL]
+    return [*top, *(below for path in top for below in path.glob("*"))]
 
 
 def _descriptors(counted: Callable[[str], bool]) -> int:

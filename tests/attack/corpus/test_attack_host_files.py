@@ -307,7 +307,7 @@ done
 def test_set_uid_files_of_the_image_are_powerless(arena: Arena, tmp_path: Path) -> None:
     """D09: the loader obeys LD_PRELOAD, which it never does where a set-uid bit counts."""
     library = shared_library(CONSTRUCTOR, tmp_path)
-    inside = arena.run(SET_UID_FILES, "bash", files={"lib.so": library}, timeout=20)
+    inside = arena.run(SET_UID_FILES, "bash", files={"lib.so": library}, timeout=40)
     lines = inside.stdout.splitlines()[1:]
     assert lines, "this image has no set-uid file: give the test one"
     # Files we may not even read are no danger, and the loader says nothing for them.

@@ -64,7 +64,7 @@ def test_flood_is_cut_and_counted_and_costs_the_host_little(
 _THEN: dict[str, tuple[str, dict[str, Any], Verdict]] = {
     "wall": ("time.sleep(60)", {"timeout": 2}, Verdict.WALL_TIME),
     "memory": ("time.sleep(1)\nheld = b'x' * (256 << 20)", {}, Verdict.MEMORY),
-    "cpu": ("while True: pass", {"limits": {"cpu_s": 1}}, Verdict.CPU_TIME),
+    "cpu": ("while True: pass", {"limits": {"cpu_s": 1}, "timeout": 30}, Verdict.CPU_TIME),
 }
 
 
