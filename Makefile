@@ -55,7 +55,7 @@ operations: dev
 vm:
 	tests/vm/run
 
-# Half an hour, CI takes five minutes of it; half a minute before that goes to a server that leaks
+# Half an hour, CI takes two minutes of it; half a minute before that goes to a server that leaks
 # on purpose and has to be found out.
 soak: dev templates
 	PYTHONPATH=tests $(BIN)/python -m soak
