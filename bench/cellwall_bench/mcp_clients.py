@@ -13,12 +13,13 @@ import http.client
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.engines import state
-from cellwall.apps.timings import PLAIN
+from cellwall.apps.timings import PLAIN, TimingError
 from cellwall_bench.http_client import Client as HttpClient
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def _call(number: int, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any
     return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
 
 
-def _command() -> str:
+def cellwall_command() -> str:
+    """Return the path of the command beside this interpreter."""
     return str(Path(sys.executable).with_name("cellwall"))
 
 
@@ -65,7 +67,7 @@ async def official_stdio() -> AsyncIterator[Cell]:
     from mcp.client.client import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    asked = StdioServerParameters(command=_command(), args=["mcp"], env=_environ())
+    asked = StdioServerParameters(command=cellwall_command(), args=["mcp"], env=_environ())
     async with Client(stdio_client(asked)) as client:
         yield await _official_cell(client)
 
@@ -102,10 +104,10 @@ async def _official_cell(client: Client) -> Cell:
 
 
 @contextlib.asynccontextmanager
-async def lean_stdio() -> AsyncIterator[Cell]:
-    """Start `cellwall mcp` and speak with it in lines."""
+async def _stdio() -> AsyncIterator[Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]]:
+    """Start `cellwall mcp`, greet it, and give what asks it in lines."""
     process = await asyncio.create_subprocess_exec(
-        _command(),
+        cellwall_command(),
         "mcp",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -123,12 +125,30 @@ async def lean_stdio() -> AsyncIterator[Cell]:
     try:
         await ask(_HELLO)
         writer.write(json.dumps(_READY).encode() + b"\n")
-        sandbox = (await ask(_call(1, "create_sandbox", _SANDBOX)))["sandbox_id"]
-        message = _call(2, "execute", {"sandbox_id": sandbox, "code": PLAIN})
-        yield lambda: ask(message)
+        yield ask
     finally:
         writer.close()
         await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def lean_stdio() -> AsyncIterator[Cell]:
+    """Speak with a `cellwall mcp` of its own about cells of one sandbox."""
+    async with _stdio() as ask:
+        sandbox = (await ask(_call(1, "create_sandbox", _SANDBOX)))["sandbox_id"]
+        message = _call(2, "execute", {"sandbox_id": sandbox, "code": PLAIN})
+        yield lambda: ask(message)
+
+
+async def first_result() -> float:
+    """Return the seconds from the spawn of `cellwall mcp` to the result of a program."""
+    begun = time.perf_counter()
+    async with _stdio() as ask:
+        facts = await ask(_call(1, "run_code", {"code": PLAIN, "template": "python"}))
+        seconds = time.perf_counter() - begun
+    if facts.get("stdout") != "1\n":
+        raise TimingError(f"a first tool call failed: {facts}")
+    return seconds
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from cellwall_bench import (
     bare,
     containers,
     endurance,
+    first,
     http,
     kernel,
     languages,
@@ -137,6 +138,9 @@ class Bench:
         for key, is_http in (("mcp_stdio", False), ("mcp_http", True)):
             yield key, 0, _tool_call(key, n, is_http=is_http)
         n = max(10, n // 10)
+        yield "first_run_cli", 0, lambda _: first.command_line(n)
+        yield "first_run_library", 0, lambda _: first.library(n)
+        yield "first_mcp", 0, lambda _: first.mcp(n)
         yield "kernel_parked", _PARK, lambda e: kernel.fresh(e, "kernel_parked", n)
         yield "kernel_cold", 0, lambda e: kernel.fresh(e, "kernel_cold", n)
         yield "kernel_context", 0, _next_cell("kernel_context", kernel.CHOICE, n)

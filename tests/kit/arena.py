@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates.store import state_dir
+from cellwall.runtimes.jail import fork_servers
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
@@ -218,7 +219,13 @@ class Arena:
 
     @staticmethod
     async def _made(make: Callable[[], Engine] | None) -> Engine:
-        return Engine(settings=EngineSettings(pool_min=0, pool_max=0)) if make is None else make()
+        if make is not None:
+            return make()
+        is_quick = os.environ.get("CELLWALL_TEST_FORK_SERVER") == "quick"
+        if is_quick:  # the same attacks on sandboxes of the first fork-server, which stays
+            fork_servers._QUICK_STARTS = 1 << 30
+        settings = EngineSettings(pool_min=0, pool_max=0)
+        return Engine(settings=settings, answers_first=is_quick)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         # Not the runner's own `run`: its signal handling makes a repr of the whole result.

@@ -26,12 +26,15 @@ def state() -> Path:
 
 
 def make_engine(pool: int = 0) -> Engine:
-    """Return an engine that parks up to `pool` sandboxes; 0 is right for a single run."""
+    """Return an engine that parks up to `pool` sandboxes; 0 is right for a single run.
+
+    Without a pool the first program is answered first.
+    """
     from cellwall.engine.engine import Engine
     from cellwall.engine.policy.settings import EngineSettings
 
     settings = replace(EngineSettings.from_environment(), pool_min=pool, pool_max=pool)
-    return Engine(state(), settings)
+    return Engine(state(), settings, answers_first=not pool)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine import loop_engines
@@ -52,7 +53,7 @@ class _Default:
         if runner is None:
             with self.lock:
                 if self.runner is None:
-                    self.runner = Runner()
+                    self.runner = Runner(partial(Engine, answers_first=True))
                     at_exit(_default.close)
                 runner = self.runner
         return runner

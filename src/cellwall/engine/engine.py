@@ -101,14 +101,18 @@ class Engine:
         settings: EngineSettings | None = None,
         *,
         templates: Templates | None = None,
+        answers_first: bool = False,
     ) -> None:
-        """Touch nothing yet; `templates` replaces the store of the state directory."""
+        """Touch nothing yet; `templates` replaces the store of the state directory.
+
+        With `answers_first` the first program comes sooner, and what makes many fast comes later.
+        """
         self.state_dir = directory or state_dir()
         self.settings = settings or EngineSettings.from_environment()
         self._templates: Templates = templates or TemplateStore(self.state_dir)
         self._built: dict[str, BuiltTemplate] = {}
         self._building = asyncio.Lock()
-        self._runtimes = Runtimes(self.state_dir, self.settings)
+        self._runtimes = Runtimes(self.state_dir, self.settings, answers_first=answers_first)
         self._pool = Pool(self.settings)
         self._compiler = Compiler(
             CompileCache(

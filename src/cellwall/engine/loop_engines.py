@@ -24,7 +24,7 @@ def loop_engine() -> Engine:
     loop = asyncio.get_running_loop()
     engine = _loop_engines.get(loop)
     if engine is None:
-        engine = _loop_engines[loop] = Engine()
+        engine = _loop_engines[loop] = Engine(answers_first=True)
         keeper = _keep(engine)
         # At its end a loop closes started asynchronous generators (`shutdown_asyncgens`, which
         # `asyncio.run` calls): the only hook for closing the engine there.

@@ -193,6 +193,14 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
+class AnswersFirst(Protocol):
+    """A runtime that can answer sooner at first, before it makes ready for many starts."""
+
+    answers_first: bool
+    """Whether it does; set before anything is started."""
+
+
+@runtime_checkable
 class KeepsReady(Protocol):
     """A runtime that keeps something ready for the next start, besides the pool's sandboxes."""
 

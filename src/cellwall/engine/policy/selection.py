@@ -16,7 +16,7 @@ from cellwall.engine.policy import levels
 from cellwall.engine.policy.levels import IsolationRequest
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
-from cellwall.runtimes.base import KeepsReady
+from cellwall.runtimes.base import AnswersFirst, KeepsReady
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Demand
@@ -30,9 +30,12 @@ _FAULTS_KEPT_S = 10.0
 class Runtimes:
     """The runtimes of one engine, created on first use, probed once."""
 
-    def __init__(self, state_dir: Path, settings: EngineSettings) -> None:
+    def __init__(
+        self, state_dir: Path, settings: EngineSettings, *, answers_first: bool = False
+    ) -> None:
         self._state_dir = state_dir
         self._settings = settings
+        self._answers_first = answers_first
         self._made: dict[str, Runtime] = {}
         self._faults: dict[str, tuple[float, list[Finding]]] = {}
         self._taken_out = 0
@@ -78,9 +81,11 @@ class Runtimes:
     async def _find(self, wanted: Demand) -> Runtime:
         level = wanted.level
         names = wanted.runtimes if wanted.runtime is None else (wanted.runtime,)
-        candidates = [r for n in names if (r := self.get(n)).level >= level]
         missing: list[str] = []
-        for runtime in candidates:
+        for name in names:  # the adapters behind the first one that will do are not imported
+            runtime = self.get(name)
+            if runtime.level < level:
+                continue
             faults = await self._probe(runtime)
             if not faults:
                 return runtime
@@ -122,6 +127,8 @@ class Runtimes:
             )
         if name not in self._made:
             made = self._made[name] = registry.create(name, self._state_dir)
+            if isinstance(made, AnswersFirst):
+                made.answers_first = self._answers_first
             if isinstance(made, KeepsReady):
                 made.idle_s = self._settings.pool_idle_s
         return self._made[name]

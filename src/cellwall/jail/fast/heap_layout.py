@@ -27,7 +27,13 @@ class ArenaReservation:
     """
 
     def __init__(self, count: int) -> None:
-        """Map `count` arenas; one small object in each keeps CPython from giving it back."""
+        """Map `count` arenas; one small object in each keeps CPython from giving it back.
+
+        With a count of 0 nothing is done: a fork-server of a few sandboxes is not worth it.
+        """
+        self._kept: List[bytes] = []
+        if not count:
+            return
         _keep_large_blocks_in_the_heap()
         # Made in its final length: a growing list would be mapped again and again in between.
         blocks: List[bytes] = [b""] * (count * _BLOCKS_PER_ARENA)

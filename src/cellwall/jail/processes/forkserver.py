@@ -103,7 +103,10 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
         worker = _worker(config)
         guest = importlib.import_module(config["guest_preload"])
         report = guest.warm(
-            list(config["preload"]), config["environment"], config["preload_environment"]
+            list(config["preload"]),
+            config["environment"],
+            config["preload_environment"],
+            is_rehearsed=not config["is_quick"],
         )
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[:programs], ours, guest.recall)
@@ -180,6 +183,19 @@ def _fork_workers(
     _refuse_dirt(ours)
     gc.collect()
     gc.freeze()
+    if not config["is_quick"]:
+        _lay_out(recall)
+    for fd in worker_fds:
+        if worker.forker.clone() == 0:
+            try:
+                _serve(worker, fd)
+            finally:
+                os._exit(1)
+        os.close(worker.forker.pidfd)
+
+
+def _lay_out(recall: Callable[[], None]) -> None:
+    """Arrange this process's memory so that forks copy little of it: it will have many."""
     libraries.share_relocated()
     libraries.join_constants()
     huge_pages.collapse_anonymous()
@@ -188,13 +204,6 @@ def _fork_workers(
     # After everything that frees memory: freed memory is a hole, and most holes lie in huge pages.
     heap_layout.HoleFiller()
     gc.freeze()
-    for fd in worker_fds:
-        if worker.forker.clone() == 0:
-            try:
-                _serve(worker, fd)
-            finally:
-                os._exit(1)
-        os.close(worker.forker.pidfd)
 
 
 def _worker(config: Dict[str, Any]) -> Worker:

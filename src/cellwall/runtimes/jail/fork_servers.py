@@ -1,5 +1,8 @@
 """The fork-servers of the jail runtime: one for each template in use, replaced before it wears out.
 
+A runtime that `answers_first` starts a quick one before it: it imports, and does nothing else, so
+the first program is answered while no full one runs. The walls around its sandboxes are the same.
+
 Starting one is in `runtimes.jail.fork_server`, and forking sandboxes from it in `runtime`. The
 invariant: a fork-server is closed only when no sandbox made from it lives, because its end is also
 the end of those sandboxes.
@@ -38,6 +41,10 @@ _BUNDLE = (
     "cellwall.linux.seccomp",
     "cellwall.linux.syscalls",
 )
+_QUICK_STARTS = 2
+"""Most starts that callers wait for before a full fork-server is started in the background. Two: a
+program that is compiled first has a sandbox for each, and a single run must not pay for more."""
+_QUICK_WORKERS = {"program": 1}
 _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
 """Most seconds for which one fork-server is used. All its forks share its address layout and hash
@@ -69,6 +76,8 @@ class Entry:
     namespaces: Mapping[str, str]
     """Namespaces of the fork-server itself: no sandbox may be in one of them."""
     live: int = 0
+    starts: int = 0
+    """Number of starts that callers waited for, of a quick one."""
     completing: asyncio.Task[None] | None = None
     """Task that makes the fork-server ready for sessions."""
 
@@ -97,6 +106,12 @@ class Placing(Protocol):
         """Remove the cgroups that the workers of an ended fork-server were in."""
 
 
+def _heed(start: asyncio.Task[Entry]) -> None:
+    """Take the error of a start that no caller waited for; the next start meets it, too."""
+    if not start.cancelled():
+        start.exception()
+
+
 class ForkServers:
     """All fork-servers of one runtime."""
 
@@ -108,6 +123,7 @@ class ForkServers:
         *,
         ids: uids.Ids,
         layout: hierarchies.Layout,
+        answers_first: bool = False,
     ) -> None:
         self._placing = placing
         self._state_dir = state_dir
@@ -119,6 +135,12 @@ class ForkServers:
         refusals = "" if "memory" in layout.hard else seccomp.load_policy(plan.UNCOUNTED)
         machine = os.uname().machine
         self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
+        self._answers_first = answers_first
+        self._quick: dict[str, Entry] = {}
+        """Quick fork-servers, by template; each until a full one of its template is there."""
+        self._quick_locks: dict[str, asyncio.Lock] = {}
+        self._full_starts: dict[str, asyncio.Task[Entry]] = {}
+        """Starts of full fork-servers that no caller waits for."""
         self._current: dict[str, Entry] = {}
         self._retired: list[Entry] = []
         self._locks: dict[str, asyncio.Lock] = {}
@@ -126,7 +148,39 @@ class ForkServers:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The fork-servers in use, and those that wait for the end of their last sandbox."""
-        return (*self._current.values(), *self._retired)
+        return (*self._current.values(), *self._quick.values(), *self._retired)
+
+    async def for_program(self, template: BuiltTemplate, *, is_awaited: bool) -> Entry:
+        """Return a fork-server for a program: a quick one if no full one has run yet."""
+        digest = template.digest
+        if not self._answers_first or digest in self._current:
+            return await self.get(template)
+        async with self._quick_locks.setdefault(digest, asyncio.Lock()):
+            entry = self._quick.get(digest)
+            if entry is None and digest not in self._full_starts:
+                entry = await self._start_quick(template)
+        full = self._full_starts.get(digest)
+        if entry is None or entry.is_worn or (full is not None and full.done()):
+            return await self.get(template)  # which raises what the start of a full one meets
+        entry.starts += is_awaited
+        if full is None and (not is_awaited or entry.starts > _QUICK_STARTS):
+            full = asyncio.get_running_loop().create_task(self.get(template))
+            full.add_done_callback(_heed)
+            self._full_starts[digest] = full
+        return entry
+
+    async def _start_quick(self, template: BuiltTemplate) -> Entry:
+        entry = await self._start(template, is_quick=True)
+        try:
+            await self._placing.place(entry, entry.server.workers)
+        except BaseException:
+            await self._end(entry)
+            raise
+        if template.digest in self._current:  # a session was asked for meanwhile
+            self._retired.append(entry)
+        else:
+            self._quick[template.digest] = entry
+        return entry
 
     async def get(self, template: BuiltTemplate) -> Entry:
         """Return the template's fork-server; start it if necessary."""
@@ -143,6 +197,8 @@ class ForkServers:
                 raise
             if entry is not None:
                 self._retired.append(entry)
+            if (quick := self._quick.pop(template.digest, None)) is not None:
+                self._retired.append(quick)
             self._current[template.digest] = fresh
             fresh.completing = asyncio.get_running_loop().create_task(self._complete(fresh))
         await self.close_unused()
@@ -162,7 +218,7 @@ class ForkServers:
             for worker in workers:
                 server.give_back(worker)
 
-    async def _start(self, template: BuiltTemplate) -> Entry:
+    async def _start(self, template: BuiltTemplate, *, is_quick: bool = False) -> Entry:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.processes.entry:main")
         held = self._ids.hold()
         cpus = os.cpu_count() or 1
@@ -179,12 +235,13 @@ class ForkServers:
             rootless=self._ids.rootless,
             outer=None if held.outer is None else held.outer.as_json(),
             is_mover_kept=self._is_mover_kept,
-            workers=workers_on(cpus),
+            workers=_QUICK_WORKERS if is_quick else workers_on(cpus),
             seccomp=self._program,
             guest_main="cellwall.guest.init.main:main",
             guest_preload="cellwall.guest.warm.preload",
             guest_reseed="cellwall.guest.process.reseed",
             guest_alone="cellwall.guest.warm.single_program",
+            is_quick=is_quick,
         )
         server = fork_server.ForkServer(settings, self._facts)
         try:
@@ -197,6 +254,8 @@ class ForkServers:
 
     async def wait_whole(self) -> None:
         """Wait until each fork-server is ready for sessions, or has failed to become so."""
+        if self._full_starts:
+            await asyncio.wait(self._full_starts.values())
         for entry in self.entries:
             entry.server.want_sessions()
             if entry.completing is not None:
@@ -210,8 +269,12 @@ class ForkServers:
 
     async def aclose(self) -> None:
         """End all fork-servers."""
+        for start in self._full_starts.values():
+            start.cancel()
+        await asyncio.gather(*self._full_starts.values(), return_exceptions=True)
         entries = self.entries
         self._current.clear()
+        self._quick.clear()
         self._retired.clear()
         for entry in entries:
             await self._end(entry)
@@ -226,4 +289,5 @@ class ForkServers:
             entry.server.abandon()
             entry.uids.release()
         self._current.clear()
+        self._quick.clear()
         self._retired.clear()

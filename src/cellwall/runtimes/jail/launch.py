@@ -58,6 +58,9 @@ class Settings:
     guest_preload: str
     guest_reseed: str
     guest_alone: str
+    is_quick: bool = False
+    """Whether it only imports, and leaves out what pays with many sandboxes alone: rehearsals, the
+    layout of its memory, workers for sessions."""
 
 
 class Launched(NamedTuple):
@@ -120,7 +123,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
         "uid_base": settings.uid_base,
         "uid_count": settings.uid_count,
         "environment": {**settings.environment, **settings.preload_environment},
-        "arenas": _ARENAS if settings.preload else _BARE_ARENAS,
+        "arenas": _arenas(settings),
         "forkserver": {
             "facts": facts,
             "preload": list(settings.preload),
@@ -134,6 +137,13 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "guest_preload": settings.guest_preload,
             "guest_reseed": settings.guest_reseed,
             "guest_alone": settings.guest_alone,
+            "is_quick": settings.is_quick,
             "python": settings.python,
         },
     }
+
+
+def _arenas(settings: Settings) -> int:
+    if settings.is_quick:
+        return 0
+    return _ARENAS if settings.preload else _BARE_ARENAS

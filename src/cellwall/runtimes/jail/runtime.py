@@ -120,6 +120,9 @@ class JailRuntime:
         self._watchdog = Watchdog(self._live)
         self.cpus = Cpus()
         self.can_lower_rlimits = True
+        self.answers_first = False
+        """Whether the first programs of a template come from a quick fork-server; set before the
+        first start."""
 
     # -- host, asked once ---------------------------------------------------------------------
 
@@ -151,6 +154,7 @@ class JailRuntime:
             self,
             ids=self.ids,
             layout=self.layout,
+            answers_first=self.answers_first,
         )
 
     @cached_property
@@ -220,7 +224,7 @@ class JailRuntime:
         for tries_left in reversed(range(_TRIES)):
             entry: Entry | None = None
             try:
-                entry = await self._servers.get(spec.template)
+                entry = await self._fork_server(spec)
                 entry.live += 1
                 return await self._build(entry, spec, hardness)
             except BaseException as caught:
@@ -236,6 +240,11 @@ class JailRuntime:
                     raise error from caught
                 self._retried += 1
         raise AssertionError("the last try returns or raises")
+
+    async def _fork_server(self, spec: SandboxSpec) -> Entry:
+        if spec.purpose == "session":
+            return await self._servers.get(spec.template)
+        return await self._servers.for_program(spec.template, is_awaited=spec.is_awaited)
 
     async def _build(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
