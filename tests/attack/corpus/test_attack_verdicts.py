@@ -82,7 +82,8 @@ async def _running(arena: Arena) -> tuple[Any, asyncio.Task[Execution], contextl
     sandbox = await stack.enter_async_context(arena.sandbox())
     up = asyncio.Event()
     cell = sandbox.run(
-        "print('up', flush=True)\nimport time\ntime.sleep(60)",
+        # Not one long sleep: a signal in front of its system call would wait until it returns.
+        "print('up', flush=True)\nimport time\nwhile True: time.sleep(0.1)",
         timeout=20,
         on_stdout=lambda _text: up.set(),
     )

@@ -126,7 +126,7 @@ def test_what_is_kept_of_programs_has_the_same_bound(kind: str) -> None:
 
 def test_programs_that_wait_have_no_turn_while_too_much_is_kept() -> None:
     """Ten were taken when nothing was kept; three leave more than the tenant may have."""
-    with running(_TIER, retention_s=4, most_running=1) as server:
+    with running(_TIER, retention_s=3, most_running=1) as server:
         alice = server.client()
         head = alice.post("/execute", json={**_SLEEP, "timeout": 2}).json()["execution_id"]
         body = {"code": "print('x' * 1_500_000)", "limits": {"output_kb": 4096}, "background": True}

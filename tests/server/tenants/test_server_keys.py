@@ -235,7 +235,7 @@ def test_configuration_is_closed(tmp_path: Path) -> None:
 
 
 def test_stopping_ends_streams_and_leaves_nothing(tmp_path: Path) -> None:
-    server = start(tmp_path, "--port", "0", config=configuration())
+    server = start(tmp_path, "--port", "0", config=configuration(stop_s=2))
     client = server.client()
     body = {"code": "print(1, flush=True)\nwhile True: pass", "on_disconnect": "detach"}
     with client.stream(
