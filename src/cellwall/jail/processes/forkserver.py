@@ -32,7 +32,6 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from cellwall.jail.fast import (
     heap_layout,
     huge_pages,
-    libraries,
     machine_code,
     netns_reuse,
     single_program,
@@ -196,8 +195,6 @@ def _fork_workers(
 
 def _lay_out(recall: Callable[[], None]) -> None:
     """Arrange this process's memory so that forks copy little of it: it will have many."""
-    libraries.share_relocated()
-    libraries.join_constants()
     huge_pages.collapse_anonymous()
     huge_pages.collapse_interpreter()
     recall()
