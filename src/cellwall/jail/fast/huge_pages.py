@@ -10,7 +10,7 @@ before its first forks.
 from __future__ import annotations
 
 import ctypes
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional
 
 from cellwall.linux.syscalls.libc import LIBC
 
@@ -19,12 +19,10 @@ _SIZE = ctypes.c_size_t(BYTES)
 _MADV_COLLAPSE = ctypes.c_int(25)
 """MADV_COLLAPSE of madvise(2), Linux 6.1: gather present pages into huge ones now, whatever sysfs
 says unless it says never."""
-_NONE, _READ_WRITE, _READ_EXECUTE = ctypes.c_int(0), ctypes.c_int(1 | 2), ctypes.c_int(1 | 4)
+_NONE, _READ_WRITE = ctypes.c_int(0), ctypes.c_int(1 | 2)
 _PRIVATE_ANONYMOUS = ctypes.c_int(0x02 | 0x20)
-_MAY_MOVE_TO = ctypes.c_int(1 | 2)
-"""MREMAP_MAYMOVE | MREMAP_FIXED, mremap(2)."""
 _FAILED = ctypes.c_void_p(-1).value
-LIBC.mmap.restype = LIBC.mremap.restype = ctypes.c_void_p
+LIBC.mmap.restype = ctypes.c_void_p
 
 
 def map_anonymous(
@@ -54,8 +52,6 @@ class Mapping(NamedTuple):
     end: int
     permissions: str
     path: str
-    offset: int
-    """Offset of the mapping's start in its file, in bytes."""
 
 
 def mappings() -> List[Mapping]:
@@ -66,7 +62,7 @@ def mappings() -> List[Mapping]:
             words = line.split(None, 5)
             start, end = (int(word, 16) for word in words[0].split("-"))
             path = words[5] if len(words) == 6 else ""
-            found.append(Mapping(start, end, words[1], path, int(words[2], 16)))
+            found.append(Mapping(start, end, words[1], path))
     return found
 
 
@@ -80,15 +76,6 @@ def collapse_anonymous() -> int:
     )
 
 
-def collapse_interpreter() -> int:
-    """Move every whole 2 MiB of the interpreter's own code to huge pages; returns how many.
-
-    A file's pages cost each fork a fault for every 64 KiB that it runs or reads, and it runs all of
-    the interpreter's 4 MiB. The constants in the same 2 MiB become executable, too.
-    """
-    return sum(_move(address) for address in _whole(*_interpreter()))
-
-
 def _whole(start: int, end: int) -> range:
     return range(-(-start // BYTES) * BYTES, end // BYTES * BYTES, BYTES)
 
@@ -96,39 +83,3 @@ def _whole(start: int, end: int) -> range:
 def _collapse(address: int) -> bool:
     result: int = LIBC.madvise(ctypes.c_void_p(address), _SIZE, _MADV_COLLAPSE)
     return result == 0
-
-
-def _interpreter() -> Tuple[int, int]:
-    """Return start and end of the mappings of the file with CPython's loop, code and constants."""
-    loop = ctypes.cast(ctypes.pythonapi.PyEval_EvalFrameEx, ctypes.c_void_p).value or 0
-    start = end = 0
-    path = ""
-    for mapping in mappings():
-        is_next = (mapping.start, mapping.path) == (end, path)
-        if mapping.permissions not in ("r--p", "r-xp") or not is_next:
-            if start <= loop < end:
-                break
-            start, path = mapping.start, mapping.path
-        end = mapping.end
-    return start, end
-
-
-def _move(address: int) -> bool:
-    """Replace the 2 MiB at `address`, which are only read and run, by a copy."""
-    spare = map_anonymous(2 * BYTES, _READ_WRITE)
-    if spare is None:
-        return False
-    copy = -(-spare // BYTES) * BYTES
-    # Unmap its edges first, and nothing after the move: an arena may lie at the old place by then.
-    unmap(spare, copy - spare)
-    unmap(copy + BYTES, spare + BYTES - copy)
-    ctypes.memmove(copy, address, BYTES)
-    place = ctypes.c_void_p(copy)
-    is_moved = (
-        _collapse(copy)
-        and LIBC.mprotect(place, _SIZE, _READ_EXECUTE) == 0
-        and LIBC.mremap(place, _SIZE, _SIZE, _MAY_MOVE_TO, ctypes.c_void_p(address)) == address
-    )
-    if not is_moved:
-        unmap(copy, BYTES)
-    return is_moved

@@ -196,7 +196,6 @@ def _fork_workers(
 def _lay_out(recall: Callable[[], None]) -> None:
     """Arrange this process's memory so that forks copy little of it: it will have many."""
     huge_pages.collapse_anonymous()
-    huge_pages.collapse_interpreter()
     recall()
     # After everything that frees memory: freed memory is a hole, and most holes lie in huge pages.
     heap_layout.HoleFiller()

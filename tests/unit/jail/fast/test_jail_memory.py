@@ -174,53 +174,14 @@ def test_anonymous_memory_is_collapsed() -> None:
     assert before == "0" or "[always]" in usual
 
 
-@pytest.mark.usefixtures("_collapse")
-def test_the_interpreter_runs_from_huge_pages_that_nobody_can_write_to() -> None:
-    """Byte for byte what it was, and it still works: garbage, exceptions, a fork, json, numbers."""
-    out = _run("""
-        import ctypes, hashlib, os
-        start, end = huge_pages._interpreter()
-        loop = ctypes.cast(ctypes.pythonapi.PyEval_EvalFrameEx, ctypes.c_void_p).value
-        whole = huge_pages._whole(start, end)
-        def digest():
-            return hashlib.sha256(ctypes.string_at(start, end - start)).hexdigest()
-        before, path = digest(), mapped(loop).path
-        sizes = lambda: sum(each.end - each.start for each in huge_pages.mappings())
-        mapped_bytes = sizes()
-        moved = huge_pages.collapse_interpreter()
-        assert sizes() - mapped_bytes < huge_pages.BYTES, "spare mappings are left"
-        print("python" in path, moved == len(whole), digest() == before)
-        for address in whole:
-            print(mapped(address).permissions, mapped(address).path, huge(address, address + 1) > 0)
-        print(json.loads(json.dumps({"a": [1.5, None]})), gc.collect() >= 0, sum(range(10**6)))
-        try:
-            1 / 0
-        except ZeroDivisionError as error:
-            print(error, flush=True)
-        if os.fork() == 0:
-            print("forked", flush=True)
-            os._exit(0)
-        os.wait()
-    """)
-    first, *places, works, error, forked = out.splitlines()
-    assert first == "True True True"
-    assert set(places) == {"r-xp  True"}
-    assert (works, error, forked) == (
-        "{'a': [1.5, None]} True 499999500000",
-        "division by zero",
-        "forked",
-    )
-
-
 def test_where_nothing_can_be_collapsed_all_stays_as_it_is() -> None:
     """An older kernel: no error, no page moved, no mapping left over."""
     out = _run("""
         import ctypes
         huge_pages._MADV_COLLAPSE = ctypes.c_int(1000)
         arenas = memory.ArenaReservation(4)
-        huge_pages.collapse_interpreter()
         before = huge_pages.mappings()
-        print(huge_pages.collapse_anonymous(), huge_pages.collapse_interpreter())
+        print(huge_pages.collapse_anonymous())
         print(len(huge_pages.mappings()) == len(before))
     """)
-    assert out == "0 0\nTrue\n"
+    assert out == "0\nTrue\n"
