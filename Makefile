@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static deployment operations vm bench ledger soak mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench ledger soak mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -32,6 +32,13 @@ test: dev templates
 	$(PYTEST) -n 2 --dist loadfile tests/server
 	$(PYTEST) -n 2 --dist loadgroup $(LANGUAGES)
 	$(PYTEST) -n 2 tests/agents
+
+# The jail's contract and attacks with everything of `jail/fast` off: three minutes.
+PLAIN := tests/contract/runtimes/test_jail.py tests/attack/corpus/test_attack_privilege.py \
+	tests/attack/corpus/test_attack_files.py tests/attack/corpus/test_attack_processes.py \
+	tests/attack/walls/test_attack_posture.py
+plain: dev templates
+	CELLWALL_FAST=0 timeout 600 $(PYTEST) -n 2 --dist loadfile -m "not alone and not slow" $(PLAIN)
 
 check: static
 	$(BIN)/pytest -n 2 $(APART)

@@ -100,8 +100,12 @@ class Network:
 class Networks:
     """The network namespaces of one worker, which has one thread."""
 
-    def __init__(self) -> None:
-        """Remember the namespace this process is in, which must belong to its user namespace."""
+    def __init__(self, most_kept: int = MOST_KEPT) -> None:
+        """Remember the namespace this process is in, which must belong to its user namespace.
+
+        With a `most_kept` of 0 every sandbox gets a new namespace.
+        """
+        self._most_kept = most_kept
         self._go_home = process.prepare_join(_held("/proc/self/ns/net"), process.CLONE_NEWNET)
         self._current: Optional[Network] = None
         self._lent: Dict[int, Network] = {}
@@ -124,7 +128,7 @@ class Networks:
         mine = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         self._lent[mine] = network
         self._poller.register(mine, select.POLLIN)
-        if len(self._lent) > MOST_KEPT:
+        if len(self._lent) > self._most_kept:
             self._taken_back(next(iter(self._lent))).close()
 
     def leave(self) -> None:

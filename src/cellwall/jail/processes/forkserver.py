@@ -31,9 +31,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from cellwall.jail.fast import (
     heap_layout,
-    huge_pages,
     machine_code,
     netns_reuse,
+    preparation,
     single_program,
 )
 from cellwall.jail.plan import plan
@@ -84,6 +84,8 @@ class Worker(NamedTuple):
     """Id that is called root inside and that no process has; 0 where only one id can be mapped."""
     environment: Dict[str, str]
     """Environment of a sandbox for which the host names no other; this process has it already."""
+    is_fast: bool
+    """Whether it makes programs alone and lends networks again; see `fast.switch`."""
 
 
 def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
@@ -105,7 +107,7 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
             list(config["preload"]),
             config["environment"],
             config["preload_environment"],
-            is_rehearsed=not config["is_quick"],
+            is_rehearsed=config["is_fast"] and not config["is_quick"],
         )
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[:programs], ours, guest.recall)
@@ -114,8 +116,8 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
     _tell(control, {"event": "programs", "preload": report})
     _wait_to_go_on(control, lifeline)
     with _told(control, config) as preloading:
-        arenas = heap_layout.ArenaReservation(heap_layout.SESSION_ARENAS)
-        guest.warm_sessions()
+        arenas = heap_layout.ArenaReservation(heap_layout.SESSION_ARENAS * config["is_fast"])
+        guest.warm_sessions(is_rehearsed=config["is_fast"])
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[programs:], ours, _nothing)
     fds.close_all(worker_fds)
@@ -182,8 +184,8 @@ def _fork_workers(
     _refuse_dirt(ours)
     gc.collect()
     gc.freeze()
-    if not config["is_quick"]:
-        _lay_out(recall)
+    if config["is_fast"] and not config["is_quick"]:
+        preparation.prepare(recall)
     for fd in worker_fds:
         if worker.forker.clone() == 0:
             try:
@@ -191,15 +193,6 @@ def _fork_workers(
             finally:
                 os._exit(1)
         os.close(worker.forker.pidfd)
-
-
-def _lay_out(recall: Callable[[], None]) -> None:
-    """Arrange this process's memory so that forks copy little of it: it will have many."""
-    huge_pages.collapse_anonymous()
-    recall()
-    # After everything that frees memory: freed memory is a hole, and most holes lie in huge pages.
-    heap_layout.HoleFiller()
-    gc.freeze()
 
 
 def _worker(config: Dict[str, Any]) -> Worker:
@@ -222,6 +215,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         mover=config["mover"],
         root_id=config["root_id"],
         environment=config["environment"],
+        is_fast=config["is_fast"],
     )
 
 
@@ -274,7 +268,8 @@ def _serve(worker: Worker, fd: int) -> None:
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
     known = clone_request.CloneRequests(worker.facts, worker.program, worker.last_capability)
-    alone_here, nets = _able(worker), netns_reuse.Networks()
+    alone_here = _able(worker)
+    nets = netns_reuse.Networks(netns_reuse.MOST_KEPT if worker.is_fast else 0)
     while True:
         try:
             data, received = fds.receive(control)
@@ -348,7 +343,7 @@ def _spawn(
 def _able(worker: Worker) -> Optional[_Alone]:
     """Return None if this worker cannot make sandboxes of one program; see `host_facts`."""
     try:
-        return _Alone(worker) if machine_code.IS_KNOWN else None
+        return _Alone(worker) if worker.is_fast and machine_code.IS_KNOWN else None
     except OSError:
         return None
 

@@ -99,6 +99,9 @@ class Entry:
 class Placing(Protocol):
     """Places waiting workers in the cgroups of the sandboxes that they will clone next."""
 
+    is_fast: bool
+    """Whether `jail.fast` is in use; see its `switch`."""
+
     async def place(self, entry: Entry, workers: Sequence[Worker]) -> None:
         """Put new workers of a fork-server into cgroups."""
 
@@ -242,6 +245,7 @@ class ForkServers:
             guest_reseed="cellwall.guest.process.reseed",
             guest_alone="cellwall.guest.warm.single_program",
             is_quick=is_quick,
+            is_fast=self._placing.is_fast,
         )
         server = fork_server.ForkServer(settings, self._facts)
         try:

@@ -58,6 +58,8 @@ class Settings:
     guest_preload: str
     guest_reseed: str
     guest_alone: str
+    is_fast: bool = True
+    """Whether `jail.fast` is in use at all; see its `switch`."""
     is_quick: bool = False
     """Whether it only imports, and leaves out what pays with many sandboxes alone: rehearsals, the
     layout of its memory, workers for sessions."""
@@ -138,12 +140,13 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "guest_reseed": settings.guest_reseed,
             "guest_alone": settings.guest_alone,
             "is_quick": settings.is_quick,
+            "is_fast": settings.is_fast,
             "python": settings.python,
         },
     }
 
 
 def _arenas(settings: Settings) -> int:
-    if settings.is_quick:
+    if settings.is_quick or not settings.is_fast:
         return 0
     return _ARENAS if settings.preload else _BARE_ARENAS

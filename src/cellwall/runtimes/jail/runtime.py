@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cellwall.jail.fast import switch
 from cellwall.jail.inspect import host_facts as facts
 from cellwall.jail.inspect import posture, probe, shared_counts
 from cellwall.jail.inspect.probe_counts import check_open_files
@@ -123,6 +124,7 @@ class JailRuntime:
         self.answers_first = False
         """Whether the first programs of a template come from a quick fork-server; set before the
         first start."""
+        self.is_fast = switch.is_on()
 
     # -- host, asked once ---------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ class JailRuntime:
         With a soft memory limit the engine waits for the end of the process, and only a full init
         reports enough about it.
         """
-        return "memory" in self.layout.hard and facts.runs_alone()
+        return self.is_fast and "memory" in self.layout.hard and facts.runs_alone()
 
     async def probe(self) -> list[Finding]:
         """Check each host feature in throw-away processes."""
