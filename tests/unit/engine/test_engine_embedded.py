@@ -23,7 +23,9 @@ from cellwall.testing.bare import BareTemplates
 import cellwall
 base = pathlib.Path(sys.argv[1])
 templates = BareTemplates(base / "env")
-def make(): return Engine(base / "state", EngineSettings(allow_process=True), templates=templates)
+def make(**options):
+    settings = EngineSettings(allow_process=True)
+    return Engine(base / "state", settings, templates=templates, **options)
 embedded.Engine = loop_engines.Engine = make
 embedded.Runner.__init__.__defaults__ = (make,)
 CHOICE = dict(runtime="process", isolation="process")
