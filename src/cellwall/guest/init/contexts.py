@@ -25,6 +25,7 @@ from cellwall.guest.channel.frames import Header
 from cellwall.guest.channel.init_link import Link
 from cellwall.guest.channel.loop import Loop
 from cellwall.guest.channel.pipes import Feed, Pump, Sinks
+from cellwall.guest.channel.progress import RUNNING
 from cellwall.guest.channel.requests import Request
 from cellwall.guest.drivers import available
 from cellwall.guest.init import context_spawn, tool_calls
@@ -197,18 +198,18 @@ class Contexts:
         """Continue from where `first_program` stopped."""
         stdout = Pump(self._loop, self._channel, program.stdout, "stdout")
         stderr = Pump(self._loop, self._channel, program.stderr, "stderr")
-        if program.is_done:
+        if program.progress.is_reported:
             self._sinks.add(stdout)
             self._sinks.add(stderr)
             return
         context = Context("main", self.language, program.pid, stdout, stderr)
         self._by_name["main"] = context
         self._by_pid[context.pid] = context
-        context.was_ready = program.is_ready
+        context.was_ready = program.progress.is_ready
         if program.connection_fd >= 0:
             self._listen(context, self._listener.connection(program.connection_fd))
             context.idle_connection = context.connections[0]
-        if not program.is_ready:
+        if not program.progress.is_ready:
             context.kill()  # it sent no `idle`, or something else
         elif program.header is not None:
             self._resume(context, program, program.header)
@@ -218,6 +219,7 @@ class Contexts:
     def _resume(self, context: Context, program: FirstProgram, header: Header) -> None:
         execution = self._execution(header["id"], header["output_bytes"], header.get("tools"))
         execution.is_program = True
+        execution.progress = program.progress
         execution.stdout.passed, execution.stderr.passed = program.passed
         context.execution = execution
         context.stdout.begin(execution.id, execution.stdout)
@@ -550,7 +552,10 @@ class Contexts:
         execution, handing = context.execution, context.handing
         if execution is None:
             return
-        if end.signal is None and handing is not None and not handing.is_complete:
+        progress = execution.progress
+        if handing is not None and handing.is_complete and not progress.has_begun:
+            progress.advance(RUNNING)
+        if end.signal is None and handing is not None and not progress.has_begun:
             self._withdraw(context)
             self._refuse(execution.id, handing.refusal())
         else:

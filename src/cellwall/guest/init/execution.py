@@ -12,6 +12,7 @@ from __future__ import annotations
 from cellwall.guest.channel.channel import Channel
 from cellwall.guest.channel.frames import Header
 from cellwall.guest.channel.pipes import Feed, Meter
+from cellwall.guest.channel.progress import IDLE, REPORTED, Progress
 from cellwall.guest.channel.strict_json import dump, is_nested
 from cellwall.guest.init.tool_calls import Calls
 from cellwall.guest.process.processes import Exit, LivingUsage
@@ -34,6 +35,7 @@ class Execution:
         """`number` is the id of the request; `output_bytes` is the limit of each stream."""
         self._channel = channel
         self.id = number
+        self.progress = Progress(IDLE)
         self.stdout = Meter(output_bytes)
         self.stderr = Meter(output_bytes)
         self._display = Meter(display_bytes)
@@ -102,6 +104,7 @@ class Execution:
 
         `remains` is how many processes of its family could not be ended.
         """
+        self.progress.advance(REPORTED)
         unread = 0 if self.feed is None else self.feed.dropped
         self.withdraw()
         self._channel.send(

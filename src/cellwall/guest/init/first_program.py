@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import select
 
+from cellwall.guest.channel import progress
 from cellwall.guest.channel.frames import LENGTHS, encode, parse_header
 from cellwall.guest.channel.handshake import GO, IDLE, USUAL_CONTEXTS, ready
 from cellwall.guest.process import exit_watch, processes
@@ -36,8 +37,8 @@ class FirstProgram:
         self.stdout = stdout
         self.stderr = stderr
         self.connection_fd = connection_fd
-        self.is_ready = False
-        """Whether the context is idle and the host has been told."""
+        self.progress = progress.Progress()
+        """IDLE once the host has been told that the context is."""
         self.header: dict[str, Any] | None = None
         """Header of the `execute` that the context has been given."""
         self.passed = [0, 0]
@@ -54,8 +55,6 @@ class FirstProgram:
         """Whether the context's end counts as soon as it is certain, maybe before it is reaped."""
         self.has_interpreter = False
         """Whether the program runs in another process, the only child of the context's."""
-        self.is_done = False
-        """Whether the host knows how the program ended."""
 
 
 _USUAL_READY = encode(ready(USUAL_CONTEXTS))
@@ -80,7 +79,7 @@ def serve(
     if os.read(program.connection_fd, _READ_BYTES) != IDLE:
         return
     os.write(channel, _USUAL_READY)
-    program.is_ready = True
+    program.progress.advance(progress.IDLE)
     meanwhile()
     _start(program, channel, os.read(channel, _READ_BYTES))
     if program.header is not None:
@@ -116,6 +115,7 @@ def _start(program: FirstProgram, channel: int, data: bytes) -> None:
     # The context reads from it the fields that it needs.
     is_there = _has_passed_on(program.connection_fd, request)
     if is_held:
+        program.progress.advance(progress.HANDED_OVER)
         if (rest or os.read(channel, _READ_BYTES)) != GO:
             os._exit(1)  # the host is gone, or it does not keep the protocol
         is_there = is_there and _has_passed_on(program.connection_fd, GO)
@@ -128,6 +128,7 @@ def _start(program: FirstProgram, channel: int, data: bytes) -> None:
     program.connection_fd = -1
     program.unread = b""
     program.header = header
+    program.progress.advance(progress.RUNNING)
 
 
 def _has_passed_on(connection_fd: int, data: bytes) -> bool:
@@ -218,7 +219,7 @@ def _hear_the_end(program: FirstProgram, wakeup: int, listener: int) -> bool:
         _, status, usage = os.wait4(pid, 0)
         has_reaped = True
         if is_context:
-            program.end = (status, usage)
+            _note_end(program, status, usage)
     if not has_reaped and program.may_be_foreseen and program.end is None:
         _look_ahead(program, listener)
     return True
@@ -237,7 +238,12 @@ def _look_ahead(program: FirstProgram, listener: int) -> None:
     if pid is None or status is None:
         return
     if not _is_called(listener):
-        program.end = (status, exit_watch.Usage(program.pid))
+        _note_end(program, status, exit_watch.Usage(program.pid))
+
+
+def _note_end(program: FirstProgram, status: int, usage: Any) -> None:  # noqa: ANN401  two classes
+    program.progress.advance(progress.ENDED)
+    program.end = (status, usage)
 
 
 def _tell_end(program: FirstProgram, channel: int) -> None:
@@ -255,7 +261,7 @@ def _tell_end(program: FirstProgram, channel: int) -> None:
         int(usage.ru_stime * 1_000_000),
         usage.ru_maxrss,
     )
-    program.is_done = True
+    program.progress.advance(progress.REPORTED)
     _send(program, channel, text, b"")
 
 

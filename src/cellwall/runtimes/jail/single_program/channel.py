@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from cellwall.guest.channel import progress
 from cellwall.guest.channel.handshake import IDLE
 from cellwall.guest.init.execution import Execution
 from cellwall.guest.process import exit_watch
@@ -104,7 +105,8 @@ class AloneChannel(GuestChannel):
         self._outputs: tuple[int, ...] = parts.outputs
         self._pumps: list[Output] = []
         self._books: Execution | None = None
-        self._has_begun = self._has_concluded = self._is_ending = False
+        self._progress = progress.Progress()
+        self._is_held = self._is_ending = False
         self._exit: Exit | None = None
         """How the program ended, once the kernel has said so."""
         self._heard = b""
@@ -127,10 +129,10 @@ class AloneChannel(GuestChannel):
     def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
         """Send a request to the context; refuse everything but its one program."""
         op = header.get("op")
-        if op == "execute" and self._books is None:
+        if op == "execute" and self._books is None and not self._progress.has_begun:
             super().send(header, body)
             self._open_books(header)
-        elif op == "go" and self._books is not None:
+        elif op == "go" and self._is_held:
             super().send(header)
             self._begin()
         elif header.get("id") in self._listeners:
@@ -145,12 +147,16 @@ class AloneChannel(GuestChannel):
         number, output_bytes = request["id"], request["output_bytes"]
         sink: Any = _Sink(self._tell)  # it has only the methods that are used here
         self._books = books = Execution(sink, number, output_bytes, _DISPLAY_BYTES)
+        books.progress = self._progress
+        self._is_held = bool(request.get("held"))
         meters = (("stdout", books.stdout), ("stderr", books.stderr))
         for fd, (event, meter) in zip(self._outputs, meters, strict=True):
             pump = Output(self._late, sink, fd, event)
             pump.begin(number, meter)
             self._pumps.append(pump)
-        if not request.get("held"):
+        if self._is_held:
+            self._note_handed_over()
+        else:
             self._begin()
 
     def _tell(self, header: dict[str, Any], body: bytes) -> None:
@@ -158,8 +164,14 @@ class AloneChannel(GuestChannel):
             self._dispatch(header, body)
 
     def _begin(self) -> None:
-        self._has_begun = True
+        self._is_held = False
+        self._note_handed_over()
         self._context_listener.watch()
+
+    def _note_handed_over(self) -> None:
+        """Note how far the program is; what was sent earlier counts once its context is idle."""
+        if self._progress.is_ready and self._books is not None:
+            self._progress.advance(progress.HANDED_OVER if self._is_held else progress.RUNNING)
 
     # -- hearing: init ---------------------------------------------------------------------
 
@@ -206,6 +218,8 @@ class AloneChannel(GuestChannel):
     def _on_idle(self) -> None:
         self._ready.set_result({})
         self.is_unready = False
+        self._progress.advance(progress.IDLE)
+        self._note_handed_over()
         self._stop_waiting()
 
     def _on_end_word(self, word: bytes) -> None:
@@ -223,7 +237,7 @@ class AloneChannel(GuestChannel):
         if self._marks > _HONEST_MARKS:
             self._loop.remove_reader(self._fd)
             self._loop.call_later(_DEAF_S, self._hear_again)
-        elif self._has_begun and not self._looks:
+        elif self._progress.has_begun and not self._looks:
             self._look_ahead()
 
     def _hear_again(self) -> None:
@@ -251,11 +265,12 @@ class AloneChannel(GuestChannel):
         """Take in the last output and messages of the context, then report how it ended."""
         if self._exit is not None:
             return  # its end was detected earlier
-        if self._books is None or not self._has_begun or self.is_unready:
+        if not self._progress.has_begun:
             self._end(ChannelLost("guest channel: the program's process ended before it began"))
             return
         is_killed = os.WIFSIGNALED(status)
         exit_code = None if is_killed else os.WEXITSTATUS(status)
+        self._progress.advance(progress.ENDED)
         self._exit = Exit(exit_code, os.WTERMSIG(status) if is_killed else None, rusage)
         self._finish_once_heard()
 
@@ -270,14 +285,13 @@ class AloneChannel(GuestChannel):
             self._loop.call_later(self._late.pause_s, self._hear_the_rest)
 
     def _hear_the_rest(self) -> None:
-        if not (self._pauses or self._has_concluded or self._lost is not None):
+        if not (self._pauses or self._progress.is_reported or self._lost is not None):
             self._finish_once_heard()
 
     def _finish(self) -> None:
         books, self._books = self._books, None
-        if self._has_concluded or self._lost is not None or books is None:
+        if self._lost is not None or books is None:
             return
-        self._has_concluded = True
         try:
             books.finish(self._exit)
         except FrameError as error:
