@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.client.connection.attempts import Attempt
 from cellwall.client.connection.transport import Ask, Transport, segment
-from cellwall.client.sandbox import AsyncSandbox, Opening
+from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import AsyncSubmitted
 from cellwall.model.ids import new_id
+from cellwall.surface.shared.closing import AsyncClosing, Opening
 from cellwall.surface.tools.tools import box_of
 from cellwall.wire import asking
 from cellwall.wire.reading import execution_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.client.connection.address import Address
     from cellwall.client.connection.transport import Json
     from cellwall.model.execution import Execution
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _PAGE = 1000
 
 
-class AsyncClient:
+class AsyncClient(AsyncClosing):
     """One server, for one caller."""
 
     def __init__(
@@ -188,19 +187,6 @@ class AsyncClient:
         """Close the connections; sandboxes live on. Idempotent."""
         await self._transport.aclose()
 
-    async def __aenter__(self) -> AsyncClient:
-        """Enter a context manager that closes the client."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the client."""
-        await self.aclose()
-
 
 class Sandboxes:
     """Object in the place of the embedded library's class `AsyncSandbox`."""
@@ -208,7 +194,7 @@ class Sandboxes:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    def create(self, template: str = "python", **options: Any) -> Opening:  # noqa: ANN401 - of create_sandbox
+    def create(self, template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - of create_sandbox
         """Create a sandbox: `async with client.AsyncSandbox.create() as sandbox`."""
         return Opening(lambda: self._client.create_sandbox(template, **options))
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import Submitted
+from cellwall.surface.shared.closing import Closing
 from cellwall.surface.sync.loop_thread import LoopThread, Put, at_exit
 from cellwall.surface.sync.sandbox import SyncSandbox
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Coroutine, Mapping
-    from types import TracebackType
 
     from cellwall.client.connection.address import Address
     from cellwall.client.connection.transport import Json
@@ -84,7 +84,7 @@ class RemoteSandbox(SyncSandbox):
         return self._thread.call(lambda _client, _put: self._remote.logs(after, limit))
 
 
-class Client:
+class Client(Closing):
     """One server, for one caller."""
 
     def __init__(self, thread: Thread) -> None:
@@ -159,19 +159,6 @@ class Client:
         Idempotent.
         """
         self._thread.close()
-
-    def __enter__(self) -> Client:
-        """Enter a context manager that closes the client."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the client."""
-        self.close()
 
 
 def connected(address: Address, timeout_s: float) -> Client:

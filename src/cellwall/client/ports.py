@@ -19,10 +19,9 @@ from cellwall.client import relay
 from cellwall.client.terminals import Terminal, opened
 from cellwall.model.errors import CapacityError, PortError, SandboxUnavailable, UsageError
 from cellwall.model.files import ListeningPort
+from cellwall.surface.shared.closing import AsyncConnecting
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.client.live import RemoteSandboxHandle
     from cellwall.surface.shared.forwards import Forward
 
@@ -37,7 +36,7 @@ _LISTENING = "0A"  # TCP_LISTEN of net/tcp_states.h
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
 
-class Connection:
+class Connection(AsyncConnecting):
     """One connection: bytes out by `read` or `async for`, bytes in by `write`."""
 
     def __init__(self, port: int, terminal: Terminal) -> None:
@@ -159,22 +158,6 @@ class Connection:
     def is_over(self) -> bool:
         """Whether nothing of the connection is left inside."""
         return not self._terminal.is_running
-
-    async def __aenter__(self) -> Connection:
-        """Enter a context manager that closes the connection."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the connection; after an error, abort it."""
-        if error is None:
-            await self.aclose()
-        else:
-            self.abort()
 
 
 class Ports:

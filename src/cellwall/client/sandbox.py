@@ -7,9 +7,9 @@ server: the loss of this object or its connection does not end it, its idle time
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from cellwall.client.commands import Commands
 from cellwall.client.connection.attempts import Attempt
@@ -26,7 +26,7 @@ from cellwall.wire import asking
 from cellwall.wire.reading import execution_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from cellwall.client.connection.transport import Json, Transport
@@ -263,30 +263,3 @@ class AsyncSandbox:
     ) -> None:
         """Close the sandbox."""
         await self.close()
-
-
-class Opening:
-    """Result of `AsyncSandbox.create`: await it, or enter it."""
-
-    def __init__(self, make: Callable[[], Awaitable[AsyncSandbox]]) -> None:
-        self._make = make
-        self._sandbox: AsyncSandbox | None = None
-
-    def __await__(self) -> Generator[Any, None, AsyncSandbox]:
-        """Create the sandbox; its owner closes it."""
-        return self._make().__await__()
-
-    async def __aenter__(self) -> AsyncSandbox:
-        """Create the sandbox."""
-        self._sandbox = await self._make()
-        return self._sandbox
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the sandbox."""
-        if self._sandbox is not None:
-            await self._sandbox.close()

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import httpx
 
 from cellwall.client.connection.streaming import objects
 from cellwall.client.connection.transport import NDJSON, Ask
 from cellwall.model.errors import CellwallError
+from cellwall.surface.shared.closing import AsyncClosing
 from cellwall.wire.reading import change_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.client.live import RemoteSandboxHandle
     from cellwall.model.files import Change
 
@@ -28,7 +27,7 @@ _MOST_HELD = 1000
 """Maximum number of changes that wait here for their reader."""
 
 
-class Watch:
+class Watch(AsyncClosing):
     """Iterator over changes: `async with files.watch("src") as watch`, then `async for`."""
 
     def __init__(self, live: RemoteSandboxHandle, path: str, *, recursive: bool) -> None:
@@ -122,16 +121,7 @@ class Watch:
             await asyncio.gather(self._pumping, return_exceptions=True)
         self._error = None
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> Self:
         """Start watching."""
         await self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        await self.aclose()

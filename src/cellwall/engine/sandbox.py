@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
@@ -28,6 +28,7 @@ from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, Outcome, Verdict
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.shared.closing import Opening
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -79,9 +80,9 @@ class AsyncSandbox:
         live.channel.on_end(self._on_channel_ended)
 
     @staticmethod
-    def create(template: str = "python", **options: Any) -> Opening:  # noqa: ANN401 - of create_sandbox
+    def create(template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - of create_sandbox
         """Create one on this event loop's engine: `async with AsyncSandbox.create() as sandbox`."""
-        return Opening(template, options)
+        return Opening(partial(_opened, template, options))
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -403,34 +404,7 @@ class AsyncSandbox:
         await self.close()
 
 
-class Opening:
-    """Result of `AsyncSandbox.create`: await it, or enter it."""
+async def _opened(template: str, options: Mapping[str, Any]) -> AsyncSandbox:
+    from cellwall.engine.loop_engines import loop_engine
 
-    def __init__(self, template: str, options: Mapping[str, Any]) -> None:
-        self._template = template
-        self._options = options
-        self._sandbox: AsyncSandbox | None = None
-
-    async def _open(self) -> AsyncSandbox:
-        from cellwall.engine.loop_engines import loop_engine
-
-        return await loop_engine().create_sandbox(self._template, **self._options)
-
-    def __await__(self) -> Generator[Any, None, AsyncSandbox]:
-        """Create the sandbox; its owner closes it."""
-        return self._open().__await__()
-
-    async def __aenter__(self) -> AsyncSandbox:
-        """Create the sandbox."""
-        self._sandbox = await self._open()
-        return self._sandbox
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the sandbox."""
-        if self._sandbox is not None:
-            await self._sandbox.close()
+    return await loop_engine().create_sandbox(template, **options)

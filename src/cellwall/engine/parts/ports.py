@@ -17,10 +17,9 @@ from cellwall.model.errors import CapacityError, PortError, SandboxBroken, Usage
 from cellwall.model.files import ListeningPort
 from cellwall.runtimes.channel.replies import CONNECTION, ChannelLost, GuestRefused
 from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
+from cellwall.surface.shared.closing import AsyncConnecting
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.surface.shared.forwards import Forward
     from cellwall.surface.shared.tasks import Tasks
@@ -32,7 +31,7 @@ _LINGER_S = 5.0
 """Seconds that a server has to read what was written before a close."""
 
 
-class Connection:
+class Connection(AsyncConnecting):
     """One connection: bytes out by `read` or `async for`, bytes in by `write`."""
 
     def __init__(
@@ -184,22 +183,6 @@ class Connection:
     def _lost(self, error: ChannelLost) -> Exception:
         self._live.check_alive()
         return error
-
-    async def __aenter__(self) -> Connection:
-        """Enter a context manager that closes the connection."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the connection; after an error, abort it."""
-        if error is None:
-            await self.aclose()
-        else:
-            self.abort()
 
 
 class Ports:

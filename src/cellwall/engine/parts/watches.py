@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cellwall.engine.parts.files import file_error
 from cellwall.model.errors import CapacityError, SandboxBroken
@@ -19,10 +19,9 @@ from cellwall.model.files import CHANGE_KINDS, Change
 from cellwall.runtimes.channel.frames import FrameError, strict_json
 from cellwall.runtimes.channel.replies import WATCH, ChannelLost, GuestRefused
 from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
+from cellwall.surface.shared.closing import AsyncClosing
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 
 MOST_WATCHES = 8
@@ -34,7 +33,7 @@ _STEP_BYTES = 4 * 1024
 _STARTED = "watching"
 
 
-class Watch:
+class Watch(AsyncClosing):
     """Iterator over changes: `async with files.watch("src") as watch`, then `async for`.
 
     In `async with`, watching starts before the block begins; otherwise with the first `anext`. The
@@ -128,19 +127,10 @@ class Watch:
             header = {"op": "signal", "id": self._stream.number, "signal": 9}
             self._live.channel.send(header)
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> Self:
         """Start watching."""
         await self.start()
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop watching."""
-        await self.aclose()
 
     # -- lines -----------------------------------------------------------------------------
 

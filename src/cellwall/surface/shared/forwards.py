@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CapacityError, CellwallError, PortError, SandboxUnavailable
+from cellwall.surface.shared.closing import AsyncClosing
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.surface.shared.tasks import Tasks
 
 HOST = "127.0.0.1"
@@ -43,7 +42,7 @@ class Connection(Protocol):
         """Break the connection off."""
 
 
-class Forward:
+class Forward(AsyncClosing):
     """A forwarded port: await it or enter it; it listens until it is closed or its sandbox ends."""
 
     def __init__(
@@ -124,15 +123,6 @@ class Forward:
     async def __aenter__(self) -> Forward:
         """Listen."""
         return await self._open()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the forward."""
-        await self.aclose()
 
 
 async def _carry_in(reader: asyncio.StreamReader, connection: Connection) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from cellwall.surface.shared.closing import Closing
 from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
     from cellwall.model.files import ListeningPort
     from cellwall.surface.shared.forwards import Connection, Forward
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cellwall.surface.sync.protocols import AnySandbox
 
 
-class SyncConnection(Part):
+class SyncConnection(Closing, Part):
     """One connection to a server inside."""
 
     def __init__(
@@ -59,19 +59,6 @@ class SyncConnection(Part):
             self._connection.abort()
 
         self._do(work)
-
-    def __enter__(self) -> SyncConnection:
-        """Return the connection as a context manager that closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        self.close()
 
 
 class SyncPorts(Part):

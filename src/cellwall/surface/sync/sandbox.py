@@ -9,18 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.shared.closing import Closing
 from cellwall.surface.sync.commands import SyncCommands
 from cellwall.surface.sync.contexts import SyncContexts
 from cellwall.surface.sync.files import SyncFiles
 from cellwall.surface.sync.loop_thread import Ended
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from cellwall.surface.sync.protocols import AnySandbox
 
 
-class SyncSandbox:
+class SyncSandbox(Closing):
     """One live sandbox."""
 
     def __init__(self, thread: LoopThread[Any], inner: AnySandbox) -> None:
@@ -163,16 +162,3 @@ class SyncSandbox:
     def close(self) -> None:
         """Destroy the sandbox; idempotent."""
         self._thread.call(lambda _subject, _put: self._inner.close())
-
-    def __enter__(self) -> Self:
-        """Return the sandbox as a context manager that closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the sandbox."""
-        self.close()

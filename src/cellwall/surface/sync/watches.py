@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cellwall.surface.shared.closing import Closing
 from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.model.files import Change
     from cellwall.surface.sync.loop_thread import LoopThread
     from cellwall.surface.sync.protocols import AnySandbox, AnyWatch
 
 
-class SyncWatch(Part):
+class SyncWatch(Closing, Part):
     """Iterator over changes; it ends when it is closed, and with its directory or sandbox."""
 
     def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox, watch: AnyWatch) -> None:
@@ -42,16 +41,3 @@ class SyncWatch(Part):
     def close(self) -> None:
         """Stop watching; a thread that waits for a change is woken. Idempotent."""
         self._do(self._watch.aclose)
-
-    def __enter__(self) -> SyncWatch:
-        """Return the watch as a context manager that closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the watch."""
-        self.close()

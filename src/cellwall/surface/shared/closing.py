@@ -1,0 +1,111 @@
+"""Objects that close at the end of a `with` or `async with`, written once.
+
+Bases of the faces of a sandbox in the library, the SDK and the integrations. Not for objects that
+have to be started when they are entered. The invariant: leaving the block closes, whatever the
+reason, and an exception of the block goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+    from types import TracebackType
+
+
+class _HasClose(Protocol):
+    async def close(self) -> None:
+        """Release it."""
+
+
+Closes = TypeVar("Closes", bound=_HasClose)
+
+
+class Closing:
+    """Base of what closes at the end of a `with`; subclasses implement `close`."""
+
+    def close(self) -> None:
+        """Release what the object owns; idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        """Enter a context manager that closes the object."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the object."""
+        self.close()
+
+
+class AsyncClosing:
+    """Base of what closes at the end of an `async with`; subclasses implement `aclose`."""
+
+    async def aclose(self) -> None:
+        """Release what the object owns; idempotent."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        """Enter a context manager that closes the object."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the object."""
+        await self.aclose()
+
+
+class AsyncConnecting(AsyncClosing):
+    """Base of connections: one that is left by an error is broken off instead."""
+
+    def abort(self) -> None:
+        """Break the connection off."""
+        raise NotImplementedError
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connection; after an error, abort it."""
+        if error is None:
+            await self.aclose()
+        else:
+            self.abort()
+
+
+class Opening(Generic[Closes]):
+    """What `AsyncSandbox.create` returns: await it, or enter it."""
+
+    def __init__(self, make: Callable[[], Awaitable[Closes]]) -> None:
+        self._make = make
+        self._made: Closes | None = None
+
+    def __await__(self) -> Generator[object, None, Closes]:
+        """Create the sandbox; its owner closes it."""
+        return self._make().__await__()
+
+    async def __aenter__(self) -> Closes:
+        """Create the sandbox."""
+        self._made = await self._make()
+        return self._made
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the sandbox."""
+        if self._made is not None:
+            await self._made.close()
