@@ -21,7 +21,8 @@ import pytest
 
 from kit.unprivileged import OrdinaryUser
 
-pytestmark = [pytest.mark.rootless, pytest.mark.attack]
+# The first test waits for a template that the user builds: half a minute where nothing else runs.
+pytestmark = [pytest.mark.rootless, pytest.mark.attack, pytest.mark.timeout(180)]
 
 _EMBED = """
 import asyncio, contextlib, dataclasses, json, sys, time

@@ -122,13 +122,13 @@ def test_a_reader_that_takes_its_time_is_not_idle() -> None:
 def test_a_writer_that_takes_its_time_is_not_idle() -> None:
     async def drops() -> AsyncIterator[bytes]:
         for _ in range(5):
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.8)
             yield b"x"
 
     async def scenario(sandbox: AsyncSandbox) -> None:
         assert await sandbox.files.write_stream("slow", drops()) == 5
 
-    with_sandbox(scenario, limits={"idle_s": 1})
+    with_sandbox(scenario, limits={"idle_s": 3})
 
 
 def test_a_sandbox_that_ends_under_a_call_says_so() -> None:

@@ -92,7 +92,8 @@ def test_busy_cgroup_is_counted_retried_and_removed_once_it_is_free(
 
     before = {path for path in control_groups(os.getpid()) if is_left(path)}
     asyncio.run(scenario())
-    assert {path for path in control_groups(os.getpid()) if is_left(path)} == before
+    # Other engines of this process may have removed theirs meanwhile.
+    assert {path for path in control_groups(os.getpid()) if is_left(path)} <= before
     assert bystander.returncode == -signal.SIGKILL  # the test's own: nobody else ended it
 
 
