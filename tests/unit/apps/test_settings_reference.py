@@ -15,7 +15,7 @@ from cellwall.model.errors import UsageError
 
 ALL = reference()
 VARIABLES = [each for each in ALL if each.variable]
-_SAMPLES = {"true or false": "1", "list of texts": "a,b", "text": "sample"}
+_SAMPLES = {"list of texts": "a,b", "text": "sample"}
 _CHOSEN = {
     "log_format": "json",
     "audit": "flag",
@@ -41,6 +41,8 @@ def sample(each: Setting) -> str:
     """Return a value that differs from the default."""
     if each.name in _CHOSEN:
         return _CHOSEN[each.name]
+    if each.kind.startswith("true or false"):
+        return "0" if each.default == "true" else "1"
     return _SAMPLES.get(each.kind.partition(",")[0], "7")
 
 

@@ -59,6 +59,9 @@ def test_crash_of_the_server_loses_and_doubles_nothing(own: Postgres) -> None:
     asyncio.run(run())
 
 
+_NUMBER = "SELECT pg_current_xact_id()::text"
+
+
 @pytest.mark.parametrize("is_written", [True, False], ids=["committed", "aborted"])
 def test_commit_without_an_answer_is_asked_about(
     own: Postgres, monkeypatch: pytest.MonkeyPatch, is_written: bool
@@ -88,6 +91,62 @@ def test_commit_without_an_answer_is_asked_about(
             assert store.statistics().retried == (0 if is_written else 1)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_reused", [False, True], ids=["lost", "reused"])
+def test_number_that_a_crash_lost_is_no_commit(
+    own: Postgres, monkeypatch: pytest.MonkeyPatch, is_reused: bool
+) -> None:
+    """A crash takes the transaction and its number, which another transaction then has."""
+    from sqlalchemy import text
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    commit = AsyncConnection.commit
+    numbers: list[int] = []
+    given: list[int] = []
+
+    async def crash_once(self: AsyncConnection) -> None:
+        if numbers:
+            return await commit(self)
+        numbers.append(int((await self.execute(text(_NUMBER))).scalar_one()))
+        await asyncio.to_thread(own.stop, signal.SIGQUIT)
+        own.start()  # on this thread, whose end would be its own
+        while is_reused and (not given or given[-1] < numbers[0]):
+            given.append(int(own.sql(_NUMBER)))
+        with contextlib.suppress(Exception):
+            await self.invalidate()
+        raise ConnectionResetError
+
+    async def run() -> None:
+        async with opened(own.database(), wait_s=40) as store:
+            monkeypatch.setattr(AsyncConnection, "commit", crash_once)
+            await store.write(chained(b"once"))
+            assert not is_reused or given[-1] == numbers[0]
+            assert [row.record for row in await store.audit(0, 9)] == [b"once"]
+            assert store.statistics().retried == 1
+
+    own.sql("ALTER SYSTEM SET wal_writer_delay = '10s'")  # else it may save the number
+    own.sql("SELECT pg_reload_conf()")
+    try:
+        asyncio.run(run())
+    finally:
+        own.sql("ALTER SYSTEM RESET wal_writer_delay")
+        own.sql("SELECT pg_reload_conf()")
+
+
+def test_mark_of_a_writer_ends_with_it(postgres: Postgres) -> None:
+    url = postgres.database()
+    name = str(make_url(url).database)
+    marks = "SELECT count(*) FROM facts WHERE name LIKE 'commit:%'"
+
+    async def run() -> str:
+        async with opened(url) as store:
+            await store.write(Accept(execution(1)))
+            await store.write(Accept(execution(2)))
+            return postgres.sql(marks, name).strip()
+
+    assert asyncio.run(run()) == "1"
+    assert postgres.sql(marks, name).strip() == "0"
 
 
 def test_server_that_stays_away_is_busy_then_back(own: Postgres) -> None:

@@ -8,7 +8,10 @@ invariant: a commit is on the server's disk, whatever the database's or the role
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from sqlalchemy import URL, Connection, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -37,8 +40,18 @@ _SETTINGS = {
     "idle_in_transaction_session_timeout": "60000",
 }
 _ASK_AGAIN_S = 0.25
-_NUMBER = text("SELECT pg_current_xact_id()::text")
+_MARK = text(
+    "INSERT INTO facts (name, value) VALUES (:name, :value) "
+    "ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING pg_current_xact_id()::text"
+)
+_MARKED = text("SELECT value FROM facts WHERE name = :name")
+_UNMARK = text("DELETE FROM facts WHERE name = :name")
 _STATUS = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
+_UNMARK_DEAD = text("DELETE FROM facts WHERE name LIKE 'commit:%' AND age(xmin) > 1000000")
+"""Facts of killed processes: none that lives waits for a commit while others make a million."""
+_NOT_YET_GIVEN = "22023"
+"""SQLSTATE of a transaction number "in the future": the server crashed before the number was on its
+disk, and with it whatever the transaction did."""
 _MIGRATION_LOCK = 0x63656C6D
 _SERVER_LOCK = 0x63656C73
 
@@ -56,6 +69,8 @@ class PostgresDatabase:
         self._turn = asyncio.Lock()
         """Gives the writing connection to one transaction at a time."""
         self._is_closed = False
+        self._mark = f"commit:{secrets.token_hex(8)}"
+        """Name of the fact that each of this object's transactions gives a value of its own."""
 
     @property
     def journal(self) -> None:
@@ -70,7 +85,8 @@ class PostgresDatabase:
         """
         made = cls(url, sole=sole)
         try:
-            await made.write(lambda connection: _prepare(connection, made._name))
+            async with made._engine.begin() as connection:
+                await connection.run_sync(_prepare, made._name)
         except CellwallError:
             await made.aclose()
             raise
@@ -84,14 +100,15 @@ class PostgresDatabase:
 
     async def write(self, work: Work[T]) -> T:
         """See `Database.write`."""
+        mark = {"name": self._mark, "value": secrets.token_hex(8)}
         async with self._turn, self._engine.connect() as connection:
             await connection.begin()
-            number = (await connection.execute(_NUMBER)).scalar_one()
+            number = (await connection.execute(_MARK, mark)).scalar_one()
             result = await connection.run_sync(work)
             try:
                 await connection.commit()
             except Exception as error:
-                if kind_of(error) != "lost" or not await self._is_committed(number):
+                if kind_of(error) != "lost" or not await self._is_committed(number, mark):
                     raise
             return result
 
@@ -99,30 +116,47 @@ class PostgresDatabase:
         """See `Database.apply`."""
         await self.write(lambda connection: apply(Mediated(connection), changes))
 
-    async def _is_committed(self, number: str) -> bool:
+    async def _is_committed(self, number: str, mark: Mapping[str, str]) -> bool:
         """Find out whether a transaction whose commit got no answer was committed.
 
         Guessing either way would lose an accepted row or write it twice, so this waits until the
-        server answers again. Raises `StoreBroken` if the store is closed before, or if the server
-        does not know: it is another one, restored from a backup.
+        server answers again and the transaction is over. Its number alone does not tell: a server
+        that crashed may give the number to another transaction, so the mark decides. Raises
+        `StoreBroken` if the store is closed before, or if the server does not know: it is another
+        one, restored from a backup.
         """
         while not self._is_closed:
-            try:
-                async with self._readers.connect() as connection:
-                    found = (await connection.execute(_STATUS, {"number": number})).scalar()
-            except Exception as error:
-                if kind_of(error) != "lost":
-                    raise
-                found = "in progress"
-            if found in ("committed", "aborted"):
-                return bool(found == "committed")
+            found = await self._ended(number, mark)
             if found is None:
+                await asyncio.sleep(_ASK_AGAIN_S)
+            elif found == "unknown":
                 break
-            await asyncio.sleep(_ASK_AGAIN_S)
+            else:
+                return found == "marked"
         raise StoreBroken(
             f"commit to {self._name}: the connection broke, and how it ended is not known",
             remedy="look whether the rows are there before sending them again",
         )
+
+    async def _ended(
+        self, number: str, mark: Mapping[str, str]
+    ) -> Literal["marked", "unmarked", "unknown"] | None:
+        """Return what a transaction left; None while it runs or the server does not answer."""
+        try:
+            async with self._readers.connect() as connection:
+                status = (await connection.execute(_STATUS, {"number": number})).scalar()
+                found = (await connection.execute(_MARKED, {"name": mark["name"]})).scalar()
+        except Exception as error:
+            if getattr(getattr(error, "orig", None), "sqlstate", None) == _NOT_YET_GIVEN:
+                return "unmarked"
+            if kind_of(error) != "lost":
+                raise
+            return None
+        if status == "in progress":
+            return None
+        if status is None:
+            return "unknown"
+        return "marked" if found == mark["value"] else "unmarked"
 
     async def read(self, work: Work[T]) -> T:
         """See `Database.read`; tried once more if an idle connection had broken."""
@@ -140,6 +174,9 @@ class PostgresDatabase:
     async def aclose(self) -> None:
         """See `Database.aclose`."""
         self._is_closed = True
+        with contextlib.suppress(Exception):  # a fact that stays is one row, of no further use
+            async with self._engine.begin() as connection:
+                await connection.execute(_UNMARK, {"name": self._mark})
         await self._engine.dispose()
         await self._readers.dispose()
 
@@ -180,3 +217,4 @@ def _prepare(connection: Connection, name: str) -> None:
         )
     connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
     migrate(connection, name)
+    connection.execute(_UNMARK_DEAD)
