@@ -304,7 +304,7 @@ class Rootless:
         script = self.user.home / "cases.json"
         script.write_text(json.dumps(told), encoding="utf-8")
         script.chmod(0o644)
-        done = self.user.run(_EMBED, str(script), python=python)
+        done = self.user.run(_EMBED, str(script), python=python, timeout_s=150)
         assert done.code == 0, done.stderr
         return {said.pop("case"): said for said in map(json.loads, done.stdout.splitlines())}
 
