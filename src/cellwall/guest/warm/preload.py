@@ -105,8 +105,8 @@ def warm(
         if "pandas" in sys.modules:
             _format_once()
         _require_one_thread("running a first program")
+    _require_nothing_open(culprits)
     if is_rehearsed:
-        _require_nothing_open(culprits)
         _rehearse()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}

@@ -51,6 +51,7 @@ def main(arguments: List[str]) -> None:
     """
     control = socket.socket(fileno=int(arguments[0]))
     kept = [int(word) for word in arguments[2:]]
+    pid = 0
     step = "boot: read the configuration"
     try:
         _raise_descriptor_limit()
@@ -74,6 +75,9 @@ def main(arguments: List[str]) -> None:
             _write_maps(pid, config)
             os.write(answered, b"!")
     except Exception as error:  # noqa: BLE001 - any error must reach the host
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)  # else it would be left to the host's init
         _report(control, step, error)
         os._exit(1)
     control.close()
