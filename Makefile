@@ -33,12 +33,15 @@ test: dev templates
 	$(PYTEST) -n 2 --dist loadgroup $(LANGUAGES)
 	$(PYTEST) -n 2 tests/agents
 
-# The jail's contract and attacks with everything of `jail/fast` off: three minutes.
+# The jail's contract and attacks with everything of `jail/fast` off, then the attacks on sandboxes of
+# a quick fork-server, which a single run has: two minutes.
 PLAIN := tests/contract/runtimes/test_jail.py tests/attack/corpus/test_attack_privilege.py \
 	tests/attack/corpus/test_attack_files.py tests/attack/corpus/test_attack_processes.py \
 	tests/attack/walls/test_attack_posture.py
 plain: dev templates
 	CELLWALL_FAST=0 timeout 600 $(PYTEST) -n 2 --dist loadfile -m "not alone and not slow" $(PLAIN)
+	CELLWALL_TEST_FORK_SERVER=quick timeout 600 $(PYTEST) -n 2 --dist loadfile \
+		-m "not alone and not slow" $(filter tests/attack/%,$(PLAIN)) tests/attack/jail/test_attack_alone.py
 
 check: static
 	$(BIN)/pytest -n 2 $(APART)

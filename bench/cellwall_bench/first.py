@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from cellwall.apps.timings import FLOOR, PLAIN, Samples, TimingError
+from cellwall.apps.timings import FLOOR, PLAIN, Samples, TimingError, once
 from cellwall_bench.figures import Figure, p50
 from cellwall_bench.latency import as_figure
 from cellwall_bench.mcp_clients import cellwall_command, first_result
@@ -59,7 +59,7 @@ async def _in_turns(ours: Callable[[], float], samples: int) -> Samples:
     floor: list[float] = []
     for number in range(samples + 1):  # the first one finds files that are not in memory
         mine = await asyncio.to_thread(ours)
-        bare = await asyncio.to_thread(_whole, FLOOR)
+        bare = await asyncio.to_thread(once, FLOOR)
         if number:
             taken.append(mine)
             floor.append(bare)

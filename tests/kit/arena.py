@@ -44,9 +44,10 @@ nobody else's.
 MADE_BY_A_TEST = "cellwall-test"
 """The source of file systems that tests mount; no engine leaves one of that name."""
 
-_KEPT_FOR_ALL = {"compiled", "docker", "guest", "gvisor"}
+_IS_BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
+_KEPT_FOR_ALL = {"compiled", "docker", "guest", "gvisor"} if _IS_BESIDE_OTHERS else {"guest"}
 """Bundles, images, what compilers made, what a host can do: the first that needs one writes it, and
-that may be a test beside this one.
+that may be a test beside this one. A test that runs by itself counts all but the bundles.
 """
 
 
@@ -115,6 +116,9 @@ def _own_mounts() -> list[str]:
 
 def _state_files() -> list[Path]:
     """Without what every engine of the machine keeps there for all, by content."""
+    if not _IS_BESIDE_OTHERS:
+        found = [*state_dir().glob("*"), *state_dir().glob("*/*")]
+        return [path for path in found if path.name not in _KEPT_FOR_ALL and path.suffix != ".pyz"]
     top = [path for path in state_dir().glob("*") if path.name not in _KEPT_FOR_ALL]
     return [*top, *(below for path in top for below in path.glob("*"))]
 

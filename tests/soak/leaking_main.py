@@ -39,5 +39,5 @@ def _leaking(self: Job) -> None:
 
 
 if __name__ == "__main__":
-    Job.settle = _leaking  # type: ignore[method-assign]
+    Job.settle = _leaking  # type: ignore[method-assign]  # the leak that the soak has to find
     serve()

@@ -25,22 +25,19 @@ def state() -> Path:
     return state_dir()
 
 
-def make_engine(pool: int = 0) -> Engine:
-    """Return an engine that parks up to `pool` sandboxes; 0 is right for a single run.
-
-    Without a pool the first program is answered first.
-    """
+def make_engine(pool: int = 0, *, answers_first: bool = False) -> Engine:
+    """Return an engine that parks up to `pool` sandboxes; 0 is right for a single run."""
     from cellwall.engine.engine import Engine
     from cellwall.engine.policy.settings import EngineSettings
 
     settings = replace(EngineSettings.from_environment(), pool_min=pool, pool_max=pool)
-    return Engine(state(), settings, answers_first=not pool)
+    return Engine(state(), settings, answers_first=answers_first)
 
 
 @asynccontextmanager
-async def open_engine(pool: int = 0) -> AsyncIterator[Engine]:
+async def open_engine(pool: int = 0, *, answers_first: bool = False) -> AsyncIterator[Engine]:
     """Open an engine for the length of a block."""
-    engine = make_engine(pool)
+    engine = make_engine(pool, answers_first=answers_first)
     try:
         yield engine
     finally:

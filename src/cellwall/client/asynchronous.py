@@ -194,7 +194,7 @@ class Sandboxes:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    def create(self, template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - of create_sandbox
+    def create(self, template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - as create_sandbox
         """Create a sandbox: `async with client.AsyncSandbox.create() as sandbox`."""
         return Opening(lambda: self._client.create_sandbox(template, **options))
 

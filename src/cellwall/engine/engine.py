@@ -105,7 +105,8 @@ class Engine:
     ) -> None:
         """Touch nothing yet; `templates` replaces the store of the state directory.
 
-        With `answers_first` the first program comes sooner, and what makes many fast comes later.
+        With `answers_first` the first programs do not wait for what only pays with many: a jail
+        prepares that behind them.
         """
         self.state_dir = directory or state_dir()
         self.settings = settings or EngineSettings.from_environment()

@@ -80,7 +80,7 @@ class AsyncSandbox:
         live.channel.on_end(self._on_channel_ended)
 
     @staticmethod
-    def create(template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - of create_sandbox
+    def create(template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - as create_sandbox
         """Create one on this event loop's engine: `async with AsyncSandbox.create() as sandbox`."""
         return Opening(partial(_opened, template, options))
 

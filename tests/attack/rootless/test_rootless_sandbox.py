@@ -259,8 +259,13 @@ class Rootless:
             raise AssertionError("the sentinel did not start")
         self.reach = _reach(str(self.canary), self.sink.getsockname()[1], self.sentinel.pid)
         self.seen = user.processes()
+        self.cases: dict[str, dict[str, Any]] = {}
+        self.left: set[str] = set()
+
+    def run_all(self) -> None:
+        """Run every case, once."""
         self.cases = self._run(sys.executable, self._list())
-        self.left = user.leftovers() - {str(self.sentinel.pid)}
+        self.left = self.user.leftovers() - {str(self.sentinel.pid)}
 
     def _list(self) -> list[tuple[str, str, dict[str, Any]]]:
         small = {"limits": _MEMORY, "timeout": 10}
@@ -340,8 +345,11 @@ def rootless() -> Iterator[Rootless]:
     """Every case, once."""
     with OrdinaryUser() as user:
         made = Rootless(user)
-        yield made
-        made.close()
+        try:
+            made.run_all()
+            yield made
+        finally:
+            made.close()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -23,7 +24,7 @@ import pytest
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.jail.inspect import posture
 from cellwall.model.errors import HostUnsupported, SandboxBroken
-from cellwall.runtimes.jail import fork_server
+from cellwall.runtimes.jail import fork_server, launch
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.testing.bare import BareTemplates
@@ -32,6 +33,8 @@ from kit.arena import Arena, Traces, descendants
 pytestmark = pytest.mark.attack
 
 WHO = ["boot", "fork-server", "worker"]
+_PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2): orphans below this process become its children instead of init's."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,22 @@ def test_idle_one_that_was_killed_costs_no_run(arena: Arena, who: str) -> None:
 def _wait(pidfd: int) -> None:
     select.select([pidfd], [], [], 10)
     os.close(pidfd)
+
+
+def test_abandoned_start_leaves_no_process_to_another(arena: Arena) -> None:
+    """Boot is told of nothing: its host is gone when it has forked. What it leaves comes to us."""
+    (entry,) = arena.do(arena.engine.runtime())._servers.entries  # type: ignore[attr-defined]  # a jail's
+    before = descendants(os.getpid())
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        started = launch.launch(entry.server.settings, entry.server.facts)
+        for sock in (started.control, *started.workers):
+            sock.close()
+        assert started.boot.wait(30) == 1
+        assert descendants(os.getpid()) == before
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 @pytest.mark.parametrize("who", WHO)

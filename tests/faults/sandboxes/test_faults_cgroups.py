@@ -74,7 +74,7 @@ def test_busy_cgroup_is_counted_retried_and_removed_once_it_is_free(
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
         try:
             sandbox = await engine.create_sandbox(limits=LIMITS)
-            made = sandbox.live.runtime_sandbox._resources  # type: ignore[attr-defined]
+            made = sandbox.live.runtime_sandbox._resources  # type: ignore[attr-defined]  # a jail's
             mine = {path for hierarchy, path in made.groups.paths if "memory" in str(hierarchy)}
             for path in mine:
                 _join(path, bystander.pid)
@@ -105,7 +105,8 @@ def test_engine_closes_though_a_cgroup_stays_busy_and_the_next_sweep_takes_it(
     async def scenario() -> set[str]:
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
         sandbox = await engine.create_sandbox(limits=LIMITS)
-        paths = sandbox.live.runtime_sandbox._resources.groups.paths  # type: ignore[attr-defined]
+        jail: Any = sandbox.live.runtime_sandbox
+        paths = jail._resources.groups.paths
         for _, path in paths:
             _join(path, bystander.pid)
         await sandbox.close()

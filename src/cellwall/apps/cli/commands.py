@@ -48,7 +48,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     is_known = wanted in _COMMANDS or wanted in _GROUPS
     made = typer.Typer(
         name="cellwall",
-        help="Run code nobody has reviewed, in sandboxes on this machine.",
+        help="Run unreviewed code in sandboxes on this machine.",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,  # plain help: no rich import, the same text in docs and terminals
@@ -64,7 +64,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     return made
 
 
-def _module(name: str) -> Any:  # noqa: ANN401 - a module
+def _module(name: str) -> Any:  # noqa: ANN401 - a module has the type of no protocol
     return import_module(f"cellwall.apps.cli.{name}")
 
 
@@ -80,4 +80,4 @@ def options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Run code nobody has reviewed, in sandboxes on this machine."""
+    """Run unreviewed code in sandboxes on this machine."""

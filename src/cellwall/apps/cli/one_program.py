@@ -199,7 +199,7 @@ def _run_json(request: Request) -> int:
 async def _execute(request: Request, on_event: Callable[[Event], None] | None = None) -> Execution:
     from cellwall.apps.engines import open_engine
 
-    async with open_engine() as engine:
+    async with open_engine(answers_first=True) as engine:
         execution = await engine.run(
             request.code,
             language=request.language,

@@ -65,8 +65,6 @@ class EngineSettings:
     """Most MiB of what compilers made that are kept on disk, of all tenants; 0 keeps nothing."""
     compile_cache_days: float = 30.0
     """Days after its last use that something compiled is kept."""
-    ready_s: float = 30.0
-    """Seconds a sandbox may take to start before that counts as our fault."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a name of a runtime, level or trust that is not known."""

@@ -241,7 +241,7 @@ def _look_ahead(program: FirstProgram, listener: int) -> None:
         _note_end(program, status, exit_watch.Usage(program.pid))
 
 
-def _note_end(program: FirstProgram, status: int, usage: Any) -> None:  # noqa: ANN401  two classes
+def _note_end(program: FirstProgram, status: int, usage: Any) -> None:  # noqa: ANN401  struct_rusage or exit_watch.Usage
     program.progress.advance(progress.ENDED)
     program.end = (status, usage)
 

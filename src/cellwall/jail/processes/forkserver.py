@@ -116,7 +116,9 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
     _tell(control, {"event": "programs", "preload": report})
     _wait_to_go_on(control, lifeline)
     with _told(control, config) as preloading:
-        arenas = heap_layout.ArenaReservation(heap_layout.SESSION_ARENAS * config["is_fast"])
+        arenas = heap_layout.ArenaReservation(
+            heap_layout.SESSION_ARENAS if config["is_fast"] else 0
+        )
         guest.warm_sessions(is_rehearsed=config["is_fast"])
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[programs:], ours, _nothing)

@@ -38,7 +38,7 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "cellwall",
             "version": cellwall.__version__,
-            "description": "Run code nobody has reviewed, in sandboxes.",
+            "description": "Run unreviewed code in sandboxes.",
         },
         "paths": paths,
         "components": {

@@ -7,6 +7,7 @@ reason, and an exception of the block goes on.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ class _HasClose(Protocol):
 Closes = TypeVar("Closes", bound=_HasClose)
 
 
-class Closing:
+class Closing(ABC):
     """Base of what closes at the end of a `with`; subclasses implement `close`."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release what the object owns; idempotent."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         """Enter a context manager that closes the object."""
@@ -43,12 +44,12 @@ class Closing:
         self.close()
 
 
-class AsyncClosing:
+class AsyncClosing(ABC):
     """Base of what closes at the end of an `async with`; subclasses implement `aclose`."""
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Release what the object owns; idempotent."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         """Enter a context manager that closes the object."""
@@ -67,9 +68,9 @@ class AsyncClosing:
 class AsyncConnecting(AsyncClosing):
     """Base of connections: one that is left by an error is broken off instead."""
 
+    @abstractmethod
     def abort(self) -> None:
         """Break the connection off."""
-        raise NotImplementedError
 
     async def __aexit__(
         self,
