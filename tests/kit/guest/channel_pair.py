@@ -9,7 +9,8 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from cellwall.runtimes.channel.channel import GuestChannel
 
@@ -31,7 +32,12 @@ class Pair:
         self.guest.sendall(b"".join(frames))
 
 
-def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
+def with_pair(
+    body: Callable[[Pair], Awaitable[None]],
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+) -> None:
+    """Play `body`; `run` is `kit.loop_clock.run` where time has to pass or has to stand still."""
+
     async def main() -> None:
         pair = Pair()
         try:
@@ -40,4 +46,4 @@ def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
             pair.channel.close()
             pair.guest.close()
 
-    asyncio.run(main())
+    run(main())

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,11 @@ from cellwall.guest.channel.frames import Decoder, encode
 from cellwall.guest.channel.init_link import Link
 from cellwall.guest.init import main as init
 from conftest import require_capability
+from kit.waiting import DEADLINE_S, wait_until
 
 Header = dict[str, Any]
 Frame = tuple[Header, bytes]
 FINAL = ("reply", "fail", "done")
-DEADLINE_S = 20.0
 
 
 class Host:
@@ -154,22 +153,6 @@ def summary(events: list[Frame]) -> dict[str, Any]:
         "events": [header["ev"] for header, _body in events],
         "done": events[-1][0],
     }
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Poll for something that has no event to wait for; fail loudly at the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def stub_context(link: Link, config: Header) -> None:

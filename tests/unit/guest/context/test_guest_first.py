@@ -17,7 +17,8 @@ import pytest
 from cellwall.guest.channel.init_link import Link
 from cellwall.guest.context import main as context
 from cellwall.jail.inspect import posture
-from kit.guest.guest_host import Host, descriptors_of, is_alive, wait_until
+from kit.guest.guest_host import Host, descriptors_of
+from kit.waiting import is_alive, wait_until
 
 
 def _real_context(link: Link, config: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cellwall.guest.channel.frames import encode
-from kit.guest.guest_host import Frame, Host, descriptors_of, wait_until
+from kit.guest.guest_host import Frame, Host, descriptors_of
+from kit.waiting import wait_until
 
 _DEPTH = 1200
 

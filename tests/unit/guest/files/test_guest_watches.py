@@ -12,7 +12,8 @@ import pytest
 
 from cellwall.guest.files import inotify
 from cellwall.guest.files.child_tasks import MOST_WATCHES
-from kit.guest.guest_host import Host, wait_until
+from kit.guest.guest_host import Host
+from kit.waiting import wait_until
 
 _WINDOW = 1 << 20
 

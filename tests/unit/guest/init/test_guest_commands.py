@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kit.guest.guest_host import Host, is_alive, summary, wait_until
+from kit.guest.guest_host import Host, summary
+from kit.waiting import is_alive, wait_until
 
 
 @pytest.fixture

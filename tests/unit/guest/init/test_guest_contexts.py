@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cellwall.guest.channel import loop
-from kit.guest.guest_host import Host, is_alive, stub_context, summary, wait_until
+from kit.guest.guest_host import Host, stub_context, summary
+from kit.waiting import is_alive, wait_until
 
 # Speaks for itself over a connection of its own, as hostile caller code would.
 _RAW = """

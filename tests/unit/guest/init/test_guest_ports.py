@@ -13,7 +13,8 @@ import pytest
 
 from cellwall.guest.init import ports
 from cellwall.guest.init.ports import MOST_CONNECTIONS
-from kit.guest.guest_host import DEADLINE_S, Host
+from kit.guest.guest_host import Host
+from kit.waiting import DEADLINE_S
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes.base import KernelReadings
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.tools.tools import Tool, ToolBox
+from kit import loop_clock
 from kit.guest.channel_pair import Pair, frame, with_pair
+from kit.loop_clock import clock
 
 _READINGS = KernelReadings(cpu_s=0, memory_bytes=0, memory_peak_bytes=0)
 
@@ -188,19 +190,22 @@ def test_answers_that_init_does_not_take_stop_its_calls() -> None:
     """What waits for init is bounded: calls keep their places, and one too many is hostile."""
 
     async def body(pair: Pair) -> None:
-        box = ToolBox({"t": Tool(lambda: "x" * 1_000_000, max_bytes=1 << 20)}, at_once=2)
+        async def much() -> str:
+            return "x" * 1_000_000
+
+        box = ToolBox({"t": Tool(much, max_bytes=1 << 20)}, at_once=2)
         attempt = begin(pair, box)
         number = queued = 0
         while not pair.violations:
             number += 1
             pair.say(call(number))
-            await asyncio.sleep(0.02)
+            await clock().settle()
             queued = max(queued, pair.channel._out.nbytes)
         assert 2 <= number <= 10
         assert queued <= 4 << 20
-        await asyncio.wait_for(attempt.wait(), 20)
+        await attempt.wait()
 
-    with_pair(body)
+    with_pair(body, loop_clock.run)
 
 
 @pytest.mark.parametrize("end", ["guest gone", "cancelled", "dropped"])

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from cellwall.runtimes.channel.replies import ChannelLost
+from kit import loop_clock
 from kit.guest.channel_pair import Pair, frame, with_pair
+from kit.loop_clock import clock
 
 READY = frame({"ev": "ready", "protocol": 1, "python": "3"})
 
@@ -36,10 +38,14 @@ def test_cancelling_in_the_moment_of_the_answer_is_not_lost() -> None:
 
 def test_silence_has_an_end() -> None:
     async def body(pair: Pair) -> None:
+        waiting = asyncio.ensure_future(pair.channel.wait_ready(10))
+        await clock().advance(9.9)
+        assert not waiting.done()
+        await clock().advance(0.2)
         with pytest.raises(ChannelLost, match="no ready event"):
-            await pair.channel.wait_ready(0.01)
+            await waiting
 
-    with_pair(body)
+    with_pair(body, loop_clock.run)
 
 
 def test_a_guest_that_is_asked_early_has_begun_nothing_before_it_is_ready() -> None:
@@ -69,10 +75,10 @@ def test_a_guest_that_has_been_ready_need_not_be_expected() -> None:
         pair.say(READY)
         await pair.channel.wait_ready(5)
         pair.channel.expect_ready(0)
-        await asyncio.sleep(0.01)
+        await clock().advance(60)
         assert pair.channel.is_open
 
-    with_pair(body)
+    with_pair(body, loop_clock.run)
 
 
 @pytest.mark.parametrize("said", [b"", READY])
@@ -84,12 +90,11 @@ def test_silence_of_a_guest_that_was_asked_early_has_an_end(said: bytes) -> None
         pair.channel.on_end(ended.set)
         pair.channel.pause()
         pair.say(said)
-        pair.channel.expect_ready(0.01)
-        if said:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(ended.wait(), 0.1)
-        else:
-            await asyncio.wait_for(ended.wait(), 20)
-            assert "no ready event within 0.01 s" in str(pair.channel.lost)
+        pair.channel.expect_ready(10)
+        await clock().advance(9.9)
+        assert not ended.is_set()
+        await clock().advance(50)
+        assert ended.is_set() is not bool(said)
+        assert said or "no ready event within 10 s" in str(pair.channel.lost)
 
-    with_pair(body)
+    with_pair(body, loop_clock.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,9 @@ from cellwall.engine.parts.watches import _STEP_BYTES, MOST_WATCHES, Watch
 from cellwall.model.errors import CapacityError, FileError, SandboxBroken
 from cellwall.model.files import Change
 from cellwall.runtimes.channel.streams import WINDOW_BYTES
+from kit import loop_clock
 from kit.guest.channel_pair import Pair, frame, with_pair
+from kit.loop_clock import clock
 
 STARTED = b'{"change":"watching","path":"."}\n'
 CANCELLED = {"ev": "fail", "id": 1, "code": "cancelled", "message": ""}
@@ -152,23 +155,28 @@ def test_watch_ends_with_the_sandbox() -> None:
     with_pair(body)
 
 
-def test_lines_are_taken_down_and_their_reader_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_taken_down_and_their_reader_waits() -> None:
     """A directory in which much happens is its sandbox's to pay for, whoever reads of it."""
 
     async def body(pair: Pair) -> None:
         watch = await started(pair)
-        paused: list[float] = []
-        real = asyncio.sleep
+        found, moments = list[Change](), list[float]()
 
-        async def sleep(delay: float) -> None:
-            paused.append(delay)
-            await real(0)
+        async def read() -> None:
+            async for change in watch:
+                found.append(change)
+                moments.append(clock().time())
 
-        monkeypatch.setattr(asyncio, "sleep", sleep)
         line = b'{"change":"created","path":"a"}\n'
         pair.say(data(line * 1000), frame({"ev": "reply", "id": 1}))
-        assert [change async for change in watch] == [Change("created", "a", None, False)] * 1000
-        assert sum(paused) > 0
-        assert len(paused) > 1000 * len(line) / _STEP_BYTES  # a step at a time
+        reading = asyncio.ensure_future(read())
+        await clock().settle()
+        assert len(found) < 1000
+        await clock().advance(60)
+        await reading
+        assert found == [Change("created", "a", None, False)] * 1000
+        late = Counter(moment for moment in moments if moment > moments[0])
+        assert late.total() > 0
+        assert max(late.values()) <= _STEP_BYTES // len(line)  # a step at a time
 
-    with_pair(body)
+    with_pair(body, loop_clock.run)

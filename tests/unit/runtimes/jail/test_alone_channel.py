@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,8 @@ from cellwall.jail.inspect import host_facts
 from cellwall.runtimes.channel.replies import REPLY, RUN, ChannelLost, GuestRefused
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
 from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
+from kit import loop_clock
+from kit.loop_clock import clock
 
 _EXIT_3 = 3 << 8
 _SOON_S = 5
@@ -124,7 +126,11 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def _play(play: Callable[[Inside], Any], **options: Any) -> None:
+def _play(
+    play: Callable[[Inside], Any],
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+    **options: Any,
+) -> None:
     async def scene() -> None:
         with _inside(**options) as inside:
             await play(inside)
@@ -134,7 +140,7 @@ def _play(play: Callable[[Inside], Any], **options: Any) -> None:
         await scene()
         assert _descriptors() == before
 
-    asyncio.run(whole())
+    run(whole())
 
 
 def test_program_prints_says_and_ends() -> None:
@@ -258,13 +264,14 @@ def test_output_comes_while_it_runs_and_not_while_it_is_paused() -> None:
         inside.execute()
         inside.host.pause()
         os.write(inside.stdout, b"one")
-        await asyncio.sleep(0.05)
+        await clock().advance(60)
         assert inside.heard.kinds == []
         inside.host.resume()
+        await clock().advance(1)
         await inside.heard.wait_some()
         assert inside.heard.frames[0][2] == b"one"
 
-    _play(play)
+    _play(play, loop_clock.run)
 
 
 @pytest.mark.parametrize(

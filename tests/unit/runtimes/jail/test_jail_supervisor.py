@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from cellwall.runtimes.jail import child as spawned
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.child import Child, hear, pid_of
 from cellwall.runtimes.jail.launch import Settings
+from kit.waiting import state_of, wait_until
 
 _WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -71,8 +71,8 @@ def test_child_that_leaves_is_ours_though_nobody_may_look_at_it(
 
 
 _WITHOUT_ITS_FIRST_THREAD = """
-import ctypes, threading, time
-threading.Thread(target=time.sleep, args=(60,)).start()
+import ctypes, signal, threading
+threading.Thread(target=signal.pause).start()
 print("up", flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
@@ -82,9 +82,8 @@ def test_program_whose_first_thread_has_left_does_not_leave() -> None:
     with subprocess.Popen(
         [sys.executable, "-I", "-c", _WITHOUT_ITS_FIRST_THREAD], stdout=subprocess.PIPE
     ) as process:
-        while "Z (zombie)" not in Path(f"/proc/{process.pid}/status").read_text():
-            time.sleep(0.005)
         try:
+            wait_until(lambda: state_of(process.pid) == "Z", "its first thread has left")
             assert not spawned._is_leaving(process.pid)
         finally:
             process.kill()
@@ -390,12 +389,6 @@ def test_sessions_that_cannot_be_had_are_refused_with_the_reason(
     asyncio.run(scenario())
 
 
-def _wait_gone(pid: int) -> None:
-    """Until its parent has waited for it."""
-    while Path(f"/proc/{pid}").exists():
-        time.sleep(0.001)
-
-
 def test_fork_server_that_is_gone_before_it_goes_on_refuses_sessions(tmp_path: Path) -> None:
     guest = tmp_path / "guest.py"
     guest.write_text(_SAY.format(_PROGRAMS_ONLY.format("pass")), encoding="utf-8")
@@ -404,9 +397,8 @@ def test_fork_server_that_is_gone_before_it_goes_on_refuses_sessions(tmp_path: P
         server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         await server.start()
         os.kill(server.pid, signal.SIGKILL)  # it waits to be told to go on
-        while server.is_usable:  # noqa: ASYNC110 - the kernel tells of it to who asks
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(_wait_gone, server.pid)
+        wait_until(lambda: not server.is_usable, "its socket is closed")
+        await asyncio.to_thread(wait_until, lambda: not state_of(server.pid), "it is waited for")
         with pytest.raises(SandboxBroken, match="it has ended"):  # as if that were just now
             server._find_workers(1)
         told = await asyncio.gather(

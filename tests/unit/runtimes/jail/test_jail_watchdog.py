@@ -9,6 +9,8 @@ import pytest
 
 from cellwall.runtimes.jail import memory_watchdog
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
+from kit import loop_clock
+from kit.loop_clock import clock
 
 _MANY = 25
 
@@ -27,36 +29,31 @@ class Box:
         self._on_look()
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_watchdog, "_ROUND_S", 0.001)
-
-
 async def _rounds(boxes: list[Box], count: int) -> None:
-    """Watch `boxes` until the last, which is always due, has been looked at so often."""
+    """Watch `boxes` for so many rounds; the last of them is always due."""
     live = set(boxes)
     watchdog = Watchdog(live)
     watchdog.wake()
     task = watchdog._task
     assert task is not None
-    while boxes[-1].looks < count:
-        await asyncio.sleep(0.001)
-        assert not task.done()
+    await clock().advance((count - 0.5) * memory_watchdog._ROUND_S)
+    assert boxes[-1].looks == count
     live.clear()
-    await task
+    await clock().advance(memory_watchdog._ROUND_S)
+    assert task.done()
     assert watchdog._task is None
 
 
 def test_everybody_is_looked_at_in_every_round() -> None:
     boxes = [Box() for _ in range(_MANY)]
-    asyncio.run(_rounds(boxes, 5))
-    assert min(box.looks for box in boxes) >= 4
+    loop_clock.run(_rounds(boxes, 5))
+    assert min(box.looks for box in boxes) == 5
 
 
 def test_one_on_its_way_out_is_left_alone() -> None:
     gone, there = Box(), Box()
     gone.is_closing = True
-    asyncio.run(_rounds([gone, there], 5))
+    loop_clock.run(_rounds([gone, there], 5))
     assert gone.looks == 0
 
 
@@ -65,8 +62,8 @@ def test_a_look_that_fails_ends_no_watch() -> None:
         raise OSError(24, "Too many open files")
 
     failing, there = Box(on_look=refuse), Box()
-    asyncio.run(_rounds([failing, there], 5))
-    assert failing.looks >= 4
+    loop_clock.run(_rounds([failing, there], 5))
+    assert failing.looks == 5
 
 
 @pytest.mark.parametrize(
