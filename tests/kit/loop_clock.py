@@ -108,6 +108,14 @@ def clock() -> StillLoop:
     return loop
 
 
+async def passing(work: Coroutine[Any, Any, Result]) -> Result:
+    """Await `work` while a minute passes, on a loop of either kind: for the end of a test."""
+    task = asyncio.ensure_future(work)
+    if isinstance(loop := asyncio.get_running_loop(), StillLoop):
+        await loop.advance(60)
+    return await task
+
+
 def run(body: Coroutine[Any, Any, Result]) -> Result:
     """As `asyncio.run`, on a loop whose time stands still."""
     with asyncio.Runner(loop_factory=StillLoop) as runner:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def play(
             await body(engine)
         finally:
             await engine.aclose()
-        assert engine.statistics().runtimes["process"].live == 0
+        assert all(each.live == 0 for each in engine.statistics().runtimes.values())
         assert list((tmp_path / "process").glob("*")) == []
 
     asyncio.run(main())
@@ -53,7 +55,7 @@ def test_close_while_starting_leaves_nothing(tmp_path: Path, templates: BareTemp
 def test_close_while_running_answers_cancelled(tmp_path: Path, templates: BareTemplates) -> None:
     async def body(engine: Engine) -> None:
         up = asyncio.Event()
-        code = "print('up', flush=True)\nimport time; time.sleep(60)"
+        code = "print('up', flush=True)\nimport signal; signal.pause()"
         run = asyncio.ensure_future(engine.run(code, on_event=lambda _: up.set(), **CHOICE))
         await up.wait()
         await engine.aclose()
@@ -72,15 +74,50 @@ def test_closed_engine_refuses(tmp_path: Path, templates: BareTemplates) -> None
     play(tmp_path, templates, body)
 
 
-@pytest.mark.parametrize("turns", [0, 1, 3, 8, 20])
-def test_cancelled_run_leaves_nothing(tmp_path: Path, templates: BareTemplates, turns: int) -> None:
+class _Turns:
+    """The waits of a coroutine, counted; `at` is called in the one of that number, if any."""
+
+    def __init__(
+        self, work: Coroutine[Any, Any, Any], number: int | None, at: Callable[[], None]
+    ) -> None:
+        self._work, self._number, self._at = work, number, at
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step = partial(self._work.send, None)
+        for number in count():
+            try:
+                waits_for = step()
+            except StopIteration as end:
+                return end.value
+            if number == self._number:
+                asyncio.get_running_loop().call_soon(self._at)
+            step = partial(self._work.send, None)
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - the cancellation, passed on
+                step = partial(self._work.throw, error)
+
+
+@pytest.mark.parametrize("is_parked", [True, False])
+@pytest.mark.parametrize("number", [None, 0, 1, 2, 4])
+def test_cancelled_run_leaves_nothing(
+    tmp_path: Path, templates: BareTemplates, number: int | None, is_parked: bool
+) -> None:
+    """In one of its waits; `None`: before its first step. In the last one the program prints."""
+
     async def body(engine: Engine) -> None:
-        await engine.run("pass", **CHOICE)
-        run = asyncio.ensure_future(engine.run("import time; time.sleep(60)", **CHOICE))
-        for _ in range(turns):
-            await asyncio.sleep(0.001)
-        run.cancel()
+        if is_parked:
+            await engine.run("pass", **CHOICE)
+        code = "print('up', flush=True)\nimport signal; signal.pause()"
+
+        async def run() -> None:
+            work = engine.run(code, on_event=lambda _: task.cancel(), **CHOICE)
+            await _Turns(work, number, task.cancel)
+
+        task = asyncio.ensure_future(run())
+        if number is None:
+            task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await run
+            await task
 
     play(tmp_path, templates, body)

@@ -6,7 +6,7 @@ A stand-in on purpose: what is tested is who waits for whom, and a real start hi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast, get_args
 
 import pytest
@@ -19,6 +19,8 @@ from cellwall.model.ids import new_id
 from cellwall.model.limits import Limits
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.base import KernelReadings, Purpose, Runtime, SandboxSpec, Start
+from kit import loop_clock
+from kit.loop_clock import clock
 
 TEMPLATE = BuiltTemplate(Template("python"), "0" * 32, "/t", "/t/bin/python", "/b", (), 0)
 
@@ -106,15 +108,19 @@ class Scene:
         self.pool.release(live, cast("Runtime", self.runtime))
 
 
-def play(body: Callable[[Scene], Awaitable[None]], **settings: Any) -> None:
+def play(
+    body: Callable[[Scene], Awaitable[None]],
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+    **settings: Any,
+) -> None:
     async def main() -> None:
         scene = Scene(**settings)
         try:
             await body(scene)
         finally:
-            await scene.pool.aclose()
+            await loop_clock.passing(scene.pool.aclose())
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_claim_takes_a_parked_one_and_applies_its_limits() -> None:
@@ -224,17 +230,21 @@ def test_parked_one_that_died_is_not_handed_out() -> None:
 
 def test_claim_passes_refills_that_wait() -> None:
     async def body(scene: Scene) -> None:
+        await scene.claim()  # a refill follows, after a pause
         scene.runtime.hold = asyncio.Event()
         claims = [asyncio.ensure_future(scene.claim()) for _ in range(30)]
-        await asyncio.sleep(0.05)  # refills are queued behind by now, if they wrongly would run
-        before = scene.runtime.attempts
+        await clock().advance(10)
+        claims += [asyncio.ensure_future(scene.claim()) for _ in range(10)]
+        await clock().settle()
+        under_way = scene.runtime.attempts
         scene.runtime.hold.set()
-        lives = await asyncio.gather(*claims)
-        assert len(lives) == 30
-        assert all(not s.killed for s in scene.runtime.started[:30])
-        assert before < 30  # parallel starts are bounded
+        handed_out = {id(live.runtime_sandbox) for live in await asyncio.gather(*claims)}
+        assert handed_out == {id(sandbox) for sandbox in scene.runtime.started[1:41]}
+        assert under_way < 30  # parallel starts are bounded
+        await clock().settle()
+        assert len(scene.runtime.started) > 41, "refills did wait"
 
-    play(body)
+    play(body, loop_clock.run)
 
 
 def test_failing_start_reaches_the_claim_and_backs_off() -> None:
