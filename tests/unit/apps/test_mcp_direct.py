@@ -231,7 +231,7 @@ def test_a_signal_does_not_cut_the_end_short(monkeypatch: pytest.MonkeyPatch) ->
         async def aclose(self) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             for _ in range(50):  # the loop hears of the signal meanwhile
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
             ended.append("whole")
 
     async def nothing(*_: object) -> None:

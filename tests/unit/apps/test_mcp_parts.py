@@ -199,7 +199,10 @@ def test_a_closed_session_takes_no_more_and_stops_what_runs() -> None:
 def test_a_cancelled_call_is_given_the_time_its_end_takes() -> None:
     ended: list[str] = []
 
+    begun = asyncio.Event()
+
     async def slow_to_stop() -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -210,7 +213,7 @@ def test_a_cancelled_call_is_given_the_time_its_end_takes() -> None:
     async def main() -> None:
         session = _a_session()
         call = asyncio.ensure_future(session.perform(slow_to_stop()))
-        await asyncio.sleep(0.01)
+        await begun.wait()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await session.close()

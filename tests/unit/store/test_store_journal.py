@@ -39,7 +39,10 @@ from cellwall.store.records.changes import (
 from cellwall.store.records.errors import StoreBroken, StoreBusy, StoreConflict
 from cellwall.store.records.rows import AuditRow
 from cellwall.store.store import Store
+from kit import loop_clock
+from kit.loop_clock import clock
 from kit.stores import chunk, ended, execution, replay, sandbox
+from kit.waiting import wait_until
 
 KEY = bytes(range(journal.KEY_BYTES))
 
@@ -192,11 +195,7 @@ def test_what_comes_all_the_time_waits_until_it_rests_but_not_for_ever(
     asyncio.run(run())
 
 
-def test_many_taken_changes_go_into_few_transactions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "_FLUSH_S", 0.05)
-
+def test_many_taken_changes_go_into_few_transactions(tmp_path: Path) -> None:
     async def run() -> None:
         store = await served(tmp_path)
         for number in range(1, 301):
@@ -204,17 +203,17 @@ def test_many_taken_changes_go_into_few_transactions(
             assert store.take(ended(number), audit("end"))
         pending = store._writer.pending
         assert pending is not None
-        for _ in range(100):
-            if not pending.is_due:
-                break
-            await asyncio.sleep(0.05)
+        await clock().settle()
+        assert (pending.is_due, store.statistics().transactions) == (True, 0)
+        await clock().advance(writer._FLUSH_S)
+        await asyncio.to_thread(wait_until, lambda: not pending.is_due, "the rows are written")
         assert store.statistics().transactions <= 3
         other = await Store.open(url_of(tmp_path))  # a command beside the server
         assert len(await other.audit(0, 1000)) == 600
         await other.aclose()
         await store.aclose()
 
-    asyncio.run(run())
+    loop_clock.run(run())
 
 
 @pytest.mark.parametrize(
