@@ -186,7 +186,7 @@ def test_output_that_nobody_takes_waits(host: Host) -> None:
 
 
 def test_a_request_in_the_middle_is_served(host: Host) -> None:
-    number = _begin(host, "os.write(1, b'up'); import time; time.sleep(600)")
+    number = _begin(host, "os.write(1, b'up'); import signal; signal.pause()")
     assert host.wait_for("stdout", number)[1] == b"up"
     host.send("signal", number=number, signal=int(signal.SIGTERM))
     *_, (done, _body) = host.events(number)
@@ -206,7 +206,7 @@ def test_a_program_that_closes_its_output_is_followed_to_its_end(host: Host) -> 
 
 
 def test_a_child_that_holds_the_output_delays_nothing(host: Host) -> None:
-    source = "os.write(1, b'a')\nif os.fork() == 0:\n import time; time.sleep(600)"
+    source = "os.write(1, b'a')\nif os.fork() == 0:\n import signal; signal.pause()"
     streams, done = _output(host, _begin(host, source))
     assert (streams["stdout"], done["exit_code"]) == (b"a", 0)
 
@@ -218,7 +218,7 @@ def test_orphans_are_reaped_while_the_program_runs(host: Host) -> None:
         "    if os.fork() == 0:\n"
         "        os.write(1, b'%d' % os.getpid())\n"
         "    os._exit(0)\n"
-        "os.wait()\nimport time\ntime.sleep(600)"
+        "os.wait()\nimport signal\nsignal.pause()"
     )
     number = _begin(host, source)
     orphan = int(host.wait_for("stdout", number)[1])
@@ -226,7 +226,7 @@ def test_orphans_are_reaped_while_the_program_runs(host: Host) -> None:
 
 
 def test_the_host_s_end_is_everybody_s_end(host: Host) -> None:
-    number = _begin(host, "os.write(1, b'%d' % os.getpid()); import time; time.sleep(600)")
+    number = _begin(host, "os.write(1, b'%d' % os.getpid()); import signal; signal.pause()")
     pid = int(host.wait_for("stdout", number)[1])
     host.socket.close()
     wait_until(lambda: not is_alive(pid), "the program is gone")

@@ -136,7 +136,7 @@ def test_end_of_the_execution_ends_its_calls(host: Host) -> None:
     ],
 )
 def test_context_that_forges_dies_and_init_lives(host: Host, attack: str) -> None:
-    number = begin(host, attack + "\nimport time; time.sleep(60)")
+    number = begin(host, attack + "\nimport signal; signal.pause()")
     done = host.events(number)[-1][0]
     assert (done["signal"], done["alive"]) == (9, False)
     assert host.ask("context_create", context="main")[0]["ev"] == "reply"

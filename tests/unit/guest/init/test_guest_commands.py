@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.guest.guest_host import Host, summary
-from kit.waiting import is_alive, wait_until
+from kit.waiting import Gate, is_alive, wait_until
 
 
 @pytest.fixture
@@ -89,9 +89,13 @@ def test_input_larger_than_any_pipe_comes_through(host: Host) -> None:
 
 
 def test_input_for_a_reader_that_left_does_no_harm(host: Host) -> None:
-    number = host.send("start", argv=["sh", "-c", "exec 0<&-; echo on; sleep 0.1"], stdin="stream")
+    gate = Gate(host.home / "go")
+    script = "exec 0<&-; echo on; read line < go"
+    number = host.send("start", argv=["sh", "-c", script], stdin="stream")
     host.wait_for("stdout", number)
     host.send("stdin", b"x" * 200_000, number=number)
+    assert host.ask("context_list")[0]["ev"] == "reply"  # init has tried to pass it on
+    gate.open()
     assert host.events(number)[-1][0]["exit_code"] == 0
     host.send("stdin", b"late", number=number)
     assert host.ask("context_list")[0]["ev"] == "reply"
@@ -109,9 +113,9 @@ def test_command_ends_though_a_child_holds_its_pipes(host: Host) -> None:
 
 
 def test_what_a_command_left_behind_may_go_on_printing(host: Host) -> None:
-    script = "( while [ ! -e go ]; do sleep 0.01; done; echo noise; echo ok > survived ) & exit 0"
-    _shell(host, script)
-    (host.home / "go").touch()
+    gate = Gate(host.home / "go")
+    _shell(host, "( read line < go; echo noise; echo ok > survived ) & exit 0")
+    gate.open()
     wait_until((host.home / "survived").exists, "the child survives its own output")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from cellwall.guest.channel import loop
 from kit.guest.guest_host import Host, stub_context, summary
-from kit.waiting import is_alive, wait_until
+from kit.waiting import Gate, is_alive, wait_until
 
 # Speaks for itself over a connection of its own, as hostile caller code would.
 _RAW = """
@@ -96,9 +96,7 @@ def test_all_output_before_the_exit_arrives(host: Host) -> None:
 
 
 def test_program_is_over_while_its_child_holds_the_pipe(host: Host) -> None:
-    source = (
-        "import time\nif os.fork() == 0:\n    time.sleep(600)\nos.write(1, b'out'); os._exit(0)"
-    )
+    source = "if os.fork() == 0:\n    signal.pause()\nos.write(1, b'out'); os._exit(0)"
     found = host.run("execute", source.encode(), context="main", mode="program")
     assert (found["stdout"], found["done"]["exit_code"]) == (b"out", 0)
 
@@ -159,7 +157,7 @@ def test_caller_code_starts_at_home_with_the_given_environment(host: Host) -> No
 
 
 def test_interrupt_stops_a_cell_and_keeps_the_context(host: Host) -> None:
-    source = b"import time\nos.write(1, b'on')\nwhile True: time.sleep(60)"
+    source = b"os.write(1, b'on')\nwhile True: signal.pause()"
     number = host.send("execute", source, context="main", mode="cell")
     host.wait_for("stdout", number)
     host.send("interrupt", context="main")
@@ -176,7 +174,7 @@ def test_interrupt_of_an_idle_context_does_nothing(host: Host) -> None:
 
 
 def test_signal_reaches_an_execution(host: Host) -> None:
-    source = b"import time\nos.write(1, b'on')\ntime.sleep(600)"
+    source = b"os.write(1, b'on')\nsignal.pause()"
     number = host.send("execute", source, context="main", mode="cell")
     host.wait_for("stdout", number)
     host.send("signal", number=number, signal=int(signal.SIGKILL))
@@ -195,7 +193,7 @@ def test_contexts_are_created_listed_and_closed(host: Host) -> None:
 
 
 def test_closing_a_busy_context_ends_its_execution(host: Host) -> None:
-    source = b"import time\nos.write(1, b'on')\ntime.sleep(600)"
+    source = b"os.write(1, b'on')\nsignal.pause()"
     number = host.send("execute", source, context="main", mode="cell")
     host.wait_for("stdout", number)
     closing = host.send("context_close", context="main")
@@ -205,7 +203,7 @@ def test_closing_a_busy_context_ends_its_execution(host: Host) -> None:
 
 
 def test_busy_context_refuses_a_second_execution(host: Host) -> None:
-    source = b"import time\nos.write(1, b'on')\ntime.sleep(600)"
+    source = b"os.write(1, b'on')\nsignal.pause()"
     number = host.send("execute", source, context="main", mode="cell")
     host.wait_for("stdout", number)
     assert host.ask("execute", b"", context="main")[0]["code"] == "busy"
@@ -266,7 +264,7 @@ def test_display_passes_within_its_budget(host: Host) -> None:
     ],
 )
 def test_context_that_breaks_the_protocol_dies_alone(host: Host, attack: str) -> None:
-    source = f"{_RAW}\nline = say({attack})\ntime.sleep(600)"
+    source = f"{_RAW}\nline = say({attack})\nsignal.pause()"
     done = host.run("execute", source.encode(), context="main", mode="cell")["done"]
     assert (done["signal"], done["alive"]) == (9, False)
     assert host.ask("context_create", context="main")[0]["ev"] == "reply"
@@ -309,18 +307,18 @@ def test_many_idle_connections_do_not_stop_init(host: Host) -> None:
 
 def test_what_a_program_says_last_is_heard_after_its_exit(host: Host) -> None:
     source = (
-        "import time\nos.write(1, b'on')\n"
-        "while not os.path.exists('go'): time.sleep(0.005)\n"
+        "os.write(1, b'on'); open('go').close()\n"
         "for event in ('display', 'display', 'value', 'error'):\n"
         "    link.send({'ev': event}, b'1'); link.close()\n"
         "os.write(2, b'end'); os._exit(4)"
     )
+    gate = Gate(host.home / "go")
     number = host.send("execute", source.encode(), context="main", mode="program")
     host.wait_for("stdout", number)
     children = Path(f"/proc/{host.pid}/task/{host.pid}/children")
     context = int(children.read_text())
     os.kill(host.pid, signal.SIGSTOP)
-    (host.home / "go").touch()
+    gate.open()
     wait_until(lambda: not is_alive(context), "the program has exited")
     os.kill(host.pid, signal.SIGCONT)
     found = summary(host.events(number))
@@ -356,12 +354,11 @@ def test_unknown_operation_is_refused_and_ids_that_cannot_be_answered_are_ignore
 
 def test_end_of_the_channel_kills_everything_and_orphans_too(host: Host) -> None:
     source = (
-        "import time\n"
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
         "    if os.fork(): os._exit(0)\n"
-        "    os.write(1, b'%d' % os.getpid()); time.sleep(600)\n"
-        "os.wait(); os.write(2, b'%d' % os.getpid()); time.sleep(600)"
+        "    os.write(1, b'%d' % os.getpid()); signal.pause()\n"
+        "os.wait(); os.write(2, b'%d' % os.getpid()); signal.pause()"
     )
     number = host.send("execute", source.encode(), context="main", mode="cell")
     pids = [int(host.next()[1]) for _ in range(2)]

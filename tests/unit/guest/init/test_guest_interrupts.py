@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,10 +37,9 @@ def _held(monkeypatch: pytest.MonkeyPatch) -> None:
     def send(box: Outbox, header: dict[str, Any], body: bytes, keep_open: bool) -> bool:
         if header["ev"] == "end" and vars(sys.modules["__main__"]).pop("held", 0):
             os.write(2, b"held")
-            # The outbox has blocked it, so it stays pending until the frame is out.
-            deadline = time.monotonic() + 10
-            while signal.SIGINT not in signal.sigpending() and time.monotonic() < deadline:
-                time.sleep(0.001)
+            # The outbox has blocked it. Waiting takes it, and it is to be pending with the frame.
+            if signal.sigtimedwait([signal.SIGINT], 10) is not None:
+                os.kill(os.getpid(), signal.SIGINT)
         return real(box, header, body, keep_open)
 
     monkeypatch.setattr(Outbox, "_send", send)
@@ -62,7 +60,7 @@ def _interrupted_at_its_end(host: Host, code: bytes) -> dict[str, Any]:
 
 
 _FIRST = b"held = 7"
-_NEXT = b"import time; time.sleep(0.2); print('undisturbed')"
+_NEXT = b"for _ in range(1000): pass\nprint('undisturbed')"
 
 
 def test_interrupt_at_the_end_of_a_cell_neither_ends_the_context_nor_reaches_the_next(
@@ -126,7 +124,7 @@ def test_interrupt_in_the_middle_is_still_an_interrupt(tmp_path: Path) -> None:
     """The other control: not every interrupt is swallowed."""
     host = Host(tmp_path, ("main",))
     try:
-        number = _cell(host, b"import time; print('up', flush=True); time.sleep(60)")
+        number = _cell(host, b"import signal; print('up', flush=True); signal.pause()")
         host.wait_for("stdout", number)
         host.send("interrupt", context="main")
         ended = summary(host.events(number))

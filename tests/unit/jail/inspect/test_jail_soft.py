@@ -66,11 +66,11 @@ def fork():
 threading.Thread(target=fork, daemon=True).start()
 """
 _WITHOUT_ITS_FIRST_THREAD = """
-import ctypes, os, sys, threading, time
+import ctypes, os, sys, threading
 def stay():
     kept = b'x' * (40 << 20)
     while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
-        time.sleep(0.001)
+        os.sched_yield()
     os.write(1, b".")
     os.read(0, 1)
     os._exit(0)
@@ -106,10 +106,10 @@ for page in range(0, pages, 2):
 _SPLITS_IN_A_THREAD = (
     _SPLITS
     + """
-import os, threading, time
+import os, threading
 def stay():
     while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
-        time.sleep(0.001)
+        os.sched_yield()
     os.write(1, b".")
     os.read(0, 1)
     os._exit(0)
