@@ -14,7 +14,7 @@ import pytest
 from cellwall.engine.engine import Engine
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.model.errors import CellwallError, Conflict
-from cellwall.model.execution import Execution
+from cellwall.model.execution import Event, Execution
 from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
 
@@ -78,7 +78,7 @@ class _Turns:
     """The waits of a coroutine, counted; `at` is called in the one of that number, if any."""
 
     def __init__(
-        self, work: Coroutine[Any, Any, Any], number: int | None, at: Callable[[], None]
+        self, work: Coroutine[Any, Any, Any], number: int | None, at: Callable[[], object]
     ) -> None:
         self._work, self._number, self._at = work, number, at
 
@@ -110,8 +110,11 @@ def test_cancelled_run_leaves_nothing(
             await engine.run("pass", **CHOICE)
         code = "print('up', flush=True)\nimport signal; signal.pause()"
 
+        def on_event(_event: Event) -> None:
+            task.cancel()
+
         async def run() -> None:
-            work = engine.run(code, on_event=lambda _: task.cancel(), **CHOICE)
+            work = engine.run(code, on_event=on_event, **CHOICE)
             await _Turns(work, number, task.cancel)
 
         task = asyncio.ensure_future(run())

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from cellwall.guest.channel.init_link import Link
 from cellwall.guest.context import main as context
 from cellwall.jail.inspect import posture
 from kit.guest.guest_host import Host, descriptors_of
-from kit.waiting import is_alive, wait_until
+from kit.waiting import is_alive, state_of, wait_until
 
 
 def _real_context(link: Link, config: dict[str, Any]) -> None:
@@ -27,7 +26,14 @@ def _real_context(link: Link, config: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    wait_to_go_on = Link.wait_to_go_on
+
+    def hold(link: Link) -> None:
+        (tmp_path / "holds").touch()
+        wait_to_go_on(link)
+
+    monkeypatch.setattr(Link, "wait_to_go_on", hold)
     made = Host(tmp_path, ("main",), _real_context, purpose="program")
     yield made
     made.close()
@@ -37,6 +43,13 @@ def _begin(host: Host, source: str, **fields: Any) -> int:
     usual = {"stdin": "none", "output_bytes": 100_000, "display": False, "filename": "main.py"}
     request = {**usual, **fields, "context": "main", "mode": "program"}
     return host.send("execute", f"import os\n{source}".encode(), **request)
+
+
+def _wait_held(host: Host) -> None:
+    """Until the context waits to go on, or has gone on without a word."""
+    wait_until((host.home / "holds").exists, "the context has come to where it is held")
+    held = (*posture.children(host.pid), host.pid)
+    wait_until(lambda: {*map(state_of, held)} <= {"S", "Z", ""}, "context and init wait")
 
 
 def _output(host: Host, number: int) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -91,13 +104,10 @@ _TOUCH = "open('ran', 'w').close(); os.write(1, b'out')"
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_what_is_held_begins_with_the_hosts_word(host: Host, tmp_path: Path, is_held: bool) -> None:
-    """The control, which is not held, has begun long before the other is let go."""
     number = _begin(host, _TOUCH, held=is_held)
-    until = time.monotonic() + (0.5 if is_held else 20)
-    while not (has_run := next(tmp_path.rglob("ran"), None)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert (has_run is None) is is_held
     if is_held:
+        _wait_held(host)
+        assert not list(tmp_path.rglob("ran"))
         host.socket.sendall(_GO)
     streams, done = _output(host, number)
     assert (streams["stdout"], done["exit_code"]) == (b"out", 0)
@@ -147,7 +157,8 @@ def test_what_its_compiler_says_of_a_held_program_comes_with_its_output(
 ) -> None:
     """It is compiled while it is held; the host hears of it what it hears without that."""
     number = _begin(host, source, held=True)
-    assert select.select([host.socket], [], [], 0.3)[0] == []
+    _wait_held(host)
+    assert select.select([host.socket], [], [], 0)[0] == []
     host.socket.sendall(_GO)
     *events, _done = host.events(number)
     printed = b"".join(body for header, body in events if header["ev"] == "stderr").decode()

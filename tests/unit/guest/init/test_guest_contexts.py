@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,9 @@ from typing import Any
 import pytest
 
 from cellwall.guest.channel import loop
+from cellwall.jail.inspect.posture import children
 from kit.guest.guest_host import Host, stub_context, summary
-from kit.waiting import Gate, is_alive, wait_until
+from kit.waiting import Gate, is_alive, state_of, wait_until
 
 # Speaks for itself over a connection of its own, as hostile caller code would.
 _RAW = """
@@ -210,17 +210,40 @@ def test_busy_context_refuses_a_second_execution(host: Host) -> None:
 
 
 class _ListenerFirst:
-    """Epoll as it may be: what became ready meanwhile is told together, the listener first."""
+    """Epoll as it may be: init had to wait for its turn, and the listener is told of first.
+
+    The context connects with nothing to say and goes on when that has been accepted; what it says
+    then is all there when init hears of any of it.
+    """
+
+    home: Path
 
     def __init__(self) -> None:
         self._real = select.epoll()
-        self.register, self.unregister = self._real.register, self._real.unregister
-        self.modify = self._real.modify
+        self.unregister, self.modify = self._real.unregister, self._real.modify
+        self._is_accepted = False
+
+    def register(self, fd: int, events: int) -> None:
+        self._real.register(fd, events)
+        self._is_accepted = self._is_accepted or (self.home / "connects").exists()
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
-        found = self._real.poll(timeout)
-        time.sleep(0.02)  # init is kept waiting for its turn on the CPU
-        return sorted({**dict(found), **dict(self._real.poll(0))}.items())
+        if self._is_accepted:
+            (self.home / "accepted").touch()
+        found = dict(self._real.poll(timeout))
+        if self._is_accepted:
+            states = {"S", "Z", ""}  # it waits for work, or it has ended with its init
+            wait_until(lambda: {*map(state_of, children(os.getpid()))} <= states, "all is said")
+        return sorted({**found, **dict(self._real.poll(0))}.items())
+
+
+_SHOW_LATE = """
+open("connects", "w").close()
+link.connect()
+while not os.path.exists("accepted"): os.sched_yield()
+link.send({"ev": "display"}, b"{}")
+link.close()
+"""
 
 
 def test_what_was_said_before_the_end_is_heard_before_it(
@@ -228,11 +251,10 @@ def test_what_was_said_before_the_end_is_heard_before_it(
 ) -> None:
     loop_select = SimpleNamespace(epoll=_ListenerFirst, EPOLLIN=select.EPOLLIN)
     monkeypatch.setattr(loop, "select", loop_select)
+    monkeypatch.setattr(_ListenerFirst, "home", tmp_path, raising=False)
     host = Host(tmp_path, ("main",), stub_context, display_bytes=1000)
     try:
-        # Long enough in front of the frame for init to accept a connection with nothing on it.
-        show = "link.connect(); time.sleep(0.1); link.send({'ev': 'display'}, b'{}'); link.close()"
-        assert _cell(host, f"import time\n{show}")["events"] == ["display", "done"]
+        assert _cell(host, _SHOW_LATE)["events"] == ["display", "done"]
     finally:
         host.close()
 
