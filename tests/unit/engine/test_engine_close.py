@@ -122,5 +122,6 @@ def test_cancelled_run_leaves_nothing(
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert all(bucket.in_use == 0 for bucket in engine._pool._buckets.values())
 
     play(tmp_path, templates, body)
