@@ -2,7 +2,7 @@
 
 Not the place for what a command does, nor for how its words are declared (`commands`). Called by
 the console script. Invariant: nothing is imported here that a single run of a program does not
-need, because every start of `cellwall run` pays for it.
+need, because every start of `cellwall run` pays for it; `cellwall mcp` is nearly as short.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ def main() -> None:
 
 
 def _command(words: list[str]) -> None:
-    """Run the command; the usual words of `run` take a shorter way to the same function."""
-    given = run_words.read(words[1:]) if words[:1] == ["run"] else None
-    if given is None:
-        from cellwall.apps.cli.commands import app_of
-
-        app_of(words)()
-    else:
+    """Run the command; usual words of `run` and `mcp` take a shorter way to the same function."""
+    if words[:1] == ["run"] and (given := run_words.read(words[1:])) is not None:
         from cellwall.apps.cli.one_program import run_program
 
         sys.exit(run_program(given))
+    if words[:1] == ["mcp"]:
+        from cellwall.apps.cli.mcp_on_stdio import budget_in, serve
+
+        if (budget := budget_in(words[1:])) is not None:
+            serve(budget)
+            return
+    from cellwall.apps.cli.commands import app_of
+
+    app_of(words)()
 
 
 def _run() -> None:

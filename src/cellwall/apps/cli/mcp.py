@@ -1,18 +1,15 @@
-"""`cellwall mcp`: sandboxes as tools of a desktop client, on stdin and stdout.
+"""`cellwall mcp`: the declared options and the help.
 
-Not the protocol (`apps.mcp`). Called by `main`. Invariant: stdout carries the protocol alone, so
-nothing here prints.
+Not what it does (`mcp_on_stdio`, which also reads the usual words). Called by `commands`.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.console.own_streams import check_usable
-from cellwall.model.errors import HostUnsupported
+from cellwall.apps.cli.mcp_on_stdio import serve
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 
@@ -30,16 +27,4 @@ def mcp(
 
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
-    if find_spec("mcp") is None:
-        raise HostUnsupported(
-            "mcp", "mcp: the SDK is not installed", remedy="run: pip install 'cellwall[mcp]'"
-        )
-    from cellwall.model.for_model import check_budget
-
-    check_budget(budget)
-    check_usable(0)
-    check_usable(1)
-    from cellwall.apps.engines import make_engine
-    from cellwall.apps.mcp.transport.stdio import run
-
-    run(lambda: make_engine(pool=1), budget)
+    serve(budget)

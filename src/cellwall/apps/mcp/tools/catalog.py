@@ -1,7 +1,8 @@
 """Catalog: the tools, with schemas that name the languages and templates of this machine.
 
-`tools` implements them. The invariant: a value that an enum offers can be used now, and a value
-that it does not offer is refused before anything starts.
+`tools` implements them. The invariants: a value that an enum offers can be used now, and a value
+that it does not offer is refused before anything starts; and importing this module, which happens
+before the first sandbox starts, imports neither the SDK nor pydantic.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.mcp.tools.arguments import BY_TOOL
 from cellwall.apps.mcp.tools.schemas import OUTPUTS
 from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
@@ -107,12 +107,14 @@ class Catalog:
         """Return the tools as a client sees them."""
         from mcp_types import Tool, ToolAnnotations
 
+        from cellwall.apps.mcp.tools.arguments import BY_TOOL
+
         here = self.available()
         return [
             Tool(
                 name=name,
                 description=_described(name, here),
-                input_schema=_input_schema(name, here),
+                input_schema=_input_schema(model.model_json_schema(), name, here),
                 output_schema=OUTPUTS[name],
                 annotations=ToolAnnotations(
                     read_only_hint=name in _READS,
@@ -121,7 +123,7 @@ class Catalog:
                     open_world_hint=False,
                 ),
             )
-            for name in BY_TOOL
+            for name, model in BY_TOOL.items()
         ]
 
 
@@ -133,8 +135,9 @@ def _described(name: str, here: Available) -> str:
     return f"{text} Templates: {listed}. The default is {here.best_template}. There is no network."
 
 
-def _input_schema(name: str, here: Available) -> dict[str, Any]:
-    schema: dict[str, Any] = _short(BY_TOOL[name].model_json_schema())
+def _input_schema(whole: dict[str, Any], name: str, here: Available) -> dict[str, Any]:
+    """Return what a tool takes here, in few words: `whole` is the schema of its arguments."""
+    schema: dict[str, Any] = _short(whole)
     schema.pop("description")
     known = {
         "language": ("python", list(here.languages)),

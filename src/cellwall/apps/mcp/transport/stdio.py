@@ -1,9 +1,10 @@
 """MCP over stdio: the process of `cellwall mcp`, one client on stdin and stdout, an engine inside.
 
 The messages are handled by `dialogue`, which is loaded while the first sandbox starts. The
-invariants: the real stdout carries only the protocol, all other output goes to stderr; and when
-stdin ends or a signal comes, every sandbox is destroyed before the process ends, however many
-signals come.
+invariants: the real stdout carries only the protocol, all other output goes to stderr; when stdin
+ends or a signal comes, every sandbox is destroyed before the process ends, however many signals
+come; and importing this module imports neither the SDK nor pydantic, so that the first sandbox
+starts before they are there.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ async def _serve(engine: Engine, budget_chars: int) -> None:
     catalog = Catalog(engine.state_dir)
     session = Session(Embedded(engine), catalog, budget_chars)
     tasks = Tasks()
+    tasks.spawn(_warm(engine, catalog))
     talk = asyncio.ensure_future(_talk(session, catalog))
     # A signal ends only the talk: a client also sends one when the end takes too long.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, talk.cancel)
-    tasks.spawn(_warm(engine, catalog))
     await asyncio.wait({talk})
     await tasks.cancel()
     await session.close()
@@ -70,7 +71,11 @@ def _loaded() -> Any:  # noqa: ANN401 - a module
 
 
 async def _warm(engine: Engine, catalog: Catalog) -> None:
-    """Start a sandbox before the first call; the call reports an error that occurs here."""
+    """Start a sandbox before the first call; the call reports an error that occurs here.
+
+    It comes from a quick fork-server. What the pool then parks starts the full one, which sessions
+    need.
+    """
     with contextlib.suppress(CellwallError):
         await engine.run("0", template=catalog.available().best_template)
 

@@ -1,0 +1,100 @@
+"""`cellwall mcp`: the short reading of its words, and what is not imported before it answers."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from cellwall import Engine
+from cellwall.apps.cli import mcp, mcp_on_stdio
+from cellwall.apps.cli.commands import app_of
+from cellwall.apps.mcp.transport import stdio
+
+_NEITHER_SDK_NOR_PARSER = (
+    "heavy = ('typer', 'click', 'rich', 'pydantic', 'annotated_types', 'mcp', 'mcp_types', 'anyio',"
+    " 'starlette', 'uvicorn', 'httpx', 'jsonschema')\n"
+)
+
+
+def _declared(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
+    seen: list[int] = []
+    monkeypatch.setattr(mcp, "serve", seen.append)
+    CliRunner().invoke(app_of(["mcp"]), ["mcp", *words], catch_exceptions=False)
+    return seen[0]
+
+
+@pytest.mark.parametrize("words", [[], ["--budget", "500"], ["--budget", "0"]])
+def test_usual_words_mean_what_the_declared_options_say(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mcp_on_stdio.budget_in(words) == _declared(monkeypatch, words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--budget"],
+        ["--budget=500"],
+        ["--budget", "-1"],
+        ["--budget", "1_0"],
+        ["--budget", "٣"],
+        ["--budget", "5", "--budget", "6"],
+        ["--budget", "5", "word"],
+        ["word"],
+    ],
+)
+def test_other_words_are_left_to_the_declared_options(words: list[str]) -> None:
+    assert mcp_on_stdio.budget_in(words) is None
+
+
+def test_both_know_the_same_option() -> None:
+    (option,) = inspect.signature(mcp.mcp).parameters.values()
+    assert (option.name, option.default) == ("budget", mcp_on_stdio.budget_in([]))
+
+
+def _printed(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    return done.stdout.decode()
+
+
+def test_engine_starts_without_the_sdk_and_its_imports() -> None:
+    code = (
+        "import sys\n"
+        "import cellwall.apps.cli.main, cellwall.apps.cli.mcp_on_stdio\n"
+        "import cellwall.apps.mcp.transport.stdio\n"
+        "from cellwall.apps.engines import make_engine\n"
+        f"{_NEITHER_SDK_NOR_PARSER}"
+        "print([m for m in sys.modules if m.partition('.')[0].startswith(heavy)])"
+    )
+    assert _printed(code) == "[]\n"
+
+
+def test_usual_words_load_no_parser_of_command_lines() -> None:
+    """The loop is not run, because the SDK brings a parser for a program of its own."""
+    code = (
+        "import atexit, sys\n"
+        f"{_NEITHER_SDK_NOR_PARSER}"
+        "from cellwall.apps.mcp.transport import stdio\n"
+        "stdio.run = lambda _, budget: print(budget)\n"
+        "sys.argv[1:] = ['mcp', '--budget', '5000']\n"
+        "atexit.register("
+        "lambda: print([m for m in sys.modules if m.partition('.')[0].startswith(heavy)]))\n"
+        "from cellwall.apps.cli.main import main; main()"
+    )
+    assert _printed(code) == "5000\n[]\n"
+
+
+def test_its_engine_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Engine] = []
+    monkeypatch.setattr(stdio, "run", lambda engine_of, _: made.append(engine_of()))
+    monkeypatch.setattr(mcp_on_stdio, "check_usable", lambda _: None)  # a test's own streams
+    mcp_on_stdio.serve(5000)
+    runtime = made[0]._runtimes.get("jail")
+    assert getattr(runtime, "answers_first", False)
