@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cellwall import Engine, EngineSettings, Execution
+from cellwall.apps.engines import wait_parked
+from cellwall.apps.mcp.tools.catalog import Catalog
+from cellwall.apps.mcp.transport import stdio
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.jail.fork_servers import Entry
 from conftest import Require
@@ -112,6 +116,22 @@ def test_session_comes_from_a_full_one() -> None:
                 await sandbox.run("numbers = [1, 2]")
                 assert (await sandbox.run("sum(numbers)")).text == "3"
                 assert _quick(await _entries(engine)) == [False]
+        finally:
+            await engine.aclose()
+
+    _do(watched())
+
+
+def test_warm_start_of_the_mcp_door_keeps_the_full_one_alone(tmp_path: Path) -> None:
+    async def watched() -> None:
+        settings = EngineSettings(pool_min=1, pool_max=1, runtimes=("jail",))
+        engine = Engine(settings=settings, answers_first=True)
+        try:
+            await stdio._warm(engine, Catalog(tmp_path))  # no template is built there but python
+            await wait_parked(engine)
+            await engine.wait_settled()
+            assert engine.statistics().pool.parked == 1
+            assert _quick(await _entries(engine)) == [False]
         finally:
             await engine.aclose()
 

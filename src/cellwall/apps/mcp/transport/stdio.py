@@ -73,11 +73,16 @@ def _loaded() -> Any:  # noqa: ANN401 - a module
 async def _warm(engine: Engine, catalog: Catalog) -> None:
     """Start a sandbox before the first call; the call reports an error that occurs here.
 
-    It comes from a quick fork-server. What the pool then parks starts the full one, which sessions
-    need.
+    It comes from a quick fork-server; afterwards the full one starts, which sessions need. What the
+    pool parked meanwhile would keep the quick one, and what is imported there, until a call takes
+    it or for minutes: a second program takes it.
     """
     with contextlib.suppress(CellwallError):
-        await engine.run("0", template=catalog.available().best_template)
+        template = catalog.available().best_template
+        await engine.run("0", template=template)
+        runtime = await engine.runtime()
+        await runtime.warm(await engine.template(template))
+        await engine.run("0", template=template)
 
 
 @contextlib.contextmanager
