@@ -31,7 +31,6 @@ class Watch(AsyncClosing):
     """Iterator over changes: `async with files.watch("src") as watch`, then `async for`."""
 
     def __init__(self, live: RemoteSandboxHandle, path: str, *, recursive: bool) -> None:
-        """Send no request yet; `start` does."""
         self.path = path
         self._live = live
         self._recursive = recursive

@@ -149,7 +149,6 @@ class Demo:
     """One tour."""
 
     def __init__(self, examples: Path, output: Path, isolation: str) -> None:
-        """Nothing runs yet."""
         self._examples = examples
         self._output = output
         self._isolation = isolation

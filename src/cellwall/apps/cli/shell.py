@@ -116,7 +116,6 @@ class _Shell:
         timeout: float,
         language: Language,
     ) -> None:
-        """Nothing is started yet."""
         self._loop = loop
         self._options = options
         self._timeout = timeout

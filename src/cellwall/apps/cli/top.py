@@ -118,7 +118,6 @@ class Camera:
     """Asks the server, and remembers the time before."""
 
     def __init__(self, client: AsyncClient) -> None:
-        """Nothing is asked yet."""
         self._client = client
         self._before: dict[str, float] = {}
         self._taken_s = 0.0

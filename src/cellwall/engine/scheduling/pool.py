@@ -44,7 +44,6 @@ class StartGate:
     """Bound on parallel starts; claims pass before refills."""
 
     def __init__(self, size: int) -> None:
-        """Allow `size` starts at once."""
         self._free = size
         self._claims: deque[asyncio.Future[None]] = deque()
         self._refills: deque[asyncio.Future[None]] = deque()

@@ -67,7 +67,6 @@ class PlainMemory:
     """What a cell finds of the cells before it, in a template without IPython."""
 
     def __init__(self, display: Display) -> None:
-        """Make an empty `__main__`."""
         self._display = display
         module = ModuleType("__main__")
         sys.modules["__main__"] = module

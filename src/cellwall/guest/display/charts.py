@@ -28,7 +28,6 @@ class Charts:
     """Redirects what plotting libraries show by themselves to the context's display."""
 
     def __init__(self, display: Display) -> None:
-        """Send everything to `display`."""
         self._display = display
 
     def capture(self) -> None:

@@ -35,7 +35,6 @@ class Figures:
     """Shows the figures that are open in pyplot."""
 
     def __init__(self, publish: Publish) -> None:
-        """Hand every image to `publish`."""
         self.publish = publish
 
     def capture(self) -> None:

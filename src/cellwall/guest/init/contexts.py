@@ -100,7 +100,6 @@ class ContextJob:
     """A running execution, seen as a job that takes input and signals."""
 
     def __init__(self, context: Context, execution: Execution) -> None:
-        """Wrap an execution for the length of one request."""
         self._context = context
         self._execution = execution
         self.feed = execution.feed

@@ -49,7 +49,6 @@ class PostureMismatch(Exception):
     """The kernel's report differs from the plan; `differences` says in what."""
 
     def __init__(self, pid: int, differences: Mapping[str, tuple[Any, Any]]) -> None:
-        """Build a message with every field, expected and found."""
         lines = [
             f"{k}: expected {want!r}, kernel says {got!r}" for k, (want, got) in differences.items()
         ]

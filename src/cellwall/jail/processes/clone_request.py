@@ -79,9 +79,8 @@ class CloneRequest:
         start: str,
         is_told: bool,
     ) -> None:
-        """Keep the parts of a request.
+        """`start`: `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
 
-        `start` is `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
         `is_told`: the sandbox's environment lies in its channel.
         """
         self.ready = ready

@@ -19,7 +19,6 @@ class SyscallError(OSError):
     """An OSError with the failed step; `step` names the call and its object."""
 
     def __init__(self, number: int, step: str) -> None:
-        """Build the message `step: strerror`."""
         super().__init__(number, f"{step}: {os.strerror(number)}")
         self.step = step
 

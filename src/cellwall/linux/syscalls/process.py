@@ -91,7 +91,6 @@ class Cloner:
     """
 
     def __init__(self, flags: int, *, exit_signal: int) -> None:
-        """Prepare the arguments; nothing is cloned."""
         self._step = f"clone3 flags={flags:#x}"
         self.pidfd_cell = ctypes.c_int(-1)
         """Cell where the kernel puts each child's pidfd."""

@@ -54,7 +54,6 @@ class Hearing:
     charges the difference."""
 
     def __init__(self) -> None:
-        """Start with a full burst."""
         self._left_s = BURST_S
         self._at = 0.0
         self._is_loud = self._is_closed = False

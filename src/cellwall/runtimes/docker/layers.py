@@ -34,7 +34,6 @@ class LayerWriter:
     """Writer of one tar from host files and generated entries; `close` returns its digest."""
 
     def __init__(self, path: Path) -> None:
-        """Begin an empty layer at `path`."""
         self._path = path
         self._tar = tarfile.open(path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115 - `close`
         self._folders: set[str] = set()

@@ -44,7 +44,6 @@ class BundleLoader:
     """Loader of a guest module; other attributes of the loader come from the bundle."""
 
     def __init__(self, name: str, path: str, code: "Code") -> None:
-        """Take the arguments of `Loader`."""
         self.name = name
         self.path = path
         self._code = code
@@ -71,7 +70,6 @@ class Finder:
     a caller's module of the same name takes precedence."""
 
     def __init__(self) -> None:
-        """Start with the modules that every start needs."""
         self._modules = dict(FIRST)
         self._later = frozenset(LATER.split())
 

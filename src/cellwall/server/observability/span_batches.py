@@ -29,7 +29,6 @@ class SpanBatches:
     """Queue of spans and the thread that exports them; see the module."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        """Start the thread."""
         self._exporter = exporter
         self._spans: deque[ReadableSpan] = deque()
         self._is_closing = threading.Event()

@@ -170,7 +170,6 @@ class Reader:
     """One reader's place in a spool."""
 
     def __init__(self, spool: Spool, after: int) -> None:
-        """Made by `Spool.reader`."""
         self._spool = spool
         self.position = min(after, spool.last)
         self.offset = 0

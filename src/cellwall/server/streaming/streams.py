@@ -92,7 +92,6 @@ class Pulse:
     """Sends signs of life on a stream of lines whose writer waits for more than one thing."""
 
     def __init__(self, request: Request) -> None:
-        """Use it in an `async with`."""
         self._request = request
         self._at = time.monotonic()
         self._task: asyncio.Task[None] | None = None

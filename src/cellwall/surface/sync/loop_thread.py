@@ -43,7 +43,6 @@ class Ended:
     __slots__ = ("error", "value")
 
     def __init__(self, task: asyncio.Future[Any]) -> None:
-        """Take over how `task` ended."""
         self.error: BaseException | None = None
         self.value: Any = None
         if task.cancelled():
@@ -63,7 +62,6 @@ class LoopThread(Generic[S]):
     """One event loop on one thread; it holds one subject, which it makes on first use."""
 
     def __init__(self, make_subject: Callable[[], S]) -> None:
-        """Start the thread."""
         self._make_subject = make_subject
         self._loop = asyncio.new_event_loop()
         self._subject: S | None = None

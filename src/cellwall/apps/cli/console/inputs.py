@@ -20,7 +20,6 @@ class Collector:
     """Gathers lines until they are one complete input."""
 
     def __init__(self, language: str = "python") -> None:
-        """Start with nothing gathered."""
         self._lines: list[str] = []
         self._is_complete = _RULES.get(language, _is_ended)
 

@@ -20,7 +20,6 @@ class Shown:
     """The events of one program, as they come."""
 
     def __init__(self, language: str, streams: Streams) -> None:
-        """`streams` are ours."""
         self._has_rows = language in _PRINTS_ROWS
         self._streams = streams
         self._images = 0

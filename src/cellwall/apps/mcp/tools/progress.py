@@ -29,7 +29,6 @@ class Progress:
     """Counter of one program's output."""
 
     def __init__(self) -> None:
-        """Begin the time measurement."""
         self._began_s = time.monotonic()
         self._bytes = 0
         self._last = ""
