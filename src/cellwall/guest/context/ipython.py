@@ -253,7 +253,6 @@ def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a 
             self.user_ns["_exit_code"] = _run_command(line)
 
         def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> object:
-            """Run `x = !command`."""
             line = self.var_expand(cmd, depth=depth + 1)
             done = subprocess.run(  # noqa: S602  the caller's shell command, in the caller's jail
                 line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
@@ -311,7 +310,6 @@ def _publisher_class() -> Any:  # noqa: ANN401  as in _shell_class
             *_source: object,
             **_options: object,
         ) -> None:
-            """Send one bundle."""
             if self.sink is not None:
                 self.sink.publish(data, metadata)
 
@@ -338,7 +336,6 @@ def _displayhook_class() -> Any:  # noqa: ANN401  as in _shell_class
         def write_format_data(
             self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
         ) -> None:
-            """Send one bundle."""
             if self.sink is not None:
                 self.sink.publish(format_dict, md_dict, "result")
 
@@ -358,7 +355,6 @@ def _compiler_class() -> Any:  # noqa: ANN401  as in _shell_class
         """Compiler that names cells as `cell.py` does."""
 
         def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-            """Return the file name that tracebacks show."""
             return f"<cell {number}>"
 
         def cache(self, transformed_code: str, number: int = 0, raw_code: Any = None) -> str:  # noqa: ANN401  as in IPython

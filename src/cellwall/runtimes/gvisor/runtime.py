@@ -227,7 +227,6 @@ class GvisorRuntime:
         witness: Witness | None = None,
         cpus: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
-        """Return the order for a keeper."""
         flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
         files = {"config.json": json.dumps(oci)}
         if witness is not None:

@@ -84,7 +84,6 @@ class _Bridge(logging.Handler):
     """Takes records of the standard library's logging: those of `server` and those of libraries."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass the record on as data."""
         fields: dict[str, Any] = {
             "event": _message(record),
             "logger": record.name,

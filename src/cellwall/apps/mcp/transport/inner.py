@@ -113,14 +113,12 @@ class _Whole:
         self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def run(self, app: Application, headers: Mapping[str, str], scope: Message) -> None:
-        """Let the application answer."""
         try:
             await app(headers, scope, self._receive, self._send)
         finally:
             self._fail("the application did not answer")
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the answer."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._raw}
 
     async def _receive(self) -> Message:
@@ -194,7 +192,6 @@ class _Exchange(httpx.AsyncByteStream):
                 yield piece
 
     async def run(self, app: Application, client: Peer) -> None:
-        """Let the application answer."""
         url = self._request.url
         scope = _scope(self._request.method, url.path, url.query, self)
         scope["client"] = client
@@ -246,7 +243,6 @@ class _Exchange(httpx.AsyncByteStream):
             raise httpx.RemoteProtocolError("the answer ended before it was whole")
 
     async def aclose(self) -> None:
-        """Stop reading."""
         self.leave()
 
     def leave(self) -> None:
