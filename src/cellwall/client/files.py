@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from cellwall.client.connection.transport import Ask
-from cellwall.model.errors import FileError, UsageError
+from cellwall.model.errors import FileError
 from cellwall.model.files import FileEntry, Listing
+from cellwall.surface.shared.arguments import check_path
 from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:
@@ -201,17 +202,6 @@ class Files:
         async with contextlib.aclosing(self._live.pieces(ask)) as pieces:
             async for piece in pieces:
                 yield piece
-
-
-def check_path(path: str) -> str:
-    """Return `path` for a file operation; the sandbox's kernel decides where it leads."""
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise UsageError(f"path: {path!r} is not a file name", remedy="give a path without NUL")
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"path: {path!r} is not valid Unicode", remedy="give UTF-8") from None
-    return path
 
 
 def _octal(mode: int | None) -> str | None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from cellwall.client import relay
 from cellwall.client.terminals import Terminal, opened
-from cellwall.model.errors import CapacityError, PortError, SandboxUnavailable, UsageError
+from cellwall.model.errors import CapacityError, PortError, SandboxUnavailable
 from cellwall.model.files import ListeningPort
+from cellwall.surface.shared.arguments import check_port
 from cellwall.surface.shared.closing import AsyncConnecting
 
 if TYPE_CHECKING:
@@ -96,11 +97,8 @@ class Connection(AsyncConnecting):
             del self._buffer[:most_bytes]
             return found
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield received bytes until the end of the server's output."""
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
         while data := await self.read():
             yield data
 
@@ -250,10 +248,3 @@ def _listener(local: str) -> ListeningPort:
     return ListeningPort.parse(
         {"port": int(port, 16), "address": str(ipaddress.ip_address(packed))}
     )
-
-
-def check_port(port: int, *, lowest: int) -> int:
-    """Return `port` if it is a valid port number."""
-    if type(port) is not int or not lowest <= port <= 65_535:
-        raise UsageError(f"port: {port!r} is not a port", remedy=f"give {lowest} to 65535")
-    return port

@@ -27,7 +27,6 @@ from cellwall.wire.reading import execution_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from cellwall.client.connection.transport import Json, Transport
     from cellwall.client.ports import Ports
@@ -255,11 +254,6 @@ class AsyncSandbox:
         """Enter a context manager that closes the sandbox."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the sandbox."""
         await self.close()

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from cellwall.client.commands import Command
 from cellwall.client.connection.transport import Ask
-from cellwall.model.errors import CellwallError, UsageError
+from cellwall.model.errors import CellwallError
 from cellwall.model.execution import CommandResult
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.model.unicode import utf8
+from cellwall.surface.shared.arguments import check_size
 from cellwall.wire import asking
 from cellwall.wire.reading import outcome_of
 
@@ -119,11 +120,8 @@ class Terminal(Command):
         self._room.set()
         return data
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield the output until the command ends."""
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
         while data := await self.read():
             yield data
 
@@ -139,7 +137,7 @@ class Terminal(Command):
 
     async def resize(self, rows: int, cols: int) -> None:
         """Change the terminal's size; the kernel tells the program by SIGWINCH."""
-        await self._say(json.dumps({"type": "resize", **check_size((rows, cols))}))
+        await self._say(json.dumps({"type": "resize", **check_size((rows, cols), _MOST_CELLS)}))
 
     async def close(self) -> None:
         """Hang up: kill the terminal's processes and discard unread output."""
@@ -171,7 +169,7 @@ async def opened(
     timeout_s: float | None,
 ) -> Terminal:
     """Start a command on a terminal. Raises UsageError, SandboxUnavailable."""
-    size = check_size(pty)
+    size = check_size(pty, _MOST_CELLS)
     params = {**size, "cwd": cwd, "command": shell_line(command, env or {})}
     socket = await live.transport.socket(live.path("/terminal"), params)
     try:
@@ -196,13 +194,3 @@ def shell_line(command: str | Sequence[str], env: Mapping[str, str]) -> str:
     if isinstance(command, str):
         return exports + command
     return f"{exports}exec {shlex.join(command)}"
-
-
-def check_size(pty: tuple[int, int]) -> dict[str, int]:
-    """Return a terminal's size in the server's format. Raises UsageError."""
-    fits = isinstance(pty, (tuple, list)) and len(pty) == 2
-    if not fits or not all(type(count) is int and 1 <= count <= _MOST_CELLS for count in pty):
-        raise UsageError(
-            f"pty: {pty!r} is not a size", remedy=f"give (rows, columns), each 1 to {_MOST_CELLS}"
-        )
-    return {"rows": pty[0], "cols": pty[1]}

@@ -31,8 +31,6 @@ from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.parts.ports import Ports
     from cellwall.languages.entries.language import Language
@@ -394,12 +392,7 @@ class AsyncSandbox:
         """Enter a context manager that closes the sandbox."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the sandbox."""
         await self.close()
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cellwall.engine.policy.arguments import check_path
 from cellwall.engine.programs.requests import Request, plan
 from cellwall.model.errors import CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
+from cellwall.surface.shared.arguments import check_path
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("code that is bytes", {"code": b"x"}),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from cellwall.engine.policy.arguments import check_path
 from cellwall.model.errors import FileError
+from cellwall.surface.shared.arguments import check_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,6 @@ from cellwall.engine.parts.files import file_error
 from cellwall.engine.policy.arguments import (
     SOURCE_CAP_BYTES,
     check_env,
-    check_path,
     check_signal,
     check_stdin,
     check_words,
@@ -27,6 +26,7 @@ from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.execution import CommandResult
 from cellwall.model.unicode import utf8
 from cellwall.runtimes.channel.replies import GuestRefused
+from cellwall.surface.shared.arguments import check_path
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:

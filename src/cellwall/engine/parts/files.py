@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from cellwall.engine.parts import transfers
-from cellwall.engine.policy.arguments import FILE_CAP_BYTES, check_path
+from cellwall.engine.policy.arguments import FILE_CAP_BYTES
 from cellwall.model.errors import FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import GuestRefused, Reply
+from cellwall.surface.shared.arguments import check_path
 from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:

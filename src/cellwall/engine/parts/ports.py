@@ -13,10 +13,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
+from cellwall.model.errors import CapacityError, PortError, SandboxBroken
 from cellwall.model.files import ListeningPort
 from cellwall.runtimes.channel.replies import CONNECTION, ChannelLost, GuestRefused
 from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
+from cellwall.surface.shared.arguments import check_port
 from cellwall.surface.shared.closing import AsyncConnecting
 
 if TYPE_CHECKING:
@@ -127,11 +128,8 @@ class Connection(AsyncConnecting):
         except ChannelLost as error:
             raise self._lost(error) from None
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield received bytes until the end of the server's output."""
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
         while data := await self.read():
             yield data
 
@@ -246,13 +244,6 @@ class Ports:
     def _stop_listening(self) -> None:
         for forward in list(self._forwards):
             forward.stop_listening()
-
-
-def check_port(port: int, *, lowest: int) -> int:
-    """Return `port` if it is a valid port number."""
-    if type(port) is not int or not lowest <= port <= 65_535:
-        raise UsageError(f"port: {port!r} is not a port", remedy=f"give {lowest} to 65535")
-    return port
 
 
 def _too_many() -> CapacityError:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.attempts.attempt import Attempt, Work
 from cellwall.engine.attempts.recorder import Recorder
 from cellwall.engine.parts.commands import Command
-from cellwall.model.errors import UsageError
 from cellwall.model.unicode import utf8
 from cellwall.runtimes.channel.replies import TERMINAL, ChannelLost
 from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
+from cellwall.surface.shared.arguments import check_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,11 +80,8 @@ class Terminal(Command):
         """Return the output since the last read, at least one byte; `b""` after the end."""
         return await self._stream.read(most_bytes)
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield the output until the command ends."""
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
         while data := await self.read():
             yield data
 
@@ -101,7 +98,7 @@ class Terminal(Command):
 
     async def resize(self, rows: int, cols: int) -> None:
         """Change the terminal's size; the kernel tells the program by SIGWINCH."""
-        size = self._size = check_size((rows, cols))
+        size = self._size = check_size((rows, cols), _MOST_CELLS)
         self._live.touch()
         channel = self._live.channel
         with contextlib.suppress(ChannelLost):
@@ -121,19 +118,9 @@ def on_terminal(live: ClaimedSandbox, work: Work, pty: tuple[int, int]) -> Attem
     """Start `work`, a `start` request, on a terminal. Raises UsageError."""
     fields = {
         **work.fields,
-        "pty": check_size(pty),
+        "pty": check_size(pty, _MOST_CELLS),
         "window": WINDOW_BYTES,
         "env": {"TERM": _TERM, **work.fields["env"]},
     }
     work = replace(work, fields=fields)
     return Attempt(live, work, None, TerminalRecorder(live, work))
-
-
-def check_size(pty: tuple[int, int]) -> Mapping[str, int]:
-    """Return a terminal's size in the guest's format. Raises UsageError."""
-    fits = isinstance(pty, (tuple, list)) and len(pty) == 2
-    if not fits or not all(type(count) is int and 1 <= count <= _MOST_CELLS for count in pty):
-        raise UsageError(
-            f"pty: {pty!r} is not a size", remedy=f"give (rows, columns), each 1 to {_MOST_CELLS}"
-        )
-    return {"rows": pty[0], "cols": pty[1]}

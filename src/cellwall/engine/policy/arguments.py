@@ -202,17 +202,6 @@ def check_folder(path: str) -> str:
     return posixpath.normpath(check_inner_path(folder, "artifacts"))
 
 
-def check_path(path: str) -> str:
-    """Return `path` for a file operation; the sandbox's kernel decides where it leads."""
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise UsageError(f"path: {path!r} is not a file name", remedy="give a path without NUL")
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"path: {path!r} is not valid Unicode", remedy="give UTF-8") from None
-    return path
-
-
 def check_files(files: Mapping[str, str | bytes]) -> tuple[tuple[str, bytes], ...]:
     """Return paths and contents as bytes."""
     checked = []

@@ -1,1 +1,1 @@
-"""Parts that library and SDK share apart from their faces: tasks, callbacks, forwarded ports."""
+"""Parts that library and SDK share apart from their faces: tasks, callbacks, arguments."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
-    from types import TracebackType
 
 
 class _HasClose(Protocol):
@@ -34,12 +33,7 @@ class Closing(ABC):
         """Enter a context manager that closes the object."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the object."""
         self.close()
 
@@ -55,12 +49,7 @@ class AsyncClosing(ABC):
         """Enter a context manager that closes the object."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the object."""
         await self.aclose()
 
@@ -72,14 +61,9 @@ class AsyncConnecting(AsyncClosing):
     def abort(self) -> None:
         """Break the connection off."""
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object = None, *_: object) -> None:
         """Close the connection; after an error, abort it."""
-        if error is None:
+        if kind is None:
             await self.aclose()
         else:
             self.abort()
@@ -101,12 +85,7 @@ class Opening(Generic[Closes]):
         self._made = await self._make()
         return self._made
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the sandbox."""
         if self._made is not None:
             await self._made.close()

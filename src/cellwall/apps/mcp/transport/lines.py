@@ -28,11 +28,8 @@ class Lines:
         self._reader = reader
         self._take = take
 
-    def __aiter__(self) -> AsyncIterator[str]:
+    async def __aiter__(self) -> AsyncIterator[str]:
         """Yield messages until the end, or until one is too large."""
-        return self._each()
-
-    async def _each(self) -> AsyncIterator[str]:
         parts: list[bytes] = []
         size = 0
         while data := await self._reader.read(STEP_BYTES):
