@@ -7,13 +7,9 @@ name; there is no "unlimited".
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from cellwall.model.errors import UsageError
-
-Hardness = Literal["hard", "soft"]
-"""`hard`: the kernel refuses or kills. `soft`: a watchdog of the engine sums up the use and
-kills."""
 
 _DAY_S = 86_400.0
 _BOUNDS: dict[str, tuple[float, float]] = {

@@ -80,7 +80,7 @@ class Isolation:
     posture_digest: str
     """SHA-256 over the posture as the kernel reported it, or "" where a runtime has none."""
     hardness: dict[str, str] = field(default_factory=dict)
-    """`hard` or `soft`, by limit."""
+    """By limit: `hard`, the kernel refuses or kills; `soft`, a watchdog of the engine does."""
     ids: str = "shared"
     """`own`: no other sandbox has the same user id on the host. `shared`: others have it as well,
     and the kernel's per-user counts (descriptors in flight, epoll watches, pages of pipes) cover

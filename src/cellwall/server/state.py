@@ -109,14 +109,8 @@ class State:
         self.began_at = time.time()
         self.is_stopping = False
         self.requests = 0
-        self.request_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
-
-    def count(self, seconds: float) -> None:
-        """Count one request."""
-        self.requests += 1
-        self.request_s += seconds
 
     async def open(self) -> None:
         """Take over what an earlier server left, and begin to forget what has expired.

@@ -11,13 +11,13 @@ import stat
 import subprocess
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from cellwall.linux.syscalls import landlock
+from cellwall.linux.syscalls import landlock, libc, process
 from kit.jail import forked
 
 ABI = landlock.abi()
@@ -48,9 +48,28 @@ def _attempt(work: Callable[[], object]) -> int:
     return 0
 
 
+def restrict(
+    read_exec: Sequence[str],
+    write: Sequence[str],
+    *,
+    abi: int,
+    devices: Sequence[str] = (),
+    listing: Sequence[str] = (),
+) -> int:
+    """Shut this process in the named trees now, and return the ABI applied."""
+    first = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    free_fds = (first, process.lowest_free_fd())
+    os.close(first)
+    calls = landlock.prepare(
+        read_exec, write, abi=abi, devices=devices, listing=listing, free_fds=free_fds
+    )
+    libc.do_all(calls)
+    return min(abi, landlock.NEWEST_ABI) if calls else 0
+
+
 def _shut(tree: Path, abi: int = ABI, **more: list[str]) -> int:
     read = [each for each in SYSTEM if os.path.exists(each)]
-    return landlock.restrict([*read, str(tree / "read")], [str(tree / "write")], abi=abi, **more)
+    return restrict([*read, str(tree / "read")], [str(tree / "write")], abi=abi, **more)
 
 
 def _shut_and(tree: Path, work: Callable[[], object], abi: int = ABI) -> int:
@@ -178,7 +197,7 @@ def test_listing_shows_names_and_opens_nothing(tree: Path) -> None:
 
 def test_single_file_may_be_named(tree: Path) -> None:
     def shut() -> list[int]:
-        landlock.restrict([str(tree / "read/file")], [str(tree / "write/file")], abi=ABI)
+        restrict([str(tree / "read/file")], [str(tree / "write/file")], abi=ABI)
         return [
             _attempt((tree / "read/file").read_text),
             _attempt(lambda: (tree / "write/file").write_text("x")),
@@ -263,7 +282,7 @@ def test_restrict_leaves_no_descriptor_behind(tree: Path) -> None:
 
 def test_missing_path_is_an_error_and_restricts_nothing(tree: Path) -> None:
     def shut() -> list[int]:
-        code = _attempt(lambda: landlock.restrict([str(tree / "absent")], [], abi=ABI))
+        code = _attempt(lambda: restrict([str(tree / "absent")], [], abi=ABI))
         return [code, _attempt((tree / "hidden/file").read_text)]
 
     assert forked.answer(shut) == [errno.ENOENT, 0]
@@ -289,7 +308,7 @@ def test_eight_paths_cost_little_more_than_opening_them(tree: Path) -> None:
             os.close(os.open(path, os.O_PATH))
 
     def restricted() -> None:
-        landlock.restrict(paths, writable, abi=ABI)
+        restrict(paths, writable, abi=ABI)
 
     # The least of a few: the first in a forked child pays for its page faults, and the machine
     # is shared. Layers add up, so a later call is never cheaper than a first one without those.

@@ -49,7 +49,7 @@ async def _serve(app: Any) -> list[dict[str, Any]]:
         settings=settings,
         observer=nothing,
         connections=nothing,
-        count=lambda _: None,
+        requests=0,
         tasks=Tasks(),
         bodies=BodyBudget(2 * len(_BODY)),
     )

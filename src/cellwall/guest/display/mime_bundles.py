@@ -28,7 +28,7 @@ def fit(bundle: dict[str, Any]) -> tuple[bytes, int]:
     """
     texts = {}
     for mime, form in bundle.items():
-        text = _text_of(mime, form)
+        text = _text_of(form)
         if text is not None:
             texts[mime] = cut_plain(text) if mime == _PLAIN else text
     body = encoded(texts)
@@ -82,7 +82,7 @@ def bounded(metadata: dict[str, Any] | None) -> dict[str, Any]:
     return metadata if size <= _MOST_METADATA_BYTES else {}
 
 
-def _text_of(mime: str, form: Any) -> str | None:  # noqa: ANN401  whatever the caller returned
+def _text_of(form: Any) -> str | None:  # noqa: ANN401  whatever the caller returned
     try:
         if isinstance(form, (bytes, bytearray)):
             return base64.b64encode(form).decode("ascii")

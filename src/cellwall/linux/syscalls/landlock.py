@@ -1,11 +1,11 @@
-"""Landlock: the three system calls, and one function that shuts a process in its own tree.
+"""Landlock: the three system calls, prepared so that they shut a process in its own tree.
 
 It is not a policy: stage C says which paths may be read and which written. Network rules are left
 out on purpose; the sandbox's own network namespace is that boundary.
 
 SECURITY: a right that is not in `handled_access_fs` is allowed everywhere, so every right the ABI
 has is handled and rules only add. A right added to a constant below must go into `_HANDLED` for its
-ABI first. Objects opened before `restrict` keep what they could do. See landlock(7) and
+ABI first. Objects opened before the calls keep what they could do. See landlock(7) and
 Documentation/userspace-api/landlock.rst.
 """
 
@@ -84,23 +84,6 @@ def handled_rights(abi: int) -> int:
         if since <= abi:
             rights |= added
     return rights
-
-
-def restrict(
-    read_exec: Sequence[str],
-    write: Sequence[str],
-    *,
-    abi: int,
-    devices: Sequence[str] = (),
-    listing: Sequence[str] = (),
-) -> int:
-    """Shut this process in the named trees now; see `prepare`. Return the ABI applied."""
-    first = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    free_fds = (first, process.lowest_free_fd())
-    os.close(first)
-    calls = prepare(read_exec, write, abi=abi, devices=devices, listing=listing, free_fds=free_fds)
-    libc.do_all(calls)
-    return min(abi, NEWEST_ABI) if calls else 0
 
 
 def prepare(

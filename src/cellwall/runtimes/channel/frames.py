@@ -91,10 +91,6 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
 def _is_counts(value: object) -> bool:
     return isinstance(value, dict) and all(_is_count(v) for v in value.values())
 

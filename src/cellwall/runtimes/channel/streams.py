@@ -88,10 +88,6 @@ class ByteStream:
             raise self._error
         return b""
 
-    def read_nowait(self, most_bytes: int = _STEP_BYTES) -> bytes:
-        """Return buffered bytes, possibly none."""
-        return self._take(most_bytes) if self._buffer else b""
-
     def discard(self) -> None:
         """Drop buffered and future bytes; nothing is granted any more."""
         self.end()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from cellwall.server.core.request import Request
 
-STALLED = 1013
 BAD_MESSAGE = 1008
 
 

@@ -60,7 +60,6 @@ class Endpoint:
     """Media type of a body that is not JSON."""
     body_bytes: int = SMALL_BYTES
     """Cap of a JSON body in bytes. Uploads have one of their own, from the settings."""
-    is_body_optional: bool = False
     query: type[BaseModel] | None = None
     is_for_running: bool = False
     """Whether the route serves the end of running work: it is then served while the server

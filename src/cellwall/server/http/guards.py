@@ -75,7 +75,7 @@ class Guard:
         finally:
             seconds = time.perf_counter() - began
             request.execution_id = request.execution_id or request.origin.execution_id
-            self._state.count(seconds)
+            self._state.requests += 1
             self._state.observer.request(request, seconds)
 
     async def inside(
@@ -156,7 +156,7 @@ class Guard:
         presented = presented_key(request)
         path = request.scope["path"]
         if presented is not None:
-            request.principal = self._find(presented, request)
+            request.principal = self._find(presented)
             if request.principal is not None:
                 return
         if path in PUBLIC:
@@ -195,7 +195,7 @@ class Guard:
         path: str = request.scope["path"]
         return f"{path}/".startswith(opened)
 
-    def _find(self, presented: str, request: Request) -> Principal | None:
+    def _find(self, presented: str) -> Principal | None:
         found = self._state.keys.find(presented)
         if found is not None and found.key_id not in self._seen_keys:
             self._seen_keys.add(found.key_id)

@@ -11,7 +11,6 @@ from typing import Any
 from cellwall.model.outcome import Verdict
 
 _TEXT = {"type": "string"}
-_NUMBER = {"type": "number"}
 _WHOLE = {"type": "integer"}
 
 

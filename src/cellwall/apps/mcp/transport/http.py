@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from typing import TYPE_CHECKING, Any
 
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from cellwall.server.http.guards import Guard
     from cellwall.server.state import State
 
-_log = logging.getLogger("cellwall.mcp")
 MOST_SESSIONS = 256
 """Maximum number of sessions of one tenant; each is a few objects, its sandboxes are counted
 elsewhere."""
