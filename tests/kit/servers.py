@@ -25,6 +25,7 @@ import httpx
 
 from cellwall.engine.templates.store import state_dir
 from cellwall.server.auth.keys import digest_of
+from kit.server.mould import Forked, the_mould
 
 ALICE = "alice-key-0123456789abcdef0123456789abcdef"
 BOB = "bob-key-0123456789abcdef0123456789abcdef01"
@@ -52,7 +53,7 @@ def configuration(more: str = "", /, **server: object) -> str:
 class Server:
     """One running server."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     address: str
     lines: list[str]
     log: Path
@@ -123,7 +124,7 @@ class Server:
                 self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        return self.process.returncode
+        return self.process.wait()
 
 
 def descendants(pid: int) -> set[int]:
@@ -180,9 +181,14 @@ def start(
     environ: Mapping[str, str] | None = None,
     config: str | None = None,
     entry: tuple[str, ...] = ("-m", "cellwall.apps.cli.main"),
+    is_forked: bool = True,
 ) -> Server:
-    """Start a server and wait until it listens; `entry` is what the interpreter runs."""
-    argv = [sys.executable, *entry, "serve", *flags]
+    """Start a server and wait until it listens; `entry` is what the interpreter runs.
+
+    A test of how the process itself begins, or of variables that its interpreter reads, has one
+    that is not forked from a mould (`kit.server.mould`).
+    """
+    argv = [*entry, "serve", *flags]
     if config is not None:
         path = folder / "cellwall.toml"
         path.write_text(config, encoding="utf-8")
@@ -190,14 +196,15 @@ def start(
     log = folder / "server.log"
     env = {k: v for k, v in os.environ.items() if k not in {"CELLWALL_API_KEY", "CELLWALL_CONFIG"}}
     env["CELLWALL_STATE_DIR"] = str(state_of(folder))
+    env |= environ or {}
+    process: subprocess.Popen[str] | Forked
     with log.open("w", encoding="utf-8") as stderr:
-        process = subprocess.Popen(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env={**env, **(environ or {})},
-            text=True,
-        )
+        if is_forked and entry[0] != "-c":
+            process = the_mould().start(argv, env, stderr.fileno())
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *argv], stdout=subprocess.PIPE, stderr=stderr, env=env, text=True
+            )
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:

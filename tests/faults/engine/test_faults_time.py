@@ -39,7 +39,9 @@ def clock(tmp_path: Path, require: Require) -> Clock:
 @pytest.fixture
 def server(tmp_path: Path, clock: Clock) -> Iterator[Server]:
     """A server of the test's own whose wall clock is `clock`."""
-    made = start(tmp_path, "--port", "0", config=configuration(), environ=clock.environ)
+    made = start(
+        tmp_path, "--port", "0", config=configuration(), environ=clock.environ, is_forked=False
+    )
     yield made
     made.stop()
 
@@ -95,7 +97,7 @@ def test_jump_of_the_wall_clock_neither_forgets_nor_keeps_what_has_ended(
     tmp_path: Path, clock: Clock, jump_s: int
 ) -> None:
     config = configuration(retention_s=4)
-    made = start(tmp_path, "--port", "0", config=config, environ=clock.environ)
+    made = start(tmp_path, "--port", "0", config=config, environ=clock.environ, is_forked=False)
     try:
         client = made.client()
         first = client.post("/execute", json={"code": "print(1)"}).json()["execution_id"]

@@ -10,10 +10,11 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from kit.server.mould import the_mould
 
 if TYPE_CHECKING:
     from kit.postgres_server import Postgres
@@ -28,14 +29,9 @@ _IN_POSTGRES = {
 
 def cellwall(folder: Path, *argv: object) -> subprocess.CompletedProcess[str]:
     """Run `cellwall audit ARGV` with that state directory."""
-    return subprocess.run(
-        [sys.executable, "-m", "cellwall.apps.cli.main", "audit", *map(str, argv)],
-        env={**os.environ, "CELLWALL_STATE_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
+    environ = {**os.environ, "CELLWALL_STATE_DIR": str(folder)}
+    words = ["-m", "cellwall.apps.cli.main", "audit", *map(str, argv)]
+    return the_mould().run(words, environ, 50)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,9 @@ def counted(
     own = {"COUNTS_FILE": str(path), "TMPDIR": str(temp), **(environ or {})}
     try:
         config = configuration(**settings)
-        made = start(folder, "--port", "0", config=config, environ=own, entry=(entry,))
+        made = start(
+            folder, "--port", "0", config=config, environ=own, entry=(entry,), is_forked=False
+        )
         try:
             yield Counted(made, path)
         finally:

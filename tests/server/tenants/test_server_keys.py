@@ -84,7 +84,7 @@ def test_open_bind_without_keys_does_not_start(tmp_path: Path) -> None:
 
 
 def test_first_start_makes_a_key_that_is_printed_once(tmp_path: Path) -> None:
-    first = start(tmp_path, "--port", "0")
+    first = start(tmp_path, "--port", "0", is_forked=False)
     try:
         key = first.lines[0].removeprefix("key: ")
         assert first.client(key).get("/stats").json()["server"] is not None
