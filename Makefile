@@ -26,10 +26,10 @@ LANGUAGES := tests/languages tests/contexts
 ELSEWHERE := $(addprefix --ignore=,$(APART) $(LANGUAGES) tests/server tests/agents)
 
 test: dev templates
-	$(PYTEST) -n 2 $(APART)
+	$(PYTEST) -n 3 $(APART)
 	$(PYTEST) -n 3 --dist loadfile -m "not slow and not alone" $(ELSEWHERE)
 	$(PYTEST) -m "alone and not slow" $(ELSEWHERE)
-	$(PYTEST) -n 2 --dist loadfile tests/server
+	$(PYTEST) -n 3 --dist loadfile tests/server
 	$(PYTEST) -n 2 --dist loadgroup $(LANGUAGES)
 	$(PYTEST) -n 2 tests/agents
 
