@@ -69,7 +69,7 @@ class AddressPolicy:
                 networks.append(ip_network(text))
             except ValueError:
                 raise UsageError(
-                    f"webhook addresses: {text!r} is no network",
+                    f"addresses: {text!r} is no network",
                     remedy="write an address or a network, such as 10.1.2.0/24",
                 ) from None
         self._listed: tuple[Network, ...] = tuple(networks)

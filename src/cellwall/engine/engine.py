@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
+from cellwall.engine.parts.network import Outside
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
@@ -47,6 +48,7 @@ from cellwall.surface.tools.tools import Tools, box_of
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.model.limits import Limits
+    from cellwall.model.network import NetworkPolicy
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
 
@@ -90,6 +92,7 @@ class _Watch:
     before_code: BeforeCode | None
     trust: str | None
     """Trust word repeated in the answer."""
+    network: NetworkPolicy
 
 
 class Engine:
@@ -123,6 +126,8 @@ class Engine:
             )
         )
         self._tasks = Tasks()
+        self.outside = Outside(self.settings, self._tasks)
+        """Ways out of this engine's sandboxes."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
         self._under_way: set[ClaimedSandbox] = set()
@@ -203,7 +208,8 @@ class Engine:
         again for another sandbox, if the first one ended before the program began.
         """
         with self._calling():
-            watch = _Watch(on_event, on_start, before_code, request.trust)
+            network = self.outside.checked(request.network)
+            watch = _Watch(on_event, on_start, before_code, request.trust, network)
             return await self._execute(request, watch)
 
     async def _execute(self, request: Request, watch: _Watch) -> Execution:
@@ -245,6 +251,8 @@ class Engine:
         spec = replace(spec, purpose=purpose_of(work, program))
 
         async def run(live: ClaimedSandbox) -> Execution:
+            if not watch.network.is_none:
+                await self.outside.open(live, watch.network)
             return await self._run_in(live, work, program, watch, stages)
 
         execution = await self._anew(runtime, spec, watch, run)
@@ -284,7 +292,7 @@ class Engine:
         finally:
             self._under_way.discard(live)
             live.kill("its one program has ended")
-            self._pool.release(live, runtime)
+            self._release(live, runtime)
 
     async def _before_code(self, watch: _Watch) -> None:
         if watch.before_code is not None:
@@ -301,6 +309,8 @@ class Engine:
             self._runs += 1
             attempt.hand_out(stages.begin)
             outcome = await attempt.wait()
+            if live.network is not None:
+                outcome = await live.network.added_to(outcome)
         except GuestRefused as refusal:
             raise explain(refusal, work) from None
         files: dict[str, bytes] = {}
@@ -347,14 +357,17 @@ class Engine:
         start: str = "fork",
         floor: Floor = NO_FLOOR,
         tools: Tools | None = None,
+        network: object = None,
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
 
         `isolation` is a level, None for the operator's default; `trust` (`untrusted`, `semi`,
         `trusted`) stands for one. `floor` is the operator's demand on this tenant. `tools`:
-        functions of this process that its Python code may call as `tools.name(…)`.
+        functions of this process that its Python code may call as `tools.name(…)`. `network`:
+        what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network.
         """
         box = box_of(tools)
+        policy = self.outside.checked(network)
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)
@@ -369,13 +382,31 @@ class Engine:
             )
             live = await self._claim(chosen, spec)
             live.trust = trust
-            sandbox = AsyncSandbox(live, self._tasks, partial(self._released, chosen), box)
+            if not policy.is_none:
+                await self._opened(live, chosen, policy)
+            sandbox = AsyncSandbox(
+                live, self._tasks, partial(self._released, chosen), box, self.outside
+            )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 
+    async def _opened(self, live: ClaimedSandbox, runtime: Runtime, policy: NetworkPolicy) -> None:
+        """Give a claimed sandbox its way out, or destroy it."""
+        try:
+            await self.outside.open(live, policy)
+        except BaseException:
+            live.kill("its network could not be opened")
+            self._release(live, runtime)
+            raise
+
     def _released(self, runtime: Runtime, sandbox: AsyncSandbox) -> None:
         if self._sandboxes.pop(sandbox.id, None) is not None:
-            self._pool.release(sandbox.live, runtime)
+            self._release(sandbox.live, runtime)
+
+    def _release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
+        if live.network is not None:
+            self._tasks.spawn(self.outside.close(live))
+        self._pool.release(live, runtime)
 
     def sandbox(self, sandbox_id: str) -> AsyncSandbox | None:
         """Return the live sandbox of that id."""
@@ -424,12 +455,14 @@ class Engine:
         for sandbox in list(self._sandboxes.values()):
             await sandbox.close()
         await self._tasks.cancel()
+        await self.outside.aclose()
         await self._pool.aclose()
         await self._runtimes.aclose()
 
     def abandon(self) -> None:
         """Forget everything without touching it; for a forked child, which owns none of it."""
         self._is_open = False
+        self.outside.abandon()
         for runtime in self._runtimes.made.values():
             abandon = getattr(runtime, "abandon", None)
             if abandon is not None:

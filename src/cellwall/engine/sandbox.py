@@ -20,22 +20,25 @@ from cellwall.engine.attempts.stages import Stages
 from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.contexts import Contexts, called, inside
 from cellwall.engine.parts.files import Files, file_error
+from cellwall.engine.parts.network import change, policy_of
 from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
 from cellwall.engine.programs.session_program import SessionProgram
 from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
-from cellwall.model.outcome import Isolation, Outcome, Verdict
+from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.parts.network import Outside
     from cellwall.engine.parts.ports import Ports
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
+    from cellwall.model.network import NetworkPolicy
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
 
@@ -59,11 +62,13 @@ class AsyncSandbox:
         live: ClaimedSandbox,
         tasks: Tasks,
         on_closed: Callable[[AsyncSandbox], None],
-        tools: Offer | None = None,
+        tools: Offer | None,
+        outside: Outside,
     ) -> None:
         """Called by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         self.live = live
         self._tools = tools
+        self._outside = outside
         self._tasks = tasks
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -140,6 +145,34 @@ class AsyncSandbox:
         from cellwall.engine.parts.ports import Ports
 
         return Ports(self.live, self._tasks)
+
+    # -- network ---------------------------------------------------------------------------
+
+    @property
+    def network(self) -> NetworkPolicy:
+        """Network policy that applies now."""
+        return policy_of(self.live)
+
+    async def set_network(self, policy: object) -> NetworkPolicy:
+        """Change the network policy: what `NetworkPolicy.of` takes, such as `["example.org"]`.
+
+        Connections that it does not allow are closed. Raises `UsageError`, `HostUnsupported` if
+        the runtime cannot enforce it.
+        """
+        self.live.check_alive()
+        checked = self._outside.checked(policy)
+        await change(self._outside, self.live, checked)
+        return checked
+
+    async def network_usage(self) -> NetworkUsage:
+        """Return what the sandbox has used of the network since its start."""
+        self.live.check_alive()
+        network = self.live.network
+        return NetworkUsage() if network is None else await network.usage()
+
+    def network_log(self) -> list[dict[str, Any]]:
+        """Return the latest thousand records: connections, their ends, and refusals."""
+        return [] if self.live.network is None else list(self.live.network.log)
 
     # -- running code ----------------------------------------------------------------------
 
@@ -239,6 +272,8 @@ class AsyncSandbox:
             attempt = Attempt(self.live, work, watch.on_event)
         attempt.hand_out(watch.on_start)
         outcome = await attempt.wait()
+        if self.live.network is not None:
+            outcome = await self.live.network.added_to(outcome)
         if is_cell and not attempt.is_context_alive:
             self.contexts.mark_ended(context, birth)
         self._after(outcome)

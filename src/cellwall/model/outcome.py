@@ -6,7 +6,7 @@ interfaces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -98,6 +98,29 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkUsage:
+    """What passed the egress proxy, which counts it outside the sandbox."""
+
+    connections: int = 0
+    """Number of connections that were allowed and made."""
+    refused: int = 0
+    """Number of connections, requests and questions for names that were refused."""
+    sent_bytes: int = 0
+    """Bytes from the sandbox to the outside."""
+    received_bytes: int = 0
+    """Bytes from the outside to the sandbox."""
+
+    def since(self, before: NetworkUsage) -> NetworkUsage:
+        """Return what was added to `before`."""
+        return NetworkUsage(
+            self.connections - before.connections,
+            self.refused - before.refused,
+            self.sent_bytes - before.sent_bytes,
+            self.received_bytes - before.received_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Resources used, from the kernel's counters where there are any."""
 
@@ -108,6 +131,8 @@ class Usage:
     """Highest number of processes; None where the kernel does not count it."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
+    network: NetworkUsage | None = None
+    """Use of the network since the execution before it; None where the sandbox has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +209,7 @@ class Outcome:
                 "processes_peak": self.usage.processes_peak,
                 "stdout_bytes": self.usage.stdout_bytes,
                 "stderr_bytes": self.usage.stderr_bytes,
+                "network": None if self.usage.network is None else asdict(self.usage.network),
             },
             "truncated": {
                 "stdout": self.truncated.stdout,

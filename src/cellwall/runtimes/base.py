@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from cellwall.model.errors import HostUnsupported
 
 if TYPE_CHECKING:
+    import socket
+
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel
     from cellwall.model.template import BuiltTemplate
@@ -133,6 +135,18 @@ class RuntimeSandbox(Protocol):
 
     async def aclose(self) -> None:
         """Kill, wait, and remove everything the sandbox had on the host; idempotent."""
+
+
+@runtime_checkable
+class OpensListeners(Protocol):
+    """A live sandbox that can be given a way out."""
+
+    async def open_listeners(self) -> list[socket.socket]:
+        """Return listeners in its network namespace, for the egress proxy; once for each sandbox.
+
+        The order: HTTP proxy, DNS over UDP and over TCP, transparent for IPv4, and for IPv6 if
+        there is one. The caller owns them. Raises HostUnsupported, SandboxBroken.
+        """
 
 
 @dataclass(frozen=True, slots=True)

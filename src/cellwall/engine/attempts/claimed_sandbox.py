@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.model.errors import SandboxUnavailable
@@ -18,9 +19,26 @@ from cellwall.runtimes.channel.replies import ChannelLost
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.recorder import Recorder
-    from cellwall.model.outcome import Isolation
+    from cellwall.model.network import NetworkPolicy
+    from cellwall.model.outcome import Isolation, NetworkUsage, Outcome
     from cellwall.runtimes.base import KernelReadings, RuntimeSandbox, SandboxSpec
     from cellwall.runtimes.channel.channel import GuestChannel
+
+
+class WayOut(Protocol):
+    """A sandbox's way to the outside, which `engine.parts.network` makes."""
+
+    policy: NetworkPolicy
+    log: deque[dict[str, Any]]
+
+    async def set(self, policy: NetworkPolicy) -> None:
+        """Change the policy; connections that it does not allow are closed."""
+
+    async def usage(self) -> NetworkUsage:
+        """Return the use since the start of the sandbox."""
+
+    async def added_to(self, outcome: Outcome) -> Outcome:
+        """Return an outcome with the use since the last one."""
 
 
 class ClaimedSandbox:
@@ -34,6 +52,7 @@ class ClaimedSandbox:
         "claimed_kills",
         "ended_because",
         "isolation",
+        "network",
         "running",
         "runtime_sandbox",
         "spec",
@@ -60,6 +79,8 @@ class ClaimedSandbox:
         self.unknown_kills = 0
         """Number of memory kills not attributed to any execution: more than one may have lost a
         process."""
+        self.network: WayOut | None = None
+        """Its way out; None if it has none."""
         self.trust: str | None = None
         """Trust word of the request, repeated in its answers."""
         self._fresh: KernelReadings | None = fresh

@@ -9,9 +9,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cellwall.egress.addresses import AddressPolicy
 from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.model.network import MODES
 from cellwall.model.outcome import IsolationLevel
 from cellwall.runtimes.registry import FACTORIES
 
@@ -57,6 +59,14 @@ class EngineSettings:
     pool_idle_s: float = 600.0
     """Seconds without a claim after which a template's parked sandboxes are given up, and without a
     start after which what a runtime has ready for the next one is."""
+    network: str = "allow"
+    """Widest network policy that a request may have: `none`, `allow` or `open`."""
+    network_addresses: tuple[str, ...] = ()
+    """Networks of the operator's (`10.1.0.0/16`) that sandboxes may connect to, where their policy
+    allows it, beside public addresses."""
+    name_servers: tuple[str, ...] = ()
+    """Name servers for sandboxes, as `address` or `address:port`; empty: as this machine
+    resolves."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -71,6 +81,12 @@ class EngineSettings:
         IsolationLevel.called(self.least_isolation)
         IsolationLevel.called(self.default_isolation)
         check_runtimes(self.runtimes, "settings")
+        if self.network not in MODES:
+            raise UsageError(
+                f"settings: network: {self.network!r} is not known",
+                remedy=f"policies: {', '.join(MODES)}",
+            )
+        AddressPolicy(self.network_addresses)  # UsageError on one that is no network
         if set(self.trust) != set(TRUST_WORDS):
             odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
             raise UsageError(
@@ -83,8 +99,9 @@ class EngineSettings:
         """Read the variables there are.
 
         `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
-        `CELLWALL_TRUST` (`untrusted=kernel,trusted=process`), `CELLWALL_ALLOW_PROCESS` and
-        `CELLWALL_POOL_SIZE`.
+        `CELLWALL_TRUST` (`untrusted=kernel,trusted=process`), `CELLWALL_ALLOW_PROCESS`,
+        `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
+        and `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
         names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
@@ -94,6 +111,9 @@ class EngineSettings:
             source.get("CELLWALL_DEFAULT_ISOLATION", "namespace"),
             {**trust_table(), **_trust(source.get("CELLWALL_TRUST", ""))},
             allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
+            network=source.get("CELLWALL_NETWORK", "allow"),
+            network_addresses=_listed(source.get("CELLWALL_NETWORK_ADDRESSES", "")),
+            name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),
         )
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:
@@ -104,6 +124,10 @@ class EngineSettings:
                 remedy="give a whole number from 0 to 1000; 0 switches the pool off",
             )
         return replace(found, pool_min=min(2, int(size)), pool_max=int(size))
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _trust(text: str) -> dict[str, Trust]:

@@ -70,6 +70,8 @@ class Request:
     """Tenant of the request: a compiled product is found again by the same tenant only."""
     tools: Tools | None = None
     """Functions of the caller that the program may call as `tools.name(…)`."""
+    network: object = None
+    """What `NetworkPolicy.of` takes; None is no network. A compile stage never has one."""
 
     @property
     def isolation_request(self) -> IsolationRequest:

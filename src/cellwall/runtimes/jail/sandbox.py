@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
-from cellwall.runtimes.shared import work_area
+from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.cpu_placement import Cpus
 
 
@@ -188,6 +189,10 @@ class JailSandbox:
                 # runs.
                 for thread in (pid,) if is_forked else posture.threads(pid):
                     os.sched_setaffinity(thread, self._cpus)
+
+    async def open_listeners(self) -> list[socket.socket]:
+        """Open the listeners of a way out in the sandbox's namespace."""
+        return await network_listeners.opened(self.pid, self._resources.child.pidfd)
 
     @property
     def fresh(self) -> KernelReadings:

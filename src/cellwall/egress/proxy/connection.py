@@ -1,0 +1,278 @@
+"""One connection of a sandbox, from its acceptance to its end.
+
+What a program dials directly and what it asks the HTTP proxy for meet here: a destination, and a
+socket to the program. The destination is decided on, dialled, and what the program says first is
+looked at, so that the name in it (SNI of TLS, `Host` of HTTP) is the one that was decided on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import h11
+
+from cellwall.egress.proxy import hello, http_relay
+from cellwall.egress.proxy.destinations import FixedServer, ServerByRequest, authority
+from cellwall.egress.proxy.http_relay import Side
+from cellwall.egress.proxy.meter import LimitReached
+from cellwall.egress.proxy.relay import PIECE, pump, ready, relay
+from cellwall.egress.proxy.sandbox_network import (
+    Destination,
+    Open,
+    Refused,
+    SandboxNetwork,
+    Unreachable,
+)
+from cellwall.model.network import WEB_PORTS
+
+_FIRST_S = 15.0
+"""Seconds in which a program must have said what it wants, once it has begun to."""
+_TUNNEL = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_REFUSED_S = 1.0
+"""Seconds for which we wait for a refused program's first bytes, to answer in its protocol."""
+
+
+async def serve_direct(network: SandboxNetwork, inner: socket.socket) -> None:
+    """Serve a connection that the program dialled itself."""
+    with _closing(inner), contextlib.suppress(OSError, LimitReached, h11.RemoteProtocolError):
+        address, port = inner.getsockname()[:2]
+        destination = network.destination_of(address, port)
+        try:
+            with network.connection("direct") as entry:
+                await _serve(network, entry, inner, destination)
+        except Refused as error:
+            network.note_refusal(destination.host, port, "direct", str(error))
+            await _tell(inner, f"refused: {error}", 403)
+        except Unreachable as error:
+            await _tell(inner, f"not reached: {error}", 502)
+
+
+async def serve_proxy(network: SandboxNetwork, inner: socket.socket) -> None:
+    """Serve a connection to the HTTP proxy."""
+    with _closing(inner), contextlib.suppress(OSError, LimitReached, h11.RemoteProtocolError):
+        try:
+            with network.connection("proxy") as entry:
+                await _serve_proxied(network, entry, inner)
+        except Refused as error:
+            network.note_refusal("the proxy", 0, "proxy", str(error))
+            _reset(inner)
+
+
+async def _serve_proxied(network: SandboxNetwork, entry: Open, inner: socket.socket) -> None:
+    """Answer the first request: a tunnel (CONNECT), or requests with whole URLs."""
+    client = Side(inner, h11.SERVER, b"", entry.meter.count_sent)
+    try:
+        async with asyncio.timeout(_FIRST_S):
+            request = await client.next_event()
+    except h11.RemoteProtocolError as error:
+        await http_relay.answer(client, 400, f"no request that can be passed on: {error}")
+        return
+    if not isinstance(request, h11.Request):
+        return
+    if request.method != b"CONNECT":
+        async with ServerByRequest(network) as servers:
+            await http_relay.serve(client, entry.meter, servers.route, request)
+        return
+    destination = authority(request.target.decode("ascii"), None)
+    try:
+        if destination is None:
+            raise Refused(f"CONNECT to {request.target!r:.80} names no host and port")
+        outer = await _made(network, entry, destination)
+    except Refused as error:
+        host, port = (destination.host, destination.port) if destination else ("", 0)
+        network.note_refusal(host, port, "proxy", str(error))
+        await http_relay.answer(client, 403, f"refused: {error}")
+        return
+    except Unreachable as error:
+        await http_relay.answer(client, 502, f"not reached: {error}")
+        return
+    assert destination is not None
+    with _closing(outer):
+        await asyncio.get_running_loop().sock_sendall(inner, _TUNNEL)
+        try:
+            await _relay_looked_at(network, entry, inner, outer, destination, client.rest())
+        except Refused as error:
+            network.note_refusal(destination.host, destination.port, "proxy", str(error))
+            await _tell(inner, f"refused: {error}", 403)
+
+
+async def _serve(
+    network: SandboxNetwork, entry: Open, inner: socket.socket, destination: Destination
+) -> None:
+    """Decide on a destination, connect to it and relay. Raises `Refused`, `Unreachable`."""
+    outer = await _made(network, entry, destination)
+    with _closing(outer):
+        await _relay_looked_at(network, entry, inner, outer, destination)
+
+
+async def _made(network: SandboxNetwork, entry: Open, destination: Destination) -> socket.socket:
+    found = network.decide(destination)
+    if not found.is_allowed:
+        raise Refused(found.rule)
+    network.meter.check()
+    outer, address = await network.dial(destination)
+    # The policy may have changed meanwhile: what is open is judged by the one that holds now.
+    found = network.decide(destination)
+    if not found.is_allowed:
+        outer.close()
+        raise Refused(found.rule)
+    network.note_opened(entry, found.rule, destination, address)
+    return outer
+
+
+async def _relay_looked_at(
+    network: SandboxNetwork,
+    entry: Open,
+    inner: socket.socket,
+    outer: socket.socket,
+    destination: Destination,
+    early: bytes = b"",
+) -> None:
+    """Look at what comes first; relay it as TLS, as HTTP, or as it is.
+
+    `early` are bytes of the program that were read already.
+    """
+    looks = network.decide(destination).looks_at_requests
+    if not early and not await _program_speaks_first(inner, outer):
+        _only_http(destination, looks=looks, what="a protocol whose server speaks first")
+        await relay(inner, outer, entry.meter)
+        return
+    async with asyncio.timeout(_FIRST_S):
+        first = await _first_bytes(inner, destination, early)
+    await entry.meter.count_sent(len(first.data) - len(early))
+    if first.kind == "tls":
+        _only_http(destination, looks=looks, what="TLS, whose requests cannot be seen")
+    elif first.kind == "http":
+        client = Side(inner, h11.SERVER, first.data, entry.meter.count_sent)
+        route = FixedServer(network, entry, outer, destination).route
+        await http_relay.serve(client, entry.meter, route)
+        return
+    elif destination.port in WEB_PORTS or looks:
+        raise Refused(f"what was sent to {destination} is neither HTTP/1 nor TLS")
+    await asyncio.get_running_loop().sock_sendall(outer, first.data)
+    if first.is_end:
+        outer.shutdown(socket.SHUT_WR)
+        await pump(outer, inner, entry.meter.count_received)
+    else:
+        await relay(inner, outer, entry.meter)
+
+
+def _only_http(destination: Destination, *, looks: bool, what: str) -> None:
+    if looks:
+        raise Refused(f"the rule for {destination} allows single HTTP requests, and this is {what}")
+
+
+async def _program_speaks_first(inner: socket.socket, outer: socket.socket) -> bool:
+    """Wait until either side has said something; whether it is the program."""
+    both = [
+        asyncio.ensure_future(ready(inner, is_reading=True)),
+        asyncio.ensure_future(ready(outer, is_reading=True)),
+    ]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return both[0].done()
+    finally:
+        for each in both:
+            each.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+class _First(NamedTuple):
+    kind: str
+    """`tls`, `http` or `other`."""
+    data: bytes
+    is_end: bool = False
+    """Whether the program has ended its side."""
+
+
+async def _first_bytes(inner: socket.socket, destination: Destination, early: bytes) -> _First:
+    """Read until it is clear what it is. Raises `Refused` for a name that does not agree."""
+    loop = asyncio.get_running_loop()
+    data = early or await loop.sock_recv(inner, PIECE)
+    if data[:1] == bytes([hello.HANDSHAKE]):
+        return _First("tls", await _checked_hello(inner, data, destination))
+    while True:
+        if http_relay.REQUEST_LINE.match(data):
+            return _First("http", data.lstrip())
+        if not _may_be_http(data):
+            return _First("other", data, not data)
+        more = await loop.sock_recv(inner, PIECE)
+        if not more:
+            return _First("other", data, is_end=True)
+        data += more
+
+
+def _may_be_http(data: bytes) -> bool:
+    """Whether the first line of a request may still be on its way."""
+    line = data.lstrip()
+    word = line.partition(b" ")[0]
+    return (
+        len(data) < http_relay.MOST_HEAD_BYTES
+        and b"\n" not in line
+        and len(word) <= 32
+        and (word.isalpha() or not word)
+        and bool(data)
+    )
+
+
+async def _checked_hello(inner: socket.socket, data: bytes, destination: Destination) -> bytes:
+    """Read the first TLS message whole and check its server name. Raises `Refused`."""
+    reader = hello.Hello()
+    loop = asyncio.get_running_loop()
+    try:
+        is_whole = reader.feed(data)
+        while not is_whole:
+            more = await loop.sock_recv(inner, PIECE)
+            if not more:
+                raise hello.NotTls("it ended within its first message")
+            data += more
+            is_whole = reader.feed(more)
+    except hello.NotTls as error:
+        raise Refused(f"TLS to {destination}: {error}") from None
+    if destination.is_name and reader.name not in (None, destination.host):
+        raise Refused(
+            f"TLS to {destination}: the connection names another server, {reader.name!r:.80}"
+        )
+    return data
+
+
+# -- ends ----------------------------------------------------------------------------------
+
+
+async def _tell(inner: socket.socket, sentence: str, status: int) -> None:
+    """Tell a refused program why, in its own protocol; a reset where there is none."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, TimeoutError, h11.RemoteProtocolError, LimitReached):
+        async with asyncio.timeout(_REFUSED_S):
+            data = await loop.sock_recv(inner, PIECE)
+            if data[:1] == bytes([hello.HANDSHAKE]):
+                await loop.sock_sendall(inner, hello.ACCESS_DENIED)
+                return
+            if http_relay.REQUEST_LINE.match(data):
+                client = Side(inner, h11.SERVER, data.lstrip(), _uncounted)
+                await client.next_event()
+                await http_relay.answer(client, status, sentence)
+                return
+    _reset(inner)
+
+
+async def _uncounted(_size: int) -> None:
+    """Count nothing: what a refused program sends goes nowhere."""
+
+
+def _reset(inner: socket.socket) -> None:
+    """Have the kernel answer the program with a reset instead of an orderly end."""
+    inner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@contextlib.contextmanager
+def _closing(held: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        held.close()

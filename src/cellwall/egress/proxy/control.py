@@ -1,0 +1,35 @@
+"""Messages between the engine and the egress proxy, over one SOCK_SEQPACKET socket.
+
+The engine asks: `add` (with the listeners' descriptors), `policy`, `drop`, `usage`, `ping`; each
+question has a number, and its answer the same one. The proxy reports connections without being
+asked, many in one message.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+from cellwall.model.errors import UsageError
+
+MOST_BYTES = 131_072
+"""Most bytes of one message; a socket takes twice that (`net.core.wmem_default`)."""
+MOST_DESCRIPTORS = 8
+
+
+def packed(message: dict[str, Any]) -> bytes:
+    """Return the bytes of a message; `UsageError` if it is too long, which only a policy can be."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    if len(data) > MOST_BYTES:
+        raise UsageError(
+            f"network: the policy takes {len(data)} bytes, of {MOST_BYTES}",
+            remedy="give fewer rules, or wider ones",
+        )
+    return data
+
+
+def receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return the next message and its descriptors; None at the end. Raises BlockingIOError."""
+    data, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, MOST_DESCRIPTORS)
+    return (json.loads(data) if data else None), list(descriptors)

@@ -1,0 +1,174 @@
+"""Destinations of HTTP requests: which server a request names, and whether it may go there.
+
+Two kinds of connections carry requests: one whose server is fixed, because the program dialled it,
+and one to the HTTP proxy, whose every request names its server. In both the authority in the
+request, its `Host` header and the destination that was decided on must be one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from ipaddress import ip_address
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import h11
+
+from cellwall.egress.proxy.http_relay import Side, Way
+from cellwall.egress.proxy.sandbox_network import Destination, Open, Refused, SandboxNetwork
+
+_MOST_REQUESTS_KEPT = 20
+"""Most requests of one connection that are named in its record."""
+_HTTP = 80
+
+
+def authority(text: str, default_port: int | None) -> Destination | None:
+    """Return the destination that `host:port` means; None if it means none, or an odd one."""
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port or default_port
+    except ValueError:
+        return None
+    if not host or port is None or parts.path or parts.query or parts.fragment or "@" in text:
+        return None
+    host = host.lower().removesuffix(".")
+    try:
+        return Destination(str(ip_address(host)), port, is_name=False)
+    except ValueError:
+        last = host.rpartition(".")[2]
+        if last.isdecimal() or last.startswith("0x") or not host.isascii() or ":" in host:
+            return None  # an odd spelling of an address, which a resolver might understand
+        return Destination(host, port, is_name=True)
+
+
+def _host_header(request: h11.Request) -> str:
+    """Return the value of the one Host header; h11 has refused two, and none in HTTP/1.1."""
+    return next((v.decode("latin-1") for n, v in request.headers if n == b"host"), "")
+
+
+def _decide(network: SandboxNetwork, destination: Destination, request: h11.Request) -> str:
+    """Decide on a request; return its line for the record. Raises `Refused`."""
+    method, target = request.method.decode("ascii"), request.target.decode("ascii")
+    path = target if target.startswith("/") else urlsplit(target).path or "/"
+    network.check_request(destination, method, path)
+    return f"{method} {path.partition('?')[0]:.200}"
+
+
+def _note(entry: Open, line: str) -> None:
+    if len(entry.requests) < _MOST_REQUESTS_KEPT:
+        entry.requests.append(line)
+
+
+class FixedServer:
+    """Requests on a connection that the program dialled itself."""
+
+    def __init__(
+        self, network: SandboxNetwork, entry: Open, outer: socket.socket, destination: Destination
+    ) -> None:
+        """`outer` is connected to `destination`, which is decided on; its owner closes it."""
+        self._network = network
+        self._entry = entry
+        self._destination = destination
+        self._side = Side(outer, h11.CLIENT, b"", entry.meter.count_received)
+
+    async def route(self, request: h11.Request) -> Way:
+        """Return the way of one request. Raises `Refused`."""
+        try:
+            line = self._checked(request)
+        except Refused as error:
+            ours = self._destination
+            self._network.note_refusal(ours.host, ours.port, "request", str(error))
+            raise
+        _note(self._entry, line)
+        return Way(self._side, request.target, _host_header(request).encode("latin-1"))
+
+    def _checked(self, request: h11.Request) -> str:
+        ours, host = self._destination, _host_header(request)
+        named = authority(host, ours.port)
+        if named is None or (ours.is_name and named.host != ours.host):
+            raise Refused(f"a request to {ours} names another server in its Host header: {host!r}")
+        if not request.target.startswith((b"/", b"*")) or request.method == b"CONNECT":
+            raise Refused(f"a request to {ours} is one for a proxy: {request.target!r:.80}")
+        return _decide(self._network, ours, request)
+
+
+class ServerByRequest:
+    """Requests to the HTTP proxy with whole URLs; an async context manager."""
+
+    def __init__(self, network: SandboxNetwork) -> None:
+        """Begin without a connection."""
+        self._network = network
+        self._held = contextlib.ExitStack()
+        self._side: Side | None = None
+        self._to: Destination | None = None
+        self._entry: Open | None = None
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the connection to the last server."""
+        self._held.close()
+
+    async def route(self, request: h11.Request) -> Way:
+        """Return the way of one request, to the server it names. Raises `Refused` and others."""
+        try:
+            destination, path = _absolute(request)
+            found = self._network.decide(destination)
+            if not found.is_allowed:
+                raise Refused(found.rule)
+            line = _decide(self._network, destination, request)
+        except Refused as error:
+            self._network.note_refusal(*_named(request), "proxy", str(error))
+            raise
+        if destination != self._to or self._side is None:
+            await self._connect(destination, found.rule)
+        assert self._side is not None
+        assert self._entry is not None
+        _note(self._entry, line)
+        return Way(self._side, path.encode("ascii"), _host_header(request).encode("latin-1"))
+
+    async def _connect(self, destination: Destination, rule: str) -> None:
+        self._held.close()
+        self._side = self._to = None
+        self._network.meter.check()
+        entry = self._held.enter_context(self._network.connection("proxy"))
+        outer, address = await self._network.dial(destination)
+        self._held.enter_context(outer)
+        self._network.note_opened(entry, rule, destination, address)
+        self._side = Side(outer, h11.CLIENT, b"", entry.meter.count_received)
+        self._to, self._entry = destination, entry
+
+
+def _absolute(request: h11.Request) -> tuple[Destination, str]:
+    """Return the destination and path of a request with a whole URL. Raises `Refused`."""
+    target = request.target.decode("ascii")
+    try:
+        parts = urlsplit(target)
+    except ValueError:
+        raise Refused(f"the URL {target!r:.80} cannot be read") from None
+    if parts.scheme.lower() != "http":
+        raise Refused(f"the proxy takes http:// URLs and CONNECT, and this is {target!r:.80}")
+    destination = authority(parts.netloc, _HTTP)
+    host = authority(_host_header(request), _HTTP)
+    if destination is None or host != destination:
+        raise Refused(
+            f"the URL and the Host header name two servers: {parts.netloc!r:.80} and "
+            f"{_host_header(request)!r:.80}"
+        )
+    return destination, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _named(request: h11.Request) -> tuple[str, int]:
+    with contextlib.suppress(Refused):
+        destination, _ = _absolute(request)
+        return destination.host, destination.port
+    return "", 0

@@ -1,0 +1,58 @@
+"""The server name in a TLS client's first message, without opening the connection.
+
+OpenSSL reads the message, by the standard library's `ssl`; it is fed in memory and answers nothing
+to the client. The result is the name the client asks a certificate for (SNI, RFC 6066).
+"""
+
+from __future__ import annotations
+
+import ssl
+
+MOST_BYTES = 65_536
+"""Most bytes until the message must be whole."""
+HANDSHAKE = 0x16
+"""First byte of a TLS record that begins a handshake."""
+ACCESS_DENIED = b"\x15\x03\x01\x00\x02\x02\x31"
+"""Fatal alert 49, `access_denied` (RFC 8446, section 6.2): what a refused client is told."""
+
+
+class NotTls(Exception):
+    """The bytes are no message of a TLS client."""
+
+
+class Hello:
+    """The first message of one TLS client, as far as it has come."""
+
+    def __init__(self) -> None:
+        """Begin without a byte."""
+        self._said: list[str | None] = []
+        self._incoming = ssl.MemoryBIO()
+        self._read = 0
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sni_callback = self._on_name
+        self._tls = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
+
+    def _on_name(self, _tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
+        self._said.append(name)
+        return ssl.ALERT_DESCRIPTION_ACCESS_DENIED
+
+    def feed(self, data: bytes) -> bool:
+        """Take more bytes; whether the message is whole now. Raises `NotTls`."""
+        self._read += len(data)
+        self._incoming.write(data)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            if self._read > MOST_BYTES:
+                raise NotTls("its first message is too long") from None
+            return False
+        except (ssl.SSLError, ValueError):
+            if not self._said:
+                raise NotTls("its first message cannot be read") from None
+        return True
+
+    @property
+    def name(self) -> str | None:
+        """The server name in lower case, once the message is whole; None if there is none."""
+        said = self._said[0] if self._said else None
+        return None if said is None else said.lower().removesuffix(".")

@@ -1,0 +1,253 @@
+"""HTTP/1.1 between a program and a server, each request checked before a byte of it goes out.
+
+h11 reads both sides and writes both anew, so that what the server reads is what was checked: a
+request with two meanings (two lengths, a bare line feed, an odd header) is an error here. It is
+used for plain HTTP to an allowed destination, and for programs that use the HTTP proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+
+from cellwall.egress.proxy.meter import Meter
+from cellwall.egress.proxy.relay import PIECE, relay
+from cellwall.egress.proxy.sandbox_network import Refused, Unreachable
+
+MOST_HEAD_BYTES = 65_536
+REQUEST_LINE = re.compile(rb"\s*[A-Za-z]{1,32} [^\r\n]* HTTP/1\.[0-9]\r?\n")
+"""What begins an HTTP/1 request; a server may skip blank lines before it, so we look past them."""
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"upgrade",
+    }
+)
+"""Header fields of one connection, RFC 9110, section 7.6.1; h11 writes the transfer's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where one request goes."""
+
+    server: Side
+    target: bytes
+    """Request target in origin form."""
+    host: bytes
+    """Value of the `Host` header that the server gets."""
+
+
+class Side:
+    """One socket and what h11 knows of it."""
+
+    def __init__(
+        self, held: socket.socket, role: type[h11.CLIENT] | type[h11.SERVER], first: bytes,
+        count: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """`role` is ours; `first` was read already; `count` counts what is read."""
+        self.socket = held
+        self.http = h11.Connection(role, max_incomplete_event_size=MOST_HEAD_BYTES)
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+        if first:
+            self.http.receive_data(first)
+
+    async def next_event(self) -> Any:  # noqa: ANN401 - one of h11's events
+        """Return the next event of the other end. Raises h11.RemoteProtocolError, OSError."""
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            data = await self._loop.sock_recv(self.socket, PIECE)
+            await self._count(len(data))
+            self.http.receive_data(data)
+        return event
+
+    async def send(self, event: Any) -> None:  # noqa: ANN401 - one of h11's events
+        """Write an event to the other end."""
+        data = self.http.send(event)
+        if data:
+            await self._loop.sock_sendall(self.socket, data)
+
+    def rest(self) -> bytes:
+        """Return what was read and belongs to no request; after a change of protocols."""
+        return bytes(self.http.trailing_data[0])
+
+
+Route = Callable[[h11.Request], Awaitable[Way]]
+
+
+async def serve(
+    client: Side, meter: Meter, route: Route, request: h11.Request | None = None
+) -> None:
+    """Serve the requests of one connection until it ends; `request` was read already.
+
+    `route` decides on each and gives the server for it; `Refused` and `Unreachable` from it are
+    answered with a sentence. Raises OSError, `LimitReached`.
+    """
+    while True:
+        try:
+            event = request or await client.next_event()
+            request = None
+            if not isinstance(event, h11.Request):
+                return  # the program has ended the connection
+            way = await route(event)
+        except Refused as error:
+            await answer(client, 403, f"refused: {error}")
+            return
+        except Unreachable as error:
+            await answer(client, 502, f"not reached: {error}")
+            return
+        except h11.RemoteProtocolError as error:
+            await answer(client, 400, f"no request that can be passed on: {error}")
+            return
+        if not await _exchange(client, way, event, meter):
+            return
+        client.http.start_next_cycle()
+
+
+async def answer(client: Side, status: int, sentence: str) -> None:
+    """Answer with a sentence, which says that it is not the server's, and end."""
+    if client.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        return
+    body = f"cellwall: {sentence}\n".encode()
+    fields = [
+        ("Content-Type", "text/plain; charset=utf-8"),
+        ("Content-Length", str(len(body))),
+        ("Connection", "close"),
+        ("Via", "1.1 cellwall"),
+    ]
+    reason = b"Forbidden" if status == 403 else b""
+    await client.send(h11.Response(status_code=status, headers=fields, reason=reason))
+    with contextlib.suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
+        await client.send(h11.Data(data=body))
+        await client.send(h11.EndOfMessage())
+
+
+async def _exchange(client: Side, way: Way, request: h11.Request, meter: Meter) -> bool:
+    """Pass on one request and its answer; whether another may follow on the connection."""
+    server = way.server
+    upgrades = _wants_upgrade(request)
+    fields = _passed(request.headers, keep_upgrade=upgrades)
+    fields.insert(0, (b"Host", way.host))
+    await server.send(
+        h11.Request(method=request.method, target=way.target, headers=fields)
+    )
+    is_switched = await _both_ways(client, server, upgrades=upgrades)
+    if is_switched:
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(server.socket, client.rest())
+        await loop.sock_sendall(client.socket, server.rest())
+        await relay(client.socket, server.socket, meter)
+        return False
+    if not (client.http.our_state is client.http.their_state is h11.DONE):
+        return False
+    if not (server.http.our_state is server.http.their_state is h11.DONE):
+        return False
+    server.http.start_next_cycle()
+    return True
+
+
+async def _both_ways(client: Side, server: Side, *, upgrades: bool) -> bool:
+    """Pass on the request's body and the answer, which may come before the body has ended."""
+    sending = asyncio.ensure_future(_send_body(client, server))
+    answering = asyncio.ensure_future(_answer(client, server, upgrades=upgrades))
+    try:
+        await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+        if sending.done() and not answering.done():
+            sending.result()  # raises what was wrong with the body
+        return await answering
+    finally:
+        for each in (sending, answering):
+            each.cancel()
+        await asyncio.gather(sending, answering, return_exceptions=True)
+
+
+async def _send_body(client: Side, server: Side) -> None:
+    while True:
+        event = await client.next_event()
+        if isinstance(event, h11.Data):
+            await server.send(h11.Data(data=event.data))
+        elif isinstance(event, h11.EndOfMessage):
+            await server.send(h11.EndOfMessage())
+            return
+        else:
+            return  # the program has gone; the answer finds out
+
+
+async def _answer(client: Side, server: Side, *, upgrades: bool) -> bool:
+    """Pass on the answer; whether the protocol was changed."""
+    while True:
+        event = await server.next_event()
+        if isinstance(event, h11.InformationalResponse):
+            is_switched = event.status_code == 101
+            if is_switched and not upgrades:
+                raise h11.RemoteProtocolError("the server changed a protocol unasked")
+            fields = _passed(event.headers, keep_upgrade=is_switched)
+            await client.send(
+                h11.InformationalResponse(
+                    status_code=event.status_code, headers=fields, reason=event.reason
+                )
+            )
+            if is_switched:
+                return True
+        elif isinstance(event, h11.Response):
+            fields = _passed(event.headers)
+            if server.http.their_state is h11.MUST_CLOSE or _closes(event):
+                fields.append((b"Connection", b"close"))
+            await client.send(
+                h11.Response(
+                    status_code=event.status_code, headers=fields, reason=event.reason
+                )
+            )
+        elif isinstance(event, h11.Data):
+            await client.send(h11.Data(data=event.data))
+        elif isinstance(event, h11.EndOfMessage):
+            await client.send(h11.EndOfMessage())
+            return False
+        else:
+            raise h11.RemoteProtocolError("the server ended before its answer")
+
+
+def _passed(
+    headers: Any, *, keep_upgrade: bool = False  # noqa: ANN401 - h11's own type
+) -> list[tuple[bytes, bytes]]:
+    """Return the fields that pass: none of the connection's own, and no second `Host`."""
+    named = {
+        word.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for word in value.split(b",")
+    }
+    fields = [
+        (name, value)
+        for name, value in headers.raw_items()
+        if name.lower() not in _HOP_BY_HOP
+        and name.lower() not in named - {b"host", b"content-length", b"transfer-encoding"}
+        and name.lower() != b"host"
+    ]
+    if keep_upgrade:
+        protocol = next(value for name, value in headers if name == b"upgrade")
+        fields += [(b"Connection", b"Upgrade"), (b"Upgrade", protocol)]
+    return fields
+
+
+def _wants_upgrade(request: h11.Request) -> bool:
+    names = {name for name, _ in request.headers}
+    words = b",".join(value.lower() for name, value in request.headers if name == b"connection")
+    return b"upgrade" in names and b"upgrade" in words
+
+
+def _closes(response: h11.Response) -> bool:
+    words = [value.lower() for name, value in response.headers if name == b"connection"]
+    return b"close" in b",".join(words)

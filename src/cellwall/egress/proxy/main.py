@@ -1,0 +1,171 @@
+"""The egress proxy's process: it serves the networks of all sandboxes of one engine.
+
+Started by `egress.proxy_process` with a socket to the engine. It drops every privilege before it
+takes the first listener; as an ordinary user's process it has none. It ends with the engine, or
+when the socket does, and with it every listener: without this process there is no network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+from cellwall.egress.addresses import AddressPolicy
+from cellwall.egress.proxy import control, resolver
+from cellwall.egress.proxy.listening import Listening
+from cellwall.egress.proxy.sandbox_network import SandboxNetwork
+from cellwall.linux.syscalls import process
+from cellwall.model.network import NetworkPolicy
+
+_MOST_WAITING = 10_000
+"""Most records that wait for an engine that does not read; more are counted and lost."""
+_IN_ONE = 64
+"""Most records in one message."""
+
+
+class Proxy:
+    """All sandboxes of one engine."""
+
+    def __init__(self, held: socket.socket, listed: list[str], name_servers: list[str]) -> None:
+        """`listed` are the operator's networks that may be dialled beside public addresses."""
+        self._control = held
+        self._listed = AddressPolicy(listed)
+        self._ask = (
+            resolver.by_servers(name_servers) if name_servers else resolver.by_the_machine()
+        )
+        self._loop = asyncio.get_running_loop()
+        self._served: dict[str, Listening] = {}
+        self._records: list[dict[str, Any]] = []
+        self._lost = 0
+        self._is_flushing = False
+        self._ended = self._loop.create_future()
+
+    async def serve(self) -> None:
+        """Serve until the engine closes the socket."""
+        self._control.setblocking(False)
+        self._loop.add_reader(self._control, self._on_messages)
+        await self._say({"ready": True})
+        await self._ended
+
+    def _on_messages(self) -> None:
+        while True:
+            try:
+                message, descriptors = control.receive(self._control)
+            except BlockingIOError:
+                return
+            if message is None:
+                self._loop.remove_reader(self._control)
+                self._ended.set_result(None)
+                return
+            self._do(message, descriptors)
+
+    def _do(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        sandbox = str(message.get("id"))
+        reply: dict[str, Any] = {"re": message["n"]}
+        try:
+            match message["op"]:
+                case "add":
+                    self._add(sandbox, message, descriptors)
+                case "policy":
+                    policy = NetworkPolicy.of(message["policy"])
+                    self._served[sandbox].network.set_policy(policy)
+                case "usage":
+                    reply["usage"] = self._served[sandbox].network.usage()
+                case "drop":
+                    self._loop.create_task(self._drop(sandbox, reply))
+                    return
+        except Exception as error:  # noqa: BLE001 - the engine hears of it
+            for fd in descriptors:
+                os.close(fd)
+            reply["error"] = f"{type(error).__name__}: {error}"
+        self._loop.create_task(self._say(reply))
+
+    def _add(self, sandbox: str, message: dict[str, Any], descriptors: list[int]) -> None:
+        if sandbox in self._served:
+            raise ValueError("the sandbox is served already")
+        policy = NetworkPolicy.of(message["policy"])
+
+        def report(record: dict[str, Any]) -> None:
+            self._report({"id": sandbox, **record})
+
+        network = SandboxNetwork(policy, self._listed, self._ask, report)
+        listeners = [socket.socket(fileno=fd) for fd in descriptors]
+        descriptors.clear()  # the sockets own them now
+        self._served[sandbox] = Listening(network, listeners)
+
+    async def _drop(self, sandbox: str, reply: dict[str, Any]) -> None:
+        served = self._served.pop(sandbox, None)
+        if served is None:
+            reply["error"] = "the sandbox is not served"
+        else:
+            await served.close()
+            reply["usage"] = served.network.usage()
+        await self._flush()  # the last records come before the answer
+        await self._say(reply)
+
+    def _report(self, record: dict[str, Any]) -> None:
+        if len(self._records) >= _MOST_WAITING:
+            self._lost += 1
+            return
+        self._records.append(record)
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.create_task(self._flush_soon())
+
+    async def _flush_soon(self) -> None:
+        try:
+            await self._flush()
+        finally:
+            self._is_flushing = False
+
+    async def _flush(self) -> None:
+        while self._records:
+            some, self._records = self._records[:_IN_ONE], self._records[_IN_ONE:]
+            lost, self._lost = self._lost, 0
+            await self._say({"records": some, "lost": lost})
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        try:
+            await self._loop.sock_sendall(self._control, control.packed(message))
+        except OSError:  # the engine has gone; its end is read next
+            return
+
+
+def _drop_privileges(uid: int | None) -> None:
+    """Become an ordinary user for good, without a capability or a way to a new one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65_536)), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    for call in (
+        process.prepare_no_new_privs(),
+        process.prepare_no_dumps(),
+        process.prepare_parent_death_signal(signal.SIGKILL),
+    ):
+        process.do(call)
+
+
+def main(control_fd: int, settings_text: str) -> None:
+    """Run the process; `settings_text` is JSON with `listed`, `name_servers`, `uid`, `parent`."""
+    settings = json.loads(settings_text)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal must not end it
+    os.setsid()
+    _drop_privileges(settings["uid"])
+    if os.getppid() != settings["parent"]:
+        sys.exit(0)  # the engine died before the death signal was set
+    held = socket.socket(fileno=control_fd)
+
+    async def serve() -> None:
+        await Proxy(held, settings["listed"], settings["name_servers"]).serve()
+
+    asyncio.run(serve())

@@ -1,0 +1,104 @@
+"""The relay: bytes between two sockets, in both directions, until both have ended.
+
+Small amounts are read and written; a long stream is moved by the kernel through a pipe (splice(2)),
+and never comes into this process's memory. A side that reads slowly holds up the other one and
+nothing else: at most one piece is under way in each direction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+from cellwall.egress.proxy.meter import Meter
+
+PIECE = 65_536
+"""Most bytes read at once."""
+_SPLICED_AFTER = 512 * 1024
+"""Bytes after which a direction goes over to splice(2); a pipe costs more than short answers."""
+_PIPE_BYTES = 1 << 20
+_SPLICE_FLAGS = 0x01 | 0x02  # SPLICE_F_MOVE, SPLICE_F_NONBLOCK
+
+Count = Callable[[int], Awaitable[None]]
+
+
+async def relay(inner: socket.socket, outer: socket.socket, meter: Meter) -> None:
+    """Move bytes until both sides have ended. Raises OSError or what `meter` raises.
+
+    Both sockets are non-blocking; the caller closes them. The end of one direction is passed on,
+    and the other one goes on.
+    """
+    async with asyncio.TaskGroup() as both:
+        both.create_task(pump(inner, outer, meter.count_sent))
+        both.create_task(pump(outer, inner, meter.count_received))
+
+
+async def pump(source: socket.socket, target: socket.socket, count: Count) -> None:
+    """Move bytes one way until `source` ends, then end `target`'s side."""
+    loop = asyncio.get_running_loop()
+    moved = 0
+    while moved < _SPLICED_AFTER:
+        data = await loop.sock_recv(source, PIECE)
+        if not data:
+            _end(target)
+            return
+        moved += len(data)
+        await count(len(data))
+        await loop.sock_sendall(target, data)
+    await _splice(source, target, count)
+    _end(target)
+
+
+def _end(target: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side has gone
+        target.shutdown(socket.SHUT_WR)
+
+
+async def _splice(source: socket.socket, target: socket.socket, count: Count) -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = _PIPE_BYTES
+        with contextlib.suppress(OSError):  # the pages of this user's pipes are used up
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        while got := await _moved(source, source.fileno(), writing, size, is_reading=True):
+            await count(got)
+            while got:
+                got -= await _moved(target, reading, target.fileno(), got, is_reading=False)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+async def _moved(waited: socket.socket, src: int, dst: int, size: int, *, is_reading: bool) -> int:
+    """Splice up to `size` bytes, waiting for the socket; 0 at the end of the source."""
+    while True:
+        try:
+            return os.splice(src, dst, size, flags=_SPLICE_FLAGS)
+        except BlockingIOError:
+            await ready(waited, is_reading=is_reading)
+
+
+async def ready(waited: socket.socket, *, is_reading: bool) -> None:
+    """Wait until a socket can be read, or written."""
+    loop = asyncio.get_running_loop()
+    is_ready = loop.create_future()
+    number = waited.fileno()
+
+    def tell() -> None:
+        if not is_ready.done():
+            is_ready.set_result(None)
+
+    add, remove = (
+        (loop.add_reader, loop.remove_reader)
+        if is_reading
+        else (loop.add_writer, loop.remove_writer)
+    )
+    add(number, tell)
+    try:
+        await is_ready
+    finally:
+        remove(number)

@@ -1,0 +1,116 @@
+"""Resolver: the addresses of a host name, asked by the proxy and never by a sandbox.
+
+Uses the machine's own resolver (`getaddrinfo`, so /etc/hosts counts as well) in a few threads, or
+the name servers that the operator lists. The invariant: a sandbox has a bounded number of questions
+under way, and what it was told is kept for it alone, so that no sandbox learns by the time of an
+answer what another one asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+RESOLVE_S = 8.0
+"""Seconds after which a question has failed."""
+KEPT_S = 30.0
+"""Seconds for which an answer is kept; what is connected to is what was resolved."""
+_MOST_ASKED = 16
+"""Most questions of one sandbox at one time."""
+_MOST_KEPT = 1024
+_THREADS = 16
+
+Ask = Callable[[str], Awaitable[list[str]]]
+
+
+class NoSuchName(Exception):
+    """The name has no address, or the resolver did not say so in time."""
+
+
+class Busy(Exception):
+    """The sandbox has too many questions under way."""
+
+
+class Answers:
+    """What one sandbox was told."""
+
+    def __init__(self, ask: Ask) -> None:
+        """`ask` resolves a name: addresses as text, or `NoSuchName`."""
+        self._ask = ask
+        self._known: dict[str, tuple[float, list[str]]] = {}
+        self._asked: dict[str, asyncio.Task[list[str]]] = {}
+
+    async def addresses(self, name: str) -> list[str]:
+        """Return the addresses of `name`, at least one. Raises `NoSuchName`, `Busy`."""
+        known = self._known.get(name)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        task = self._asked.get(name)
+        if task is None:
+            if len(self._asked) >= _MOST_ASKED:
+                raise Busy(f"{_MOST_ASKED} questions are under way")
+            task = asyncio.get_running_loop().create_task(self._resolve(name))
+            self._asked[name] = task
+            task.add_done_callback(lambda done: self._forget(name, done))
+        return await asyncio.shield(task)
+
+    async def _resolve(self, name: str) -> list[str]:
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                found = await self._ask(name)
+        except TimeoutError:
+            raise NoSuchName(f"{name}: no answer in {RESOLVE_S:g} s") from None
+        if not found:
+            raise NoSuchName(f"{name}: no address")
+        while len(self._known) >= _MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[name] = (time.monotonic() + KEPT_S, found)
+        return found
+
+    def _forget(self, name: str, task: asyncio.Task[list[str]]) -> None:
+        del self._asked[name]
+        if not task.cancelled():
+            task.exception()  # every waiter was told; a task without one is not to complain
+
+
+def by_the_machine() -> Ask:
+    """Return a resolver that asks as other programs of this machine do."""
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="resolve")
+
+    def look_up(name: str) -> list[str]:
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise NoSuchName(f"{name}: {error}") from None
+        return list(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
+
+    async def ask(name: str) -> list[str]:
+        # The final dot keeps the search list of the machine's resolver out.
+        return await asyncio.get_running_loop().run_in_executor(threads, look_up, f"{name}.")
+
+    return ask
+
+
+def by_servers(servers: Sequence[str]) -> Ask:
+    """Return a resolver that asks name servers, written `address` or `address:port`."""
+    from dns import asyncresolver, exception
+
+    resolver = asyncresolver.Resolver(configure=False)
+    resolver.lifetime = RESOLVE_S
+    for server in servers:
+        address, _, port = server.partition(":") if server.count(":") == 1 else (server, "", "")
+        resolver.nameservers.append(address)
+        if port:
+            resolver.nameserver_ports[address] = int(port)
+
+    async def ask(name: str) -> list[str]:
+        try:
+            answer = await resolver.resolve_name(f"{name}.")
+        except exception.DNSException as error:
+            raise NoSuchName(f"{name}: {error}") from None
+        return list(dict.fromkeys(answer.addresses()))
+
+    return ask

@@ -1,0 +1,261 @@
+"""The network of one sandbox as the proxy sees it: policy, names, counters, open connections.
+
+The invariant: every connection of the sandbox is in `_open` from the moment it is accepted, and is
+closed when the policy that allowed it no longer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cellwall.egress.addresses import AddressPolicy
+from cellwall.egress.proxy import decision
+from cellwall.egress.proxy.decision import Decision
+from cellwall.egress.proxy.meter import Meter, SandboxMeter
+from cellwall.egress.proxy.names import Names
+from cellwall.egress.proxy.resolver import Answers, Ask, Busy, NoSuchName
+from cellwall.model.network import NetworkPolicy
+
+CONNECT_S = 10.0
+"""Seconds in which one of the addresses of a destination must have answered."""
+_REPORT_EVERY_S = 1.0
+"""Seconds between two reports of refusals that are alike."""
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Refused(Exception):
+    """The connection or request is not allowed; the text says why."""
+
+
+class Unreachable(Exception):
+    """The destination is allowed and cannot be reached; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a program wants to connect: a name or a literal address, and a port."""
+
+    host: str
+    port: int
+    is_name: bool
+
+    def __str__(self) -> str:
+        """Return it as a URL's authority."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(slots=True, eq=False)
+class Open:
+    """One open connection."""
+
+    task: asyncio.Task[None]
+    meter: Meter
+    way: str
+    """How it came: `direct` or `proxy`."""
+    opened_at: float = field(default_factory=time.time)
+    destination: Destination | None = None
+    address: str = ""
+    rule: str = ""
+    requests: list[str] = field(default_factory=list)
+
+
+class SandboxNetwork:
+    """The network of one sandbox."""
+
+    def __init__(
+        self, policy: NetworkPolicy, listed: AddressPolicy, ask: Ask, report: Report
+    ) -> None:
+        """`report` takes a record of each connection when it has ended, or was refused."""
+        self.policy = policy
+        self._listed = listed
+        self._report = report
+        self._answers = Answers(ask)
+        self._names = Names()
+        self.meter = SandboxMeter(policy)
+        self.opened = 0
+        self.refused = 0
+        self._open: set[Open] = set()
+        self._like: dict[str, tuple[float, int]] = {}
+        """Refusals that are not reported yet: until when, and how many, by their text."""
+
+    # -- decisions -------------------------------------------------------------------------
+
+    async def made_up_address(self, name: str) -> str:
+        """Return the address that stands for `name` inside. Raises `NoSuchName`, `Busy`."""
+        found = decision.for_name(self.policy, name, None)
+        if not found.is_allowed:
+            self.note_refusal(name, 0, "dns", found.rule)
+            raise NoSuchName(found.rule)
+        await self._addresses(name)
+        made_up = self._names.address_of(name)
+        if made_up is None:
+            raise Busy("the sandbox's table of names is full")
+        return made_up
+
+    def destination_of(self, address: str, port: int) -> Destination:
+        """Return what a program means that dialled `address`."""
+        name = self._names.name_of(address)
+        return Destination(name or address, port, name is not None)
+
+    def decide(self, destination: Destination) -> Decision:
+        """Decide on a destination, before its name is resolved."""
+        if destination.is_name:
+            return decision.for_name(self.policy, destination.host, destination.port)
+        return decision.for_address(
+            self.policy, self._listed, destination.host, destination.port
+        )
+
+    def check_request(self, destination: Destination, method: str, path: str) -> None:
+        """Raise `Refused` if the policy does not allow this HTTP request."""
+        found = decision.for_request(
+            self.policy, destination.host, destination.port, method, path
+        )
+        if not found.is_allowed:
+            raise Refused(found.rule)
+
+    async def _addresses(self, name: str) -> list[str]:
+        """Return the addresses of `name` that may be dialled. Raises `NoSuchName`, `Busy`."""
+        found = await self._answers.addresses(name)
+        allowed = [each for each in found if decision.may_dial(self._listed, each)]
+        if not allowed:
+            why = f"{name} has no public address ({found[0]})"
+            self.note_refusal(name, 0, "dns", why)
+            raise NoSuchName(why)
+        return allowed
+
+    async def dial(self, destination: Destination) -> tuple[socket.socket, str]:
+        """Connect to an address that was decided on; return the socket and the address.
+
+        Raises `Unreachable`, `Refused`. The name is resolved here, once, and the connection goes to
+        what was resolved and checked.
+        """
+        if destination.is_name:
+            try:
+                addresses = await self._addresses(destination.host)
+            except (NoSuchName, Busy) as error:
+                raise Unreachable(str(error)) from None
+        else:
+            addresses = [destination.host]
+        last = ""
+        for address in addresses[:4]:
+            try:
+                async with asyncio.timeout(CONNECT_S / min(4, len(addresses))):
+                    return await _connected(address, destination.port), address
+            except TimeoutError:
+                last = f"{address}: no answer in time"
+            except OSError as error:
+                last = f"{address}: {error.strerror or error}"
+        raise Unreachable(f"{destination}: {last}")
+
+    # -- connections -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def connection(self, way: str) -> Iterator[Open]:
+        """Count one connection of the running task while it is open. Raises `Refused`."""
+        if len(self._open) >= self.policy.connections:
+            raise Refused(f"the sandbox has {self.policy.connections} connections open, its limit")
+        task = asyncio.current_task()
+        assert task is not None  # a connection is served by a task
+        entry = Open(task, Meter(self.meter), way)
+        self._open.add(entry)
+        try:
+            yield entry
+        finally:
+            self._open.discard(entry)
+            if entry.rule:
+                self._report(_record(entry))
+
+    def note_opened(self, entry: Open, rule: str, destination: Destination, address: str) -> None:
+        """Note that a connection is allowed and made."""
+        self.opened += 1
+        entry.destination, entry.address, entry.rule = destination, address, rule
+        self._report({**_record(entry), "event": "open"})
+
+    def note_refusal(self, host: str, port: int, way: str, why: str) -> None:
+        """Report a refusal; many that are alike within a second become one report."""
+        self.refused += 1
+        now = time.monotonic()
+        key = f"{host} {port} {way} {why}"
+        until, held = self._like.get(key, (0.0, 0))
+        if now < until:
+            self._like[key] = (until, held + 1)
+            return
+        if len(self._like) > 256:
+            self._like = {k: v for k, v in self._like.items() if v[0] > now}
+        self._like[key] = (now + _REPORT_EVERY_S, 0)
+        self._report(
+            {
+                "event": "refused",
+                "at": time.time(),
+                "host": host,
+                "port": port,
+                "way": way,
+                "rule": why,
+                "times": held + 1,
+            }
+        )
+
+    def set_policy(self, policy: NetworkPolicy) -> None:
+        """Change the policy; connections that it does not allow are closed now."""
+        self.policy = policy
+        self.meter.set(policy)
+        for entry in list(self._open):
+            if entry.destination is None:
+                continue  # it is decided on when its destination is known, by the new policy
+            found = self.decide(entry.destination)
+            # What a request's rule allowed is not known to be allowed by another one.
+            if not found.is_allowed or (entry.requests and not found.looks_at_requests):
+                entry.task.cancel()
+
+    def usage(self) -> dict[str, int]:
+        """Return the counters."""
+        return {
+            "connections": self.opened,
+            "refused": self.refused,
+            "sent_bytes": self.meter.sent,
+            "received_bytes": self.meter.received,
+        }
+
+    async def close(self) -> None:
+        """Close every connection."""
+        tasks = [entry.task for entry in self._open]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _connected(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    outer = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        outer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(outer, (address, port))
+    except BaseException:
+        outer.close()
+        raise
+    return outer
+
+
+def _record(entry: Open) -> dict[str, Any]:
+    destination = entry.destination
+    assert destination is not None  # set together with the rule
+    return {
+        "event": "close",
+        "at": entry.opened_at,
+        "seconds": round(time.time() - entry.opened_at, 6),
+        "host": destination.host,
+        "port": destination.port,
+        "address": entry.address,
+        "way": entry.way,
+        "rule": entry.rule,
+        "sent_bytes": entry.meter.sent,
+        "received_bytes": entry.meter.received,
+        "requests": entry.requests,
+    }

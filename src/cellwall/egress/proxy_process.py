@@ -1,0 +1,340 @@
+"""The engine's end of the egress proxy: start it, hand it sandboxes, hear what they did, end it.
+
+The proxy is started when the first sandbox needs it. The invariant: the engine keeps no copy of a
+listener, so that the end of the proxy is the end of every sandbox's network; a proxy that does not
+answer is killed for the same reason. What it held is then reported as lost, never as closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cellwall.egress.proxy import control
+from cellwall.linux import uid_ranges
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.network import NetworkPolicy
+
+_log = logging.getLogger("cellwall")
+
+_START_S = 20.0
+_ANSWER_S = 10.0
+_PING_EVERY_S = 2.0
+_PATIENCE_S = 6.0
+"""Seconds without an answer to a ping after which the proxy counts as stopped and is killed."""
+
+Record = dict[str, Any]
+OnRecord = Callable[[str, Record], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """What the operator decides for the proxy."""
+
+    networks: tuple[str, ...] = ()
+    """Networks of the operator's (`10.1.0.0/16`) that sandboxes may connect to, where their policy
+    allows it, beside public addresses."""
+    name_servers: tuple[str, ...] = ()
+    """Name servers, as `address` or `address:port`; empty: as this machine resolves."""
+
+
+class EgressProxy:
+    """The proxy of one engine; its methods are called on one event loop."""
+
+    def __init__(self, settings: ProxySettings, on_record: OnRecord) -> None:
+        """Start nothing yet. `on_record` gets the id of a sandbox and a record of a connection."""
+        self._settings = settings
+        self._on_record = on_record
+        self._starting: asyncio.Task[_Running] | None = None
+        self._sandboxes: dict[str, Callable[[str], None]] = {}
+        self._ids: uid_ranges.UidRange | None = None
+        """User ids that no other process has, one of which is the proxy's; None for an ordinary
+        user, whose proxy has the user's."""
+        self.records_lost = 0
+
+    async def add(
+        self,
+        sandbox: str,
+        listeners: Sequence[socket.socket],
+        policy: NetworkPolicy,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """Serve a sandbox. The listeners are closed here in any case, also on an error.
+
+        `on_lost` is called with the reason if the proxy ends before `drop`.
+        """
+        try:
+            running = await self._running()
+            fds = [each.fileno() for each in listeners]
+            await running.ask({"op": "add", "id": sandbox, "policy": policy.as_json()}, fds)
+            self._sandboxes[sandbox] = on_lost
+        finally:
+            for each in listeners:
+                each.close()
+
+    async def set_policy(self, sandbox: str, policy: NetworkPolicy) -> None:
+        """Change a sandbox's policy; connections that it does not allow are closed."""
+        await self._known(sandbox).ask(
+            {"op": "policy", "id": sandbox, "policy": policy.as_json()}
+        )
+
+    async def usage(self, sandbox: str) -> dict[str, int]:
+        """Return a sandbox's counters: connections, refused, sent_bytes, received_bytes."""
+        reply = await self._known(sandbox).ask({"op": "usage", "id": sandbox})
+        return dict(reply["usage"])
+
+    async def drop(self, sandbox: str) -> dict[str, int]:
+        """Serve a sandbox no longer; return its last counters, empty if the proxy has ended."""
+        self._sandboxes.pop(sandbox, None)
+        running = self._now()
+        if running is None:
+            return {}
+        try:
+            return dict((await running.ask({"op": "drop", "id": sandbox}))["usage"])
+        except SandboxBroken:
+            return {}
+
+    async def aclose(self) -> None:
+        """End the proxy and wait for its end."""
+        self._sandboxes.clear()
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            with contextlib.suppress(HostUnsupported, SandboxBroken, OSError):
+                await (await starting).aclose()
+        if self._ids is not None:
+            self._ids.release()
+
+    def abandon(self) -> None:
+        """Release the descriptors in a forked child, and end nothing."""
+        running = self._now()
+        if running is not None:
+            running.control.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the proxy, if it runs."""
+        running = self._now()
+        return None if running is None else running.process.pid
+
+    def _now(self) -> _Running | None:
+        task = self._starting
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result() if task.result().is_open else None
+
+    def _known(self, sandbox: str) -> _Running:
+        running = self._now()
+        if running is None or sandbox not in self._sandboxes:
+            raise SandboxBroken("network: the egress proxy of this sandbox has ended")
+        return running
+
+    async def _running(self) -> _Running:
+        task = self._starting
+        if task is None or (task.done() and self._now() is None):
+            task = asyncio.get_running_loop().create_task(self._start())
+            self._starting = task
+        return await asyncio.shield(task)
+
+    async def _start(self) -> _Running:
+        if self._ids is None and not uid_ranges.is_rootless():
+            self._ids = uid_ranges.acquire()
+        uid = None if self._ids is None else self._ids.host_uid(1)
+        running = _Running(self._settings, uid, self._heard, self._on_ended)
+        await running.is_ready()
+        return running
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        self.records_lost += message.get("lost", 0)
+        for record in message.get("records", ()):
+            self._on_record(record.pop("id"), record)
+
+    def _on_ended(self, why: str) -> None:
+        lost, self._sandboxes = self._sandboxes, {}
+        if lost:
+            _log.error("egress proxy: %s; %d sandboxes have no network now", why, len(lost))
+        for tell in lost.values():
+            tell(why)
+
+
+class _Running:
+    """One process of the proxy."""
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        uid: int | None,
+        heard: Callable[[dict[str, Any]], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._heard = heard
+        self._ended = ended
+        self._number = 0
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._why = "it ended by itself"
+        self.is_open = True
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setblocking(False)
+        with theirs:
+            self.process = _spawn(theirs.fileno(), settings, uid)
+        self._loop.add_reader(self.control, self._on_messages)
+        self._watching = self._loop.create_task(self._watch())
+
+    async def is_ready(self) -> None:
+        """Return once it serves. Raises HostUnsupported."""
+        try:
+            async with asyncio.timeout(_START_S):
+                await self._ready
+        except (TimeoutError, SandboxBroken) as error:
+            await self.aclose()
+            raise HostUnsupported(
+                "network",
+                f"start the egress proxy: {error or 'it was not ready in time'}",
+                remedy="its error stands in the engine's standard error",
+            ) from None
+
+    async def ask(self, message: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        """Ask and return the answer. Raises SandboxBroken, UsageError."""
+        if not self.is_open:
+            raise SandboxBroken(f"network: the egress proxy has ended: {self._why}")
+        self._number += 1
+        number = self._number
+        data = control.packed({**message, "n": number})
+        answer = self._asked[number] = self._loop.create_future()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._send(data, fds)
+                reply = await answer
+        except TimeoutError:
+            self._kill("it did not answer")
+            raise SandboxBroken("network: the egress proxy did not answer") from None
+        finally:
+            self._asked.pop(number, None)
+        if "error" in reply:
+            raise SandboxBroken(f"network: the egress proxy: {reply['error']}")
+        return reply
+
+    async def _send(self, data: bytes, fds: Sequence[int]) -> None:
+        while True:
+            try:
+                socket.send_fds(self.control, [data], fds)
+            except BlockingIOError:
+                await self._writable()
+            except OSError as error:
+                raise SandboxBroken(f"network: the egress proxy has ended: {error}") from None
+            else:
+                return
+
+    async def _writable(self) -> None:
+        is_writable = self._loop.create_future()
+        self._loop.add_writer(self.control, lambda: is_writable.done() or is_writable.set_result(0))
+        try:
+            await is_writable
+        finally:
+            self._loop.remove_writer(self.control)
+
+    def _on_messages(self) -> None:
+        for _ in range(32):
+            try:
+                message, _ = control.receive(self.control)
+            except BlockingIOError:
+                return
+            except OSError:
+                message = None
+            if message is None:
+                self._end()
+                return
+            if "re" in message:
+                answer = self._asked.get(message["re"])
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            elif "ready" in message:
+                if not self._ready.done():
+                    self._ready.set_result(None)
+            else:
+                self._heard(message)
+
+    async def _watch(self) -> None:
+        """Kill a proxy that does not answer: a stopped one lets programs wait for nothing."""
+        with contextlib.suppress(SandboxBroken):
+            await self._ready
+            while self.is_open:
+                await asyncio.sleep(_PING_EVERY_S)
+                try:
+                    async with asyncio.timeout(_PATIENCE_S):
+                        await self.ask({"op": "ping"})
+                except TimeoutError:
+                    self._kill(f"it did not answer for {_PATIENCE_S:g} s")
+                    return
+
+    def _kill(self, why: str) -> None:
+        self._why = why
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Take note of the end, once."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._loop.remove_reader(self.control)
+        self.control.close()
+        error = SandboxBroken(f"network: the egress proxy has ended: {self._why}")
+        for each in (self._ready, *self._asked.values()):
+            if not each.done():
+                each.set_exception(error)
+        if not self._ready.cancelled():
+            self._ready.exception()  # is_ready may have been given up
+        self._kill(self._why)  # it has closed the socket, and may hold listeners still
+        self._watching.cancel()
+        self._reaping = self._loop.create_task(self._reap())
+        self._ended(self._why)
+
+    async def _reap(self) -> None:
+        await asyncio.to_thread(self.process.wait)
+
+    async def aclose(self) -> None:
+        """End the process and wait for it."""
+        self._why = "the engine ended it"
+        if self.is_open:
+            self._kill(self._why)
+            self._end()
+        await self._reaping
+        await asyncio.gather(self._watching, return_exceptions=True)
+
+
+def _spawn(control_fd: int, settings: ProxySettings, uid: int | None) -> subprocess.Popen[bytes]:
+    words = {
+        "listed": settings.networks,
+        "name_servers": settings.name_servers,
+        "uid": uid,
+        "parent": os.getpid(),
+    }
+    code = (
+        "import sys; sys.path[:] = sys.argv[3].split('\\n'); "
+        "from cellwall.egress.proxy.main import main; main(int(sys.argv[1]), sys.argv[2])"
+    )
+    # The same modules as in this process; -I keeps its environment and working directory out.
+    path = "\n".join(each for each in sys.path if os.path.isabs(each))
+    argv = [sys.executable, "-I", "-c", code, str(control_fd), json.dumps(words), path]
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(control_fd,),
+        cwd="/",
+        env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+    )
+
+

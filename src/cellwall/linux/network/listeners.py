@@ -1,0 +1,136 @@
+"""The sockets by which a sandbox reaches the outside: made in its namespace, held outside.
+
+A socket belongs to the network namespace in which it was created, whichever process holds it. The
+host opens these in the sandbox's namespace and hands them to the egress proxy, which has no
+privilege and never enters the namespace itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from typing import Callable, List, NamedTuple, Optional, TypeVar, Union
+
+from cellwall.linux.network import rules
+from cellwall.linux.syscalls import process
+from cellwall.linux.syscalls.libc import do_all
+
+T = TypeVar("T")
+
+DNS_PORT = 53
+HTTP_PROXY_PORT = 3128
+_IP_TRANSPARENT = 19
+_IPV6_TRANSPARENT = 75
+_BACKLOG = 128
+_DISCARD_PORT = 9
+
+
+class Listeners(NamedTuple):
+    """Listening sockets of one sandbox; the owner closes them."""
+
+    http_proxy: socket.socket
+    """Connections of programs that use an HTTP proxy, at 127.0.0.1:3128."""
+    dns: socket.socket
+    """Datagrams to 127.0.0.1:53."""
+    dns_tcp: socket.socket
+    """Connections to 127.0.0.1:53."""
+    transparent: socket.socket
+    """TCP connections to any IPv4 address; getsockname(2) is the address that was dialled."""
+    transparent_6: Optional[socket.socket]
+    """The same for IPv6; None where the kernel has none."""
+
+    def close(self) -> None:
+        """Close all of them."""
+        for each in self:
+            if each is not None:
+                each.close()
+
+
+_WANTED = (
+    (socket.AF_INET, socket.SOCK_STREAM, HTTP_PROXY_PORT, False),
+    (socket.AF_INET, socket.SOCK_DGRAM, DNS_PORT, False),
+    (socket.AF_INET, socket.SOCK_STREAM, DNS_PORT, False),
+    (socket.AF_INET, socket.SOCK_STREAM, rules.TRANSPARENT_PORT, True),
+)
+
+
+def open_listeners() -> Listeners:
+    """Put the rules and listeners into the calling thread's namespace. Raises OSError."""
+    _leave_a_trace()
+    rules.add()
+    made: List[socket.socket] = []
+    try:
+        for family, kind, port, is_transparent in _WANTED:
+            made.append(_bound(family, kind, port, is_transparent=is_transparent))
+        return Listeners(*made, _bound_6())
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+
+
+def _bound_6() -> Optional[socket.socket]:
+    try:
+        return _bound(
+            socket.AF_INET6, socket.SOCK_STREAM, rules.TRANSPARENT_PORT, is_transparent=True
+        )
+    except OSError as error:
+        if rules.has_no_ipv6(error) or error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+
+
+def _bound(family: int, kind: int, port: int, *, is_transparent: bool) -> socket.socket:
+    found = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        if is_transparent and family == socket.AF_INET:
+            found.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
+        elif is_transparent:
+            found.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
+        found.bind(("127.0.0.1" if family == socket.AF_INET else "::1", port))
+        if kind == socket.SOCK_STREAM:
+            found.listen(_BACKLOG)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _leave_a_trace() -> None:
+    """Send one datagram to `lo`, so that the namespace's counters are never again those of new.
+
+    SECURITY: a namespace with rules must not be lent to another sandbox, which has none. The
+    fork-server lends one again only if not one packet was counted (`jail.fast.netns_reuse`).
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.sendto(b"", ("127.0.0.1", _DISCARD_PORT))
+
+
+def call_in_namespace(
+    namespace: int, job: Callable[[], T], done: Callable[[Union[T, BaseException]], None]
+) -> None:
+    """Call `job` in a new thread that has entered the network namespace behind a descriptor.
+
+    `done` is called in that thread with the result or the exception. The thread ends after that and
+    never does anything else.
+    """
+
+    def run() -> None:
+        try:
+            do_all(process.prepare_join(namespace, process.CLONE_NEWNET))
+            result: Union[T, BaseException] = job()
+        except BaseException as error:
+            result = error
+        done(result)
+
+    threading.Thread(target=run, name="network-namespace", daemon=True).start()
+
+
+def namespace_of(pid: int) -> int:
+    """Return a descriptor of the network namespace of a process. Raises OSError.
+
+    The caller holds a pidfd and checks afterwards that the process is still that one.
+    """
+    return os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

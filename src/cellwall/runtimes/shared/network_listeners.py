@@ -1,0 +1,68 @@
+"""Opening of a sandbox's way out: listeners in its network namespace, from the engine process.
+
+For runtimes whose sandbox is a process of this host with a network namespace of its own. The engine
+needs CAP_NET_ADMIN over that namespace, which root has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+import socket
+from functools import partial
+
+from cellwall.linux.network import listeners
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+
+REMEDY = "run `cellwall doctor`; sandboxes with a network need root and a kernel with nft_tproxy"
+
+
+async def opened(pid: int, pidfd: int) -> list[socket.socket]:
+    """Return the listeners of the sandbox whose first process has that pid and pidfd.
+
+    The order is that of `linux.network.listeners.Listeners`. The caller owns the sockets. Raises
+    HostUnsupported, SandboxBroken.
+    """
+    try:
+        namespace = listeners.namespace_of(pid)
+    except OSError as error:
+        raise _broken(error) from None
+    try:
+        # Until its pidfd is readable no other process can get its pid.
+        if select.select([pidfd], [], [], 0)[0]:
+            raise SandboxBroken("open the network: the sandbox has ended")
+        found = await _in_thread(namespace)
+    finally:
+        os.close(namespace)
+    if isinstance(found, listeners.Listeners):
+        return [each for each in found if each is not None]
+    if isinstance(found, OSError):
+        raise _broken(found) from found
+    raise found
+
+
+def _broken(error: OSError) -> Exception:
+    if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EPROTONOSUPPORT):
+        return HostUnsupported("network", f"open the network: {error}", remedy=REMEDY)
+    return SandboxBroken(f"open the network: {error}")
+
+
+async def _in_thread(namespace: int) -> listeners.Listeners | BaseException:
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[listeners.Listeners | BaseException] = loop.create_future()
+
+    def take(result: listeners.Listeners | BaseException) -> None:
+        if not answer.done():
+            answer.set_result(result)
+        elif isinstance(result, listeners.Listeners):
+            result.close()  # the caller has gone
+
+    listeners.call_in_namespace(
+        namespace,
+        listeners.open_listeners,
+        lambda result: loop.call_soon_threadsafe(partial(take, result)) and None,
+    )
+    return await asyncio.shield(answer)
+
