@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cellwall.testing.bare import BareTemplates
     from kit.arena import Arena
     from kit.docker_daemon import Daemon
+    from kit.outside.world import World
     from kit.postgres_server import Postgres
     from kit.servers import Server
 
@@ -151,6 +152,28 @@ def docker_ground(
 
     place = tmp_path_factory.mktemp("containers")
     return place / "state", BareTemplates(place / "env")
+
+
+@pytest.fixture(scope="session")
+def outside() -> Iterator[World]:
+    """An engine whose outside is loopback, on the jail."""
+    from kit.outside.world import world
+
+    with world() as made:
+        yield made
+
+
+@pytest.fixture(scope="session", params=["jail", "docker"])
+def any_outside(request: pytest.FixtureRequest) -> Iterator[World]:
+    """The same on each runtime that can enforce a network policy."""
+    from kit.outside.world import world
+
+    if request.param == "jail":
+        yield request.getfixturevalue("outside")
+        return
+    state, templates = request.getfixturevalue("docker_ground")
+    with world("docker", directory=state, templates=templates) as made:
+        yield made
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

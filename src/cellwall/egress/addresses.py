@@ -9,6 +9,7 @@ operator listed it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from cellwall.model.errors import UsageError
@@ -80,8 +81,13 @@ class AddressPolicy:
 
     def is_public(self, address: str) -> bool:
         """Report whether it is an address of the whole internet."""
-        found = ip_address(address)
-        return not _is_in(found, _DENIED) and not found.is_multicast
+        return _is_public(address)
+
+
+@lru_cache(4096)
+def _is_public(address: str) -> bool:
+    found = ip_address(address)
+    return not _is_in(found, _DENIED) and not found.is_multicast
 
 
 def _is_in(address: Address, networks: Iterable[Network]) -> bool:

@@ -71,16 +71,24 @@ class EgressProxy:
     ) -> None:
         """Serve a sandbox. The listeners are closed here in any case, also on an error.
 
-        `on_lost` is called with the reason if the proxy ends before `drop`.
+        It does not wait for the proxy's answer: until the proxy serves them, connections wait in
+        the listeners. `on_lost` is called with the reason if the proxy ends before `drop`, or
+        cannot serve the sandbox.
         """
         try:
             running = await self._running()
             fds = [each.fileno() for each in listeners]
-            await running.ask({"op": "add", "id": sandbox, "policy": policy.as_json()}, fds)
+            message = {"op": "add", "id": sandbox, "policy": policy.as_json()}
+            await running.tell(message, fds, lambda why: self._not_served(sandbox, why))
             self._sandboxes[sandbox] = on_lost
         finally:
             for each in listeners:
                 each.close()
+
+    def _not_served(self, sandbox: str, why: str) -> None:
+        on_lost = self._sandboxes.pop(sandbox, None)
+        if on_lost is not None:
+            on_lost(why)
 
     async def set_policy(self, sandbox: str, policy: NetworkPolicy) -> None:
         """Change a sandbox's policy; connections that it does not allow are closed."""
@@ -206,15 +214,9 @@ class _Running:
 
     async def ask(self, message: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         """Ask and return the answer. Raises SandboxBroken, UsageError."""
-        if not self.is_open:
-            raise SandboxBroken(f"network: the egress proxy has ended: {self._why}")
-        self._number += 1
-        number = self._number
-        data = control.packed({**message, "n": number})
-        answer = self._asked[number] = self._loop.create_future()
+        number, answer = await self._asking(message, fds)
         try:
             async with asyncio.timeout(_ANSWER_S):
-                await self._send(data, fds)
                 reply = await answer
         except TimeoutError:
             self._kill("it did not answer")
@@ -224,6 +226,39 @@ class _Running:
         if "error" in reply:
             raise SandboxBroken(f"network: the egress proxy: {reply['error']}")
         return reply
+
+    async def tell(
+        self, message: dict[str, Any], fds: Sequence[int], failed: Callable[[str], None]
+    ) -> None:
+        """Ask without waiting for the answer; `failed` gets its error, if it is one."""
+        number, answer = await self._asking(message, fds)
+
+        def take(reply: asyncio.Future[dict[str, Any]]) -> None:
+            self._asked.pop(number, None)
+            if not reply.cancelled() and reply.exception() is None and "error" in reply.result():
+                failed(str(reply.result()["error"]))
+
+        answer.add_done_callback(take)
+
+    async def _asking(
+        self, message: dict[str, Any], fds: Sequence[int]
+    ) -> tuple[int, asyncio.Future[dict[str, Any]]]:
+        if not self.is_open:
+            raise SandboxBroken(f"network: the egress proxy has ended: {self._why}")
+        self._number += 1
+        number = self._number
+        data = control.packed({**message, "n": number})
+        answer = self._asked[number] = self._loop.create_future()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._send(data, fds)
+        except BaseException as error:
+            del self._asked[number]
+            if isinstance(error, TimeoutError):
+                self._kill("it does not read")
+                raise SandboxBroken("network: the egress proxy does not read") from None
+            raise
+        return number, answer
 
     async def _send(self, data: bytes, fds: Sequence[int]) -> None:
         while True:

@@ -248,7 +248,8 @@ class Engine:
                 return made
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
-        spec = replace(spec, purpose=purpose_of(work, program))
+        has_network = not watch.network.is_none
+        spec = replace(spec, purpose=purpose_of(work, program), has_network=has_network)
 
         async def run(live: ClaimedSandbox) -> Execution:
             if not watch.network.is_none:
@@ -379,6 +380,7 @@ class Engine:
                 env=check_env(env or {}),
                 demand_hard=demand_hard,
                 start=check_start(start),
+                has_network=not policy.is_none,
             )
             live = await self._claim(chosen, spec)
             live.trust = trust

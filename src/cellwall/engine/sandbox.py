@@ -170,7 +170,7 @@ class AsyncSandbox:
         network = self.live.network
         return NetworkUsage() if network is None else await network.usage()
 
-    def network_log(self) -> list[dict[str, Any]]:
+    async def network_log(self) -> list[dict[str, Any]]:
         """Return the latest thousand records: connections, their ends, and refusals."""
         return [] if self.live.network is None else list(self.live.network.log)
 

@@ -63,9 +63,21 @@ class SandboxSpec:
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
     purpose: Purpose = "session"
     """A runtime may omit what a narrower purpose does not use; a smaller image forks faster."""
+    has_network: bool = False
+    """Whether it gets a way out, whose listeners are opened at the start (`OpensListeners`)."""
     is_awaited: bool = True
     """Whether a caller waits for the sandbox; False for one to be parked, which has time to warm
     up."""
+
+
+def refuse_network(spec: SandboxSpec, runtime: str) -> None:
+    """Raise `HostUnsupported` if `spec` demands a network, which `runtime` cannot enforce."""
+    if spec.has_network:
+        raise HostUnsupported(
+            "network",
+            f"network: the runtime {runtime!r} cannot give a sandbox one",
+            remedy="use isolation='namespace' (runtime 'jail'), or network='none'",
+        )
 
 
 def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> None:
@@ -142,7 +154,10 @@ class OpensListeners(Protocol):
     """A live sandbox that can be given a way out."""
 
     async def open_listeners(self) -> list[socket.socket]:
-        """Return listeners in its network namespace, for the egress proxy; once for each sandbox.
+        """Return listeners in its network namespace, for the egress proxy.
+
+        The first call returns those that were opened at the start, a later one new ones: after the
+        caller has closed the first.
 
         The order: HTTP proxy, DNS over UDP and over TCP, transparent for IPv4, and for IPv6 if
         there is one. The caller owns them. Raises HostUnsupported, SandboxBroken.

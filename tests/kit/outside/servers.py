@@ -11,13 +11,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
+OUTSIDE = "127.0.1.1"
+"""Address that stands for the internet: the operator of the tests' engine lists it."""
+HOST = "127.0.0.1"
+"""The host's own loopback, which no policy of a caller reaches."""
+
 Serve = Callable[[socket.socket], None]
 
 
 class Sink:
     """A TCP server that remembers what each connection said; a context manager."""
 
-    def __init__(self, serve: Serve | None = None, address: str = "127.0.0.1") -> None:
+    def __init__(self, serve: Serve | None = None, address: str = OUTSIDE) -> None:
         """`serve` answers one connection; the default reads to its end."""
         self.said: list[bytes] = []
         self.connections = 0
@@ -98,9 +103,10 @@ class WebServer(ThreadingHTTPServer):
         self,
         tls: ssl.SSLContext | None = None,
         pages: dict[str, bytes] | None = None,
+        address: str = OUTSIDE,
     ) -> None:
         """`pages`: bodies by path; any other path answers with its own name."""
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__((address, 0), _Handler)
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.pages = pages or {}
         self.redirects: dict[str, str] = {}

@@ -8,6 +8,7 @@ types exist for no name.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import dns.exception
@@ -26,27 +27,44 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 4096
 """Most bytes of a question."""
+_MOST_TOLD = 512
+"""Most answers of one sandbox that are kept."""
 TTL_S = 5
 """Seconds for which a client may keep an answer; the address stays the same after that."""
 
 
 async def answer(network: SandboxNetwork, question: bytes) -> bytes | None:
     """Return the answer to one message, or None if it is no question at all."""
+    known = network.told.get(question[2:])
+    if known is not None and time.monotonic() < known[0]:
+        return question[:2] + known[1]
+    policy = network.policy
+    reply, is_kept = await _answer(network, question)
+    if reply is not None and is_kept and network.policy is policy:
+        if len(network.told) >= _MOST_TOLD:
+            network.told.clear()
+        network.told[question[2:]] = (time.monotonic() + TTL_S, reply[2:])
+    return reply
+
+
+async def _answer(network: SandboxNetwork, question: bytes) -> tuple[bytes | None, bool]:
+    """Return the answer, and whether the same question may get the same one for `TTL_S`."""
     try:
         asked = dns.message.from_wire(question, ignore_trailing=False)
     except dns.exception.DNSException:
-        return None
+        return None, False
     if asked.flags & dns.flags.QR:
-        return None
+        return None, False
     reply = dns.message.make_response(asked, recursion_available=True)
     if asked.opcode() != dns.opcode.QUERY or len(asked.question) != 1:
         reply.set_rcode(dns.rcode.NOTIMP)
-        return reply.to_wire()
+        return reply.to_wire(), False
     (one,) = asked.question
     if one.rdclass != dns.rdataclass.IN:
         reply.set_rcode(dns.rcode.REFUSED)
-        return reply.to_wire()
+        return reply.to_wire(), False
     name = one.name.to_text(omit_final_dot=True).lower()
+    is_kept = False
     try:
         address = await network.made_up_address(name)
     except NoSuchName:
@@ -54,6 +72,7 @@ async def answer(network: SandboxNetwork, question: bytes) -> bytes | None:
     except Busy:
         reply.set_rcode(dns.rcode.SERVFAIL)
     else:
+        is_kept = True
         if one.rdtype == dns.rdatatype.A:
             reply.answer.append(dns.rrset.from_text(one.name, TTL_S, "IN", "A", address))
-    return reply.to_wire()
+    return reply.to_wire(), is_kept

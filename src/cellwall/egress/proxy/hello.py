@@ -20,21 +20,35 @@ class NotTls(Exception):
     """The bytes are no message of a TLS client."""
 
 
+class _Reading(ssl.SSLObject):
+    """OpenSSL's reader of one message, and what it has read."""
+
+    said: list[str | None]
+
+
+def _on_name(tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
+    """Take the name, and end the handshake."""
+    assert isinstance(tls, _Reading)  # the context makes no other
+    tls.said.append(name)
+    return ssl.ALERT_DESCRIPTION_ACCESS_DENIED
+
+
+_CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+_CONTEXT.sslobject_class = _Reading
+_CONTEXT.sni_callback = _on_name
+
+
 class Hello:
     """The first message of one TLS client, as far as it has come."""
 
     def __init__(self) -> None:
         """Begin without a byte."""
-        self._said: list[str | None] = []
         self._incoming = ssl.MemoryBIO()
         self._read = 0
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.sni_callback = self._on_name
-        self._tls = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
-
-    def _on_name(self, _tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
-        self._said.append(name)
-        return ssl.ALERT_DESCRIPTION_ACCESS_DENIED
+        made = _CONTEXT.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
+        assert isinstance(made, _Reading)
+        self._tls = made
+        self._tls.said = []
 
     def feed(self, data: bytes) -> bool:
         """Take more bytes; whether the message is whole now. Raises `NotTls`."""
@@ -47,12 +61,12 @@ class Hello:
                 raise NotTls("its first message is too long") from None
             return False
         except (ssl.SSLError, ValueError):
-            if not self._said:
+            if not self._tls.said:
                 raise NotTls("its first message cannot be read") from None
         return True
 
     @property
     def name(self) -> str | None:
         """The server name in lower case, once the message is whole; None if there is none."""
-        said = self._said[0] if self._said else None
+        said = self._tls.said[0] if self._tls.said else None
         return None if said is None else said.lower().removesuffix(".")

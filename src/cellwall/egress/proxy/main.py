@@ -27,6 +27,8 @@ _MOST_WAITING = 10_000
 """Most records that wait for an engine that does not read; more are counted and lost."""
 _IN_ONE = 64
 """Most records in one message."""
+_FLUSH_S = 0.02
+"""Seconds for which records wait for others."""
 
 
 class Proxy:
@@ -43,7 +45,7 @@ class Proxy:
         self._served: dict[str, Listening] = {}
         self._records: list[dict[str, Any]] = []
         self._lost = 0
-        self._is_flushing = False
+        self._flushing: asyncio.TimerHandle | None = None
         self._ended = self._loop.create_future()
 
     async def serve(self) -> None:
@@ -114,15 +116,12 @@ class Proxy:
             self._lost += 1
             return
         self._records.append(record)
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._loop.create_task(self._flush_soon())
+        if self._flushing is None:
+            self._flushing = self._loop.call_later(_FLUSH_S, self._flush_now)
 
-    async def _flush_soon(self) -> None:
-        try:
-            await self._flush()
-        finally:
-            self._is_flushing = False
+    def _flush_now(self) -> None:
+        self._flushing = None
+        self._loop.create_task(self._flush())
 
     async def _flush(self) -> None:
         while self._records:

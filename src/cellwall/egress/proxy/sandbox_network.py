@@ -78,6 +78,8 @@ class SandboxNetwork:
         self._report = report
         self._answers = Answers(ask)
         self._names = Names()
+        self.told: dict[bytes, tuple[float, bytes]] = {}
+        """Answers of `dns` that hold for some seconds, and until the policy changes."""
         self.meter = SandboxMeter(policy)
         self.opened = 0
         self.refused = 0
@@ -206,6 +208,7 @@ class SandboxNetwork:
         """Change the policy; connections that it does not allow are closed now."""
         self.policy = policy
         self.meter.set(policy)
+        self.told.clear()
         for entry in list(self._open):
             if entry.destination is None:
                 continue  # it is decided on when its destination is known, by the new policy

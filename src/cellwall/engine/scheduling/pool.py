@@ -244,7 +244,14 @@ class Pool:
 
     def _bucket(self, runtime: Runtime, spec: SandboxSpec) -> _Bucket:
         template = spec.template
-        key = (runtime.name, template.digest, template.path, spec.purpose, spec.language)
+        key = (
+            runtime.name,
+            template.digest,
+            template.path,
+            spec.purpose,
+            spec.language,
+            "network" if spec.has_network else "",
+        )
         bucket = self._buckets.get(key)
         if bucket is None:
             plain = replace(

@@ -35,6 +35,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_network,
     refuse_soft,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
@@ -158,6 +159,8 @@ class DockerRuntime:
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start one container, or raise and leave nothing behind."""
         refuse_soft(spec, self._hardness(), self.name)
+        if self.oci_runtime is not None:
+            refuse_network(spec, self.name)
         starting = self._begin(self._start(spec))
         try:
             sandbox = await asyncio.shield(starting)
@@ -167,8 +170,18 @@ class DockerRuntime:
         except BaseException:
             self._failed += 1
             raise
+        if spec.has_network:
+            await self._open_network(sandbox)
         self._started += 1
         return sandbox
+
+    async def _open_network(self, sandbox: DockerSandbox) -> None:
+        try:
+            await sandbox.prepare_network()
+        except BaseException:
+            self._failed += 1
+            await sandbox.aclose()
+            raise
 
     async def _discard_unwanted(self, starting: asyncio.Task[DockerSandbox]) -> None:
         with contextlib.suppress(CellwallError):  # then there is nothing to discard

@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,12 +23,12 @@ from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
-from cellwall.runtimes.base import KernelReadings, SandboxSpec
+from cellwall.runtimes.base import KernelReadings, SandboxSpec, refuse_network
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.docker import posture
 from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
 from cellwall.runtimes.docker.daemon import Daemon
-from cellwall.runtimes.shared import work_area
+from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.shedding import MemoryWatch
 
 _END_S = 10.0
@@ -92,6 +93,8 @@ class DockerSandbox:
         self._highest = KernelReadings()
         self._ended_whole = 0
         self._watch: MemoryWatch | None = None
+        self._listeners: list[socket.socket] = []
+        """Listeners of its way out that its owner has not taken yet."""
         if resources.own_kernel_bytes and spec.purpose == "session":
             self._watch = MemoryWatch(
                 resources.channel,
@@ -142,6 +145,7 @@ class DockerSandbox:
             and spec.contexts == self._spec.contexts
             and spec.language == self._spec.language
             and spec.start == self._spec.start
+            and spec.has_network == self._spec.has_network
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
             and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
@@ -164,6 +168,24 @@ class DockerSandbox:
         self._limits = limits
         if not self._resources.own_kernel_bytes:
             note_limits(self._resources.groups, limits)
+
+    async def open_listeners(self) -> list[socket.socket]:
+        """Return the listeners of a way out, opened at the start or now."""
+        opened, self._listeners = self._listeners, []
+        return opened or await self._opened_listeners()
+
+    async def prepare_network(self) -> None:
+        """Open the listeners of a way out ahead, for a sandbox that waits for its owner."""
+        self._listeners = await self._opened_listeners()
+
+    async def _opened_listeners(self) -> list[socket.socket]:
+        if self._resources.own_kernel_bytes:
+            refuse_network(replace(self._spec, has_network=True), self.isolation.runtime)
+        return await network_listeners.opened(self.pid, self._resources.pidfd)
+
+    def _close_listeners(self) -> None:
+        for each in self._listeners:
+            each.close()
 
     @property
     def fresh(self) -> KernelReadings:
@@ -228,6 +250,7 @@ class DockerSandbox:
 
     def abandon(self) -> None:
         """Release the parent's descriptors without killing anything; for a forked child."""
+        self._close_listeners()
         self._resources.close_descriptors()
 
     async def aclose(self) -> None:
@@ -238,6 +261,7 @@ class DockerSandbox:
 
     async def _close(self) -> None:
         self.kill()
+        self._close_listeners()
         with contextlib.suppress(TimeoutError):  # the daemon is asked next
             async with asyncio.timeout(_END_S):
                 await self.wait_ended()

@@ -211,8 +211,15 @@ class JailRuntime:
             self._is_swept = True
             await self.sweep()  # what a killed engine left: it cannot remove that itself
         sandbox = await self._start_again(spec, hardness)
-        self._started += 1
         self._live.add(sandbox)
+        if spec.has_network:
+            try:
+                await sandbox.prepare_network()
+            except BaseException:
+                self._failed += 1
+                await sandbox.aclose()
+                raise
+        self._started += 1
         sandbox.pin()
         if hardness["memory_mb"] == "soft":
             self._watchdog.wake()

@@ -83,6 +83,8 @@ class JailSandbox:
         self._cpus: frozenset[int] = frozenset()
         self._watch = resources.child.watch()
         self._closing: asyncio.Task[None] | None = None
+        self._listeners: list[socket.socket] = []
+        """Listeners of its way out that its owner has not taken yet."""
         self.soft_kills = 0
         self._meter = usage_sums.Meter(resources.child.pid)
         self._peak_bytes = 0
@@ -130,6 +132,7 @@ class JailSandbox:
             and spec.contexts == self._spec.contexts
             and spec.language == self._spec.language
             and spec.purpose == self._spec.purpose
+            and spec.has_network == self._spec.has_network
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
@@ -191,7 +194,15 @@ class JailSandbox:
                     os.sched_setaffinity(thread, self._cpus)
 
     async def open_listeners(self) -> list[socket.socket]:
-        """Open the listeners of a way out in the sandbox's namespace."""
+        """Return the listeners of a way out, opened at the start or now."""
+        opened, self._listeners = self._listeners, []
+        return opened or await self._opened_listeners()
+
+    async def prepare_network(self) -> None:
+        """Open the listeners of a way out ahead, for a sandbox that waits for its owner."""
+        self._listeners = await self._opened_listeners()
+
+    async def _opened_listeners(self) -> list[socket.socket]:
         return await network_listeners.opened(self.pid, self._resources.child.pidfd)
 
     @property
@@ -269,8 +280,13 @@ class JailSandbox:
         """Return when init is gone. The kernel delays that until all other processes are gone."""
         await asyncio.shield(self._watch)
 
+    def _close_listeners(self) -> None:
+        for each in self._listeners:
+            each.close()
+
     def abandon(self) -> None:
         """Close the parent's descriptors in a forked child, and kill nothing."""
+        self._close_listeners()
         self._resources.close_descriptors()
 
     async def aclose(self) -> None:
@@ -281,6 +297,7 @@ class JailSandbox:
 
     async def _close(self) -> None:
         self.kill()
+        self._close_listeners()
         await self.wait_ended()
         self._resources.channel.close()
         self._runtime.cpus.give_back(self._cpus)

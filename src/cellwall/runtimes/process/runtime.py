@@ -28,6 +28,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_network,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.process.rules import PathRules
@@ -88,6 +89,7 @@ class ProcessRuntime:
                 "process runtime: limits are only held softly here",
                 remedy="use isolation='namespace'; `cellwall doctor` says what that needs",
             )
+        refuse_network(spec, self.name)
         check_cpus(spec.limits)
         try:
             sandbox = await self._start(spec)

@@ -22,7 +22,8 @@ from cellwall.surface.sync.loop_thread import Ended
 if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
-    from cellwall.model.outcome import Isolation
+    from cellwall.model.network import NetworkPolicy
+    from cellwall.model.outcome import Isolation, NetworkUsage
     from cellwall.surface.sync.loop_thread import LoopThread
     from cellwall.surface.sync.ports import SyncPorts
     from cellwall.surface.sync.protocols import AnySandbox
@@ -154,6 +155,26 @@ class SyncSandbox(Closing):
         the file.
         """
         return self._thread.call(lambda _subject, _put: self._inner.for_model(result, budget_chars))
+
+    @property
+    def network(self) -> NetworkPolicy:
+        """The network policy that applies now."""
+        return self._inner.network
+
+    def set_network(self, policy: object) -> NetworkPolicy:
+        """Change the network policy, such as to `["example.org"]`, and return it.
+
+        Connections that it does not allow are closed.
+        """
+        return self._thread.call(lambda _subject, _put: self._inner.set_network(policy))
+
+    def network_usage(self) -> NetworkUsage:
+        """Return what the sandbox has used of the network since its start."""
+        return self._thread.call(lambda _subject, _put: self._inner.network_usage())
+
+    def network_log(self) -> list[dict[str, Any]]:
+        """Return the latest thousand records: connections, their ends, and refusals."""
+        return self._thread.call(lambda _subject, _put: self._inner.network_log())
 
     def extend(self, life_s: float) -> None:
         """Let the sandbox live `life_s` seconds from now."""
