@@ -100,15 +100,13 @@ def test_a_star_means_names_below_and_not_the_name(any_outside: World) -> None:
     assert itself[0] == beside[0] == "URLError"
 
 
-def test_an_address_is_reached_where_a_rule_names_it(any_outside: World) -> None:
+def test_loopback_stays_the_sandboxs_own(any_outside: World) -> None:
+    """An operator's server on the host's loopback is reached by a name, never by that address."""
     port = any_outside.web.port
-    with any_outside.sandbox([f"127.0.1.0/30:{port}"]) as sandbox:
-        found = sandbox.run(
-            f"import socket; s = socket.create_connection(({OUTSIDE.replace('127', '127')!r}, "
-            f"{port}), 5); print('connected')"
-        )
-        # Loopback is the sandbox's own: an address of the operator's there is reached by a name.
+    with any_outside.sandbox([f"127.0.1.0/30:{port}", f"web.test:{port}"]) as sandbox:
+        found = sandbox.run(f"import socket; socket.create_connection(({OUTSIDE!r}, {port}), 5)")
         assert "ConnectionRefusedError" in str(found.error)
+        assert _get(sandbox, f"http://web.test:{port}/") == [[200, "GET / 0"]]
 
 
 def test_open_reaches_any_name(any_outside: World) -> None:

@@ -47,7 +47,7 @@ async def serve_direct(network: SandboxNetwork, inner: socket.socket) -> None:
                 await _serve(network, entry, inner, destination)
         except Refused as error:
             network.note_refusal(destination.host, port, "direct", str(error))
-            await _tell(inner, f"refused: {error}", 403)
+            await _tell(inner, f"refused: {error}", 403, error.said)
         except Unreachable as error:
             await _tell(inner, f"not reached: {error}", 502)
 
@@ -98,7 +98,7 @@ async def _serve_proxied(network: SandboxNetwork, entry: Open, inner: socket.soc
             await _relay_looked_at(network, entry, inner, outer, destination, client.rest())
         except Refused as error:
             network.note_refusal(destination.host, destination.port, "proxy", str(error))
-            await _tell(inner, f"refused: {error}", 403)
+            await _tell(inner, f"refused: {error}", 403, error.said)
 
 
 async def _serve(
@@ -146,14 +146,15 @@ async def _relay_looked_at(
         first = await _first_bytes(inner, destination, early)
     await entry.meter.count_sent(len(first.data) - len(early))
     if first.kind == "tls":
-        _only_http(destination, looks=looks, what="TLS, whose requests cannot be seen")
+        what = "TLS, whose requests cannot be seen"
+        _only_http(destination, looks=looks, what=what, said=first.data)
     elif first.kind == "http":
         client = Side(inner, h11.SERVER, first.data, entry.meter.count_sent)
         route = FixedServer(network, entry, outer, destination).route
         await http_relay.serve(client, entry.meter, route)
         return
     elif destination.port in WEB_PORTS or looks:
-        raise Refused(f"what was sent to {destination} is neither HTTP/1 nor TLS")
+        raise Refused(f"what was sent to {destination} is neither HTTP/1 nor TLS", first.data)
     await asyncio.get_running_loop().sock_sendall(outer, first.data)
     if first.is_end:
         outer.shutdown(socket.SHUT_WR)
@@ -162,9 +163,10 @@ async def _relay_looked_at(
         await relay(inner, outer, entry.meter)
 
 
-def _only_http(destination: Destination, *, looks: bool, what: str) -> None:
+def _only_http(destination: Destination, *, looks: bool, what: str, said: bytes = b"") -> None:
     if looks:
-        raise Refused(f"the rule for {destination} allows single HTTP requests, and this is {what}")
+        why = f"the rule for {destination} allows single HTTP requests, and this is {what}"
+        raise Refused(why, said)
 
 
 async def _program_speaks_first(inner: socket.socket, outer: socket.socket) -> bool:
@@ -233,10 +235,10 @@ async def _checked_hello(inner: socket.socket, data: bytes, destination: Destina
             data += more
             is_whole = reader.feed(more)
     except hello.NotTls as error:
-        raise Refused(f"TLS to {destination}: {error}") from None
+        raise Refused(f"TLS to {destination}: {error}", data) from None
     if destination.is_name and reader.name not in (None, destination.host):
         raise Refused(
-            f"TLS to {destination}: the connection names another server, {reader.name!r:.80}"
+            f"TLS to {destination}: the connection names another server, {reader.name!r:.80}", data
         )
     return data
 
@@ -244,12 +246,15 @@ async def _checked_hello(inner: socket.socket, data: bytes, destination: Destina
 # -- ends ----------------------------------------------------------------------------------
 
 
-async def _tell(inner: socket.socket, sentence: str, status: int) -> None:
-    """Tell a refused program why, in its own protocol; a reset where there is none."""
+async def _tell(inner: socket.socket, sentence: str, status: int, said: bytes = b"") -> None:
+    """Tell a refused program why, in its own protocol; a reset where there is none.
+
+    `said` are its first bytes, if they were read already.
+    """
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError, TimeoutError, h11.RemoteProtocolError, LimitReached):
         async with asyncio.timeout(_REFUSED_S):
-            data = await loop.sock_recv(inner, PIECE)
+            data = said or await loop.sock_recv(inner, PIECE)
             if data[:1] == bytes([hello.HANDSHAKE]):
                 await loop.sock_sendall(inner, hello.ACCESS_DENIED)
                 return

@@ -127,11 +127,12 @@ async def answer(client: Side, status: int, sentence: str) -> None:
         ("Connection", "close"),
         ("Via", "1.1 cellwall"),
     ]
-    reason = b"Forbidden" if status == 403 else b""
-    await client.send(h11.Response(status_code=status, headers=fields, reason=reason))
+    reason = {403: b"Forbidden", 502: b"Bad Gateway"}.get(status, b"Bad Request")
+    data = client.http.send(h11.Response(status_code=status, headers=fields, reason=reason))
     with contextlib.suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
-        await client.send(h11.Data(data=body))
-        await client.send(h11.EndOfMessage())
+        data += client.http.send(h11.Data(data=body))
+        data += client.http.send(h11.EndOfMessage())
+    await asyncio.get_running_loop().sock_sendall(client.socket, data)
 
 
 async def _exchange(client: Side, way: Way, request: h11.Request, meter: Meter) -> bool:

@@ -12,7 +12,8 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from cellwall.egress.proxy.meter import Meter
 
@@ -32,9 +33,18 @@ async def relay(inner: socket.socket, outer: socket.socket, meter: Meter) -> Non
     Both sockets are non-blocking; the caller closes them. The end of one direction is passed on,
     and the other one goes on.
     """
-    async with asyncio.TaskGroup() as both:
-        both.create_task(pump(inner, outer, meter.count_sent))
-        both.create_task(pump(outer, inner, meter.count_received))
+    await both_of(pump(inner, outer, meter.count_sent), pump(outer, inner, meter.count_received))
+
+
+async def both_of(*work: Coroutine[Any, Any, None]) -> None:
+    """Do both until both have ended; the first error ends the other one and is raised."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def pump(source: socket.socket, target: socket.socket, count: Count) -> None:

@@ -33,6 +33,11 @@ Report = Callable[[dict[str, Any]], None]
 class Refused(Exception):
     """The connection or request is not allowed; the text says why."""
 
+    def __init__(self, why: str, said: bytes = b"") -> None:
+        """`said` are the program's first bytes, if they were read already."""
+        super().__init__(why)
+        self.said = said
+
 
 class Unreachable(Exception):
     """The destination is allowed and cannot be reached; the text says why."""
