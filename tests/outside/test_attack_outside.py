@@ -148,7 +148,7 @@ def test_special_addresses_are_refused_in_every_mode(open_sandbox: Sandbox) -> N
         *(
             f"raw('{each.strip('[]')}', 80, b'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')"
             for each in METADATA
-            if not each.startswith(("224", "255"))
+            if not each.startswith(("224", "255", "[fe80"))
         ),
     )
     assert all(each.startswith("HTTP/1.1 403") for each in dialled), dialled

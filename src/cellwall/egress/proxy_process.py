@@ -334,10 +334,11 @@ class _Running:
         self._kill(self._why)  # it has closed the socket, and may hold listeners still
         self._watching.cancel()
         self._reaping = self._loop.create_task(self._reap())
-        self._ended(self._why)
 
     async def _reap(self) -> None:
+        """Wait for the end, which closes the last of its listeners, and then tell of it."""
         await asyncio.to_thread(self.process.wait)
+        self._ended(self._why)
 
     async def aclose(self) -> None:
         """End the process and wait for it."""

@@ -89,6 +89,9 @@ def _bound(family: int, kind: int, port: int, *, is_transparent: bool) -> socket
             found.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
         elif is_transparent:
             found.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
+        if kind == socket.SOCK_STREAM:
+            # What a listener before it accepted may be there still, after the proxy has ended.
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(("127.0.0.1" if family == socket.AF_INET else "::1", port))
         if kind == socket.SOCK_STREAM:
             found.listen(_BACKLOG)
