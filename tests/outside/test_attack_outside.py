@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -60,12 +61,12 @@ def tls(host, port, name):
 '''
 
 
-def _said(sandbox: Sandbox, *calls: str) -> list[str]:
+def _said(sandbox: Sandbox, *calls: str) -> list[Any]:
     """Run each expression inside; each result is what came of it."""
     lines = "".join(f"found.append(attempt(lambda: {call}))\n" for call in calls)
     done = sandbox.run(f"{_TOOLS}\nfound = []\n{lines}print(json.dumps(found))", timeout=60)
     assert done.outcome.verdict == "ok", (done.stderr, done.error)
-    answers: list[str] = json.loads(done.stdout)
+    answers: list[Any] = json.loads(done.stdout)
     assert len(answers) == len(calls)
     return answers
 
@@ -93,9 +94,7 @@ ODD = [
 ]
 
 
-def test_no_spelling_of_the_hosts_address_reaches_it(
-    outside: World, open_sandbox: Sandbox
-) -> None:
+def test_no_spelling_of_the_hosts_address_reaches_it(outside: World, open_sandbox: Sandbox) -> None:
     """L11, L01: by CONNECT, by a URL for the proxy, and dialled."""
     port, before = outside.host.port, outside.host.connections
     for form in ODD:
@@ -203,7 +202,10 @@ def test_a_redirect_is_a_connection_like_any_other(outside: World) -> None:
         "/to-other": f"http://other.test:{port}/",
         "/to-itself": f"http://web.test:{port}/there",
     }
-    get = "__import__('urllib.request').request.urlopen('http://web.test:{}{}', timeout=5).read().decode()"
+    get = (
+        "__import__('urllib.request').request"
+        ".urlopen('http://web.test:{}{}', timeout=5).read().decode()"
+    )
     with outside.sandbox([f"web.test:{port}", f"inner.test:{outside.host.port}"]) as sandbox:
         to_host, to_other, itself = _said(
             sandbox, *(get.format(port, path) for path in ("/to-host", "/to-other", "/to-itself"))
@@ -232,20 +234,24 @@ def test_the_name_in_tls_must_be_the_allowed_one(outside: World) -> None:
     port, seen = outside.tls_web.port, len(outside.tls_web.requests)
     with outside.sandbox([f"web.test:{port}"]) as sandbox:
         fronted, good = _said(
-            sandbox, f"tls('web.test', {port}, 'other.test')", f"tls('web.test', {port}, 'web.test')"
+            sandbox,
+            f"tls('web.test', {port}, 'other.test')",
+            f"tls('web.test', {port}, 'web.test')",
         )
         code = (
             f"{_TOOLS}\n"
             "def tunnelled(name):\n"
             "    held = socket.create_connection(('127.0.0.1', 3128), 5)\n"
-            f"    held.sendall(b'CONNECT web.test:{port} HTTP/1.1\\r\\nHost: web.test:{port}\\r\\n\\r\\n')\n"
+            f"    to = b'web.test:{port}'\n"
+            "    held.sendall(b'CONNECT ' + to + b' HTTP/1.1\\r\\nHost: ' + to + b'\\r\\n\\r\\n')\n"
             "    assert held.recv(2000).startswith(b'HTTP/1.1 200')\n"
             "    context = ssl.create_default_context(); context.check_hostname = False\n"
             "    context.verify_mode = ssl.CERT_NONE\n"
             "    over = context.wrap_socket(held, server_hostname=name)\n"
             "    over.sendall(b'GET /tls HTTP/1.1\\r\\nHost: web.test\\r\\n\\r\\n')\n"
             "    return over.recv(2000).decode()\n"
-            "print(json.dumps([attempt(lambda: tunnelled(n)) for n in ('other.test', 'web.test')]))\n"
+            "names = ('other.test', 'web.test')\n"
+            "print(json.dumps([attempt(lambda: tunnelled(n)) for n in names]))\n"
         )
         done = sandbox.run(code)
     fronted_2, good_2 = json.loads(done.stdout)
@@ -266,7 +272,8 @@ SMUGGLED = {
     "no host": "GET / HTTP/1.1\\r\\n\\r\\n",
     "a URL for a proxy": "GET http://other.test/ HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n",
     "a space before the colon": "GET / HTTP/1.1\\r\\nHost : {host}\\r\\n\\r\\n",
-    "a folded line": "GET / HTTP/1.1\\r\\nHost: {host}\\r\\nX: a\\r\\n Host: other.test\\r\\n\\r\\n",
+    "a folded line": "GET / HTTP/1.1\\r\\nHost: {host}\\r\\nX: a\\r\\n Host: other.test"
+    "\\r\\n\\r\\n",
     "blank lines first": "\\r\\n\\r\\nGET / HTTP/1.1\\r\\nHost: other.test\\r\\n\\r\\n",
     "a long header": "GET / HTTP/1.1\\r\\nHost: {host}\\r\\nX: {long}\\r\\n\\r\\n",
     "a second request": "GET /first HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n"
@@ -407,4 +414,4 @@ def test_nothing_of_a_sandbox_stays_in_the_proxy(outside: World) -> None:
 
 
 async def _pid(engine: object) -> int | None:
-    return engine.outside.proxy.pid  # type: ignore[attr-defined]
+    return engine.outside.proxy.pid  # type: ignore[attr-defined,no-any-return]

@@ -6,12 +6,18 @@ On every runtime that can enforce one. What a refused program is told is part of
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from contextlib import closing
+from functools import partial
 
 import pytest
 
-from cellwall import Sandbox
-from cellwall.model.errors import UsageError
+from cellwall import EngineSettings, Sandbox
+from cellwall.embedded import Runner
+from cellwall.engine.engine import Engine
+from cellwall.model.errors import HostUnsupported, UsageError
+from conftest import Require
 from kit.outside.servers import HOST, OUTSIDE
 from kit.outside.world import World
 
@@ -79,7 +85,8 @@ def test_what_no_rule_allows_is_refused_with_a_sentence(any_outside: World) -> N
 
 def test_an_empty_list_allows_nothing(any_outside: World) -> None:
     port = any_outside.web.port
-    for empty in ([], {"mode": "allow"}, {"allow": []}):
+    nothing: list[object] = [[], {"mode": "allow"}, {"allow": []}]
+    for empty in nothing:
         with any_outside.sandbox(empty) as sandbox:
             ((kind, _),) = _get(sandbox, f"http://web.test:{port}/")
             assert kind == "URLError"
@@ -216,16 +223,23 @@ def test_usage_is_in_the_outcome(any_outside: World) -> None:
         assert sandbox.run("1").outcome.usage.network is None
 
 
-def test_more_than_the_operator_allows_is_refused(any_outside: World) -> None:
-    outside = any_outside.runner.call(lambda engine, _put: _value(engine.outside))
-    settings = outside._settings
-    object.__setattr__(settings, "network", "allow")
-    try:
+def test_more_than_the_operator_allows_is_refused() -> None:
+    settings = EngineSettings(network="allow", pool_min=0, pool_max=0)
+    with closing(Runner(partial(Engine, settings=settings))) as runner:
         with pytest.raises(UsageError, match="more than the operator allows"):
-            any_outside.sandbox("open")
-    finally:
-        object.__setattr__(settings, "network", "open")
+            Sandbox(runner=runner, network="open")
+        with pytest.raises(UsageError, match="trust 'untrusted' means"):
+            Sandbox(runner=runner, network=["example.org"], trust="untrusted")
+        with Sandbox(runner=runner, network=["example.org"]) as sandbox:
+            with pytest.raises(UsageError, match="more than the operator allows"):
+                sandbox.set_network("open")
+            assert str(sandbox.network) == "allow example.org"
 
 
-async def _value(value: object) -> object:
-    return value
+def test_a_runtime_that_cannot_enforce_one_refuses(require: Require) -> None:
+    require("runsc", shutil.which("runsc") is not None, "run: apt-get install runsc")
+    settings = EngineSettings(pool_min=0, pool_max=0)
+    with closing(Runner(partial(Engine, settings=settings))) as runner:
+        with pytest.raises(HostUnsupported, match="cannot give a sandbox one") as caught:
+            Sandbox(runner=runner, runtime="gvisor", isolation="kernel", network=["example.org"])
+        assert "jail" in str(caught.value.remedy)

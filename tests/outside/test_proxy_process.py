@@ -103,12 +103,16 @@ def test_killed_the_network_comes_back(own: World) -> None:
     )
     with own.sandbox([f"web.test:{port}"]) as sandbox:
         assert sandbox.run(get).stdout == "200\n"
+        sandbox.run(f"import socket; held = socket.create_connection(('web.test', {port}), 5)")
+        _wait(lambda: [each["event"] for each in sandbox.network_log()].count("open") == 2)
         first = _pid(own)
         os.kill(first, signal.SIGKILL)
         _wait(lambda: _gone(first))
         _wait(lambda: sandbox.run(get).stdout == "200\n")
         assert _pid(own) != first
-        assert any(record["event"] == "lost" for record in sandbox.network_log())
+        assert any(record["event"] == "proxy_ended" for record in sandbox.network_log())
+        lost = [record for _, record in own.records if record["event"] == "lost"]
+        assert [record["host"] for record in lost] == ["web.test"]  # the one that was open
         assert sandbox.network_usage().connections >= 2  # of both processes
 
 
@@ -169,13 +173,17 @@ def test_only_so_many_connections_at_once(outside: World) -> None:
         )
         assert done.stdout == "5\n", done.error
         assert sandbox.network_usage().refused >= 7
-        # The control: what ends makes room.
+        # The control: what ends makes room, once the proxy has seen the ends.
         again = sandbox.run(
             "for each in held: each.close()\n"
-            "import time\n"
-            f"one = socket.create_connection(('web.test', {port}), 5); one.settimeout(1)\n"
-            "try: one.sendall(b'*x'); print(one.recv(1))\n"
-            "except TimeoutError: print('open')\n"
+            "def state():\n"
+            f"    with socket.create_connection(('web.test', {port}), 5) as one:\n"
+            "        one.settimeout(1)\n"
+            "        try: one.sendall(b'*x'); return one.recv(1)\n"
+            "        except TimeoutError: return 'open'\n"
+            "        except ConnectionError: return 'refused'\n"
+            "while (seen := state()) == 'refused': pass\n"
+            "print(seen)\n"
         )
         assert again.stdout == "open\n"
 
@@ -227,20 +235,19 @@ def test_a_slow_reader_holds_up_itself_alone(outside: World) -> None:
         for _ in range(200):
             held.sendall(bytes(1 << 20))  # type: ignore[attr-defined]
 
-    with Sink(pour) as well:
-        with outside.sandbox([f"web.test:{well.port}"]) as slow:
-            slow.run(
-                f"import socket; held = socket.create_connection(('web.test', {well.port}), 5); "
-                "held.sendall(b'*x'); held.recv(10)"
+    with Sink(pour) as well, outside.sandbox([f"web.test:{well.port}"]) as slow:
+        slow.run(
+            f"import socket; held = socket.create_connection(('web.test', {well.port}), 5); "
+            "held.sendall(b'*x'); held.recv(10)"
+        )
+        before = _rss(_pid(outside))
+        with outside.sandbox([f"web.test:{outside.web.port}"]) as neighbour:
+            url = f"http://web.test:{outside.web.port}/"
+            got = neighbour.run(
+                f"import urllib.request; print(urllib.request.urlopen({url!r}).status)"
             )
-            before = _rss(_pid(outside))
-            with outside.sandbox([f"web.test:{outside.web.port}"]) as neighbour:
-                url = f"http://web.test:{outside.web.port}/"
-                got = neighbour.run(
-                    f"import urllib.request; print(urllib.request.urlopen({url!r}).status)"
-                )
-                assert got.stdout == "200\n"
-            assert _rss(_pid(outside)) - before < 16 << 20
+            assert got.stdout == "200\n"
+        assert _rss(_pid(outside)) - before < 16 << 20
 
 
 def test_gigabytes_pass_in_flat_memory(outside: World) -> None:

@@ -74,6 +74,7 @@ class AsyncClient(AsyncClosing):
         artifacts: str | None = None,
         compile_options: Sequence[str] = (),
         compile_limits: Limits | Mapping[str, Any] | None = None,
+        network: object = None,
         on_event: OnEvent | None = None,
         tools: Tools | None = None,
     ) -> Execution:
@@ -102,6 +103,7 @@ class AsyncClient(AsyncClosing):
             artifacts=artifacts,
             compile_options=compile_options,
             compile_limits=compile_limits,
+            network=network,
         )
         body |= asking.tools(None if box is None else box.manifest)
         attempt = Attempt(self._transport, "/execute", body, tools=box)
@@ -138,11 +140,13 @@ class AsyncClient(AsyncClosing):
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         tools: Tools | None = None,
+        network: object = None,
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
         `tools`: functions of this process that its code may call as `tools.name(…)`; only
-        executions started by this object may call them.
+        executions started by this object may call them. `network`: where it may connect to, such as
+        `["example.org"]`; None is no network.
         """
         box = box_of(tools)
         body = {
@@ -151,6 +155,7 @@ class AsyncClient(AsyncClosing):
                 env=asking.env(env),
                 name=name,
                 metadata=None if metadata is None else dict(metadata),
+                network=asking.network(network),
             ),
             **_place(template, (runtime, isolation, trust), demand_hard, start),
         }
@@ -220,6 +225,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     artifacts: str | None = None,
     compile_options: Sequence[str] = (),
     compile_limits: Limits | Mapping[str, Any] | None = None,
+    network: object = None,
 ) -> dict[str, Any]:
     """Return the request body for one program."""
     wanted = asking.limits(limits)
@@ -236,6 +242,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
             env=asking.env(env),
             artifacts=artifacts,
             compile_limits=asking.limits(compile_limits),
+            network=asking.network(network),
         ),
         **_place(template, (runtime, isolation, trust), demand_hard, start),
         "compile_options": asking.words(compile_options, "compile_options"),

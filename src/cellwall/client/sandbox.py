@@ -19,11 +19,12 @@ from cellwall.client.files import Files
 from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
+from cellwall.model.network import NetworkPolicy
 from cellwall.model.outcome import Verdict
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.tools.tools import box_of
 from cellwall.wire import asking
-from cellwall.wire.reading import execution_of
+from cellwall.wire.reading import execution_of, network_usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from cellwall.client.ports import Ports
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
-    from cellwall.model.outcome import Isolation
+    from cellwall.model.outcome import Isolation, NetworkUsage
     from cellwall.surface.tools.tools import Offer, Tools
 
 
@@ -116,6 +117,30 @@ class AsyncSandbox:
         from cellwall.client.ports import Ports
 
         return Ports(self._live)
+
+    @property
+    def network(self) -> NetworkPolicy:
+        """Network policy, as the server last reported it."""
+        return NetworkPolicy.of(self._live.facts.get("network") or None)
+
+    async def set_network(self, policy: object) -> NetworkPolicy:
+        """Change the network policy, such as to `["example.org"]`, and return it.
+
+        Connections that it does not allow are closed.
+        """
+        body = NetworkPolicy.of(policy).as_json()
+        answer = await self._live.json(Ask("PUT", "/network", body=body))
+        self._live.facts["network"] = answer["policy"]
+        return self.network
+
+    async def network_usage(self) -> NetworkUsage:
+        """Return what the sandbox has used of the network since its start."""
+        return network_usage_of((await self._live.json(Ask("GET", "/network")))["usage"])
+
+    async def network_log(self) -> list[Json]:
+        """Return the latest thousand records: connections, their ends, and refusals."""
+        records: list[Json] = (await self._live.json(Ask("GET", "/network/log")))["records"]
+        return records
 
     async def refresh(self) -> None:
         """Update the state from the server."""

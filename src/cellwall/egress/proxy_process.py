@@ -92,9 +92,7 @@ class EgressProxy:
 
     async def set_policy(self, sandbox: str, policy: NetworkPolicy) -> None:
         """Change a sandbox's policy; connections that it does not allow are closed."""
-        await self._known(sandbox).ask(
-            {"op": "policy", "id": sandbox, "policy": policy.as_json()}
-        )
+        await self._known(sandbox).ask({"op": "policy", "id": sandbox, "policy": policy.as_json()})
 
     async def usage(self, sandbox: str) -> dict[str, int]:
         """Return a sandbox's counters: connections, refused, sent_bytes, received_bytes."""
@@ -208,7 +206,7 @@ class _Running:
             await self.aclose()
             raise HostUnsupported(
                 "network",
-                f"start the egress proxy: {error or 'it was not ready in time'}",
+                f"start the egress proxy: {str(error) or 'it was not ready in time'}",
                 remedy="its error stands in the engine's standard error",
             ) from None
 
@@ -272,8 +270,13 @@ class _Running:
                 return
 
     async def _writable(self) -> None:
-        is_writable = self._loop.create_future()
-        self._loop.add_writer(self.control, lambda: is_writable.done() or is_writable.set_result(0))
+        is_writable: asyncio.Future[None] = self._loop.create_future()
+
+        def tell() -> None:
+            if not is_writable.done():
+                is_writable.set_result(None)
+
+        self._loop.add_writer(self.control, tell)
         try:
             await is_writable
         finally:
@@ -326,7 +329,8 @@ class _Running:
         self._loop.remove_reader(self.control)
         self.control.close()
         error = SandboxBroken(f"network: the egress proxy has ended: {self._why}")
-        for each in (self._ready, *self._asked.values()):
+        waiting: list[asyncio.Future[Any]] = [self._ready, *self._asked.values()]
+        for each in waiting:
             if not each.done():
                 each.set_exception(error)
         if not self._ready.cancelled():
@@ -364,7 +368,7 @@ def _spawn(control_fd: int, settings: ProxySettings, uid: int | None) -> subproc
     # The same modules as in this process; -I keeps its environment and working directory out.
     path = "\n".join(each for each in sys.path if os.path.isabs(each))
     argv = [sys.executable, "-I", "-c", code, str(control_fd), json.dumps(words), path]
-    return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+    return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -372,5 +376,3 @@ def _spawn(control_fd: int, settings: ProxySettings, uid: int | None) -> subproc
         cwd="/",
         env={"PATH": os.defpath, "LANG": "C.UTF-8"},
     )
-
-

@@ -208,7 +208,7 @@ class Engine:
         again for another sandbox, if the first one ended before the program began.
         """
         with self._calling():
-            network = self.outside.checked(request.network)
+            network = self.outside.checked(request.network, request.trust)
             watch = _Watch(on_event, on_start, before_code, request.trust, network)
             return await self._execute(request, watch)
 
@@ -253,7 +253,7 @@ class Engine:
 
         async def run(live: ClaimedSandbox) -> Execution:
             if not watch.network.is_none:
-                await self.outside.open(live, watch.network)
+                await self.outside.open(live, watch.network, request.tenant)
             return await self._run_in(live, work, program, watch, stages)
 
         execution = await self._anew(runtime, spec, watch, run)
@@ -359,16 +359,18 @@ class Engine:
         floor: Floor = NO_FLOOR,
         tools: Tools | None = None,
         network: object = None,
+        tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
 
         `isolation` is a level, None for the operator's default; `trust` (`untrusted`, `semi`,
         `trusted`) stands for one. `floor` is the operator's demand on this tenant. `tools`:
         functions of this process that its Python code may call as `tools.name(…)`. `network`:
-        what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network.
+        what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `tenant`:
+        whose it is, for the records of its connections.
         """
         box = box_of(tools)
-        policy = self.outside.checked(network)
+        policy = self.outside.checked(network, trust)
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)
@@ -385,17 +387,19 @@ class Engine:
             live = await self._claim(chosen, spec)
             live.trust = trust
             if not policy.is_none:
-                await self._opened(live, chosen, policy)
+                await self._opened(live, chosen, policy, tenant)
             sandbox = AsyncSandbox(
-                live, self._tasks, partial(self._released, chosen), box, self.outside
+                live, self._tasks, partial(self._released, chosen), box, self.outside, tenant
             )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 
-    async def _opened(self, live: ClaimedSandbox, runtime: Runtime, policy: NetworkPolicy) -> None:
+    async def _opened(
+        self, live: ClaimedSandbox, runtime: Runtime, policy: NetworkPolicy, tenant: str
+    ) -> None:
         """Give a claimed sandbox its way out, or destroy it."""
         try:
-            await self.outside.open(live, policy)
+            await self.outside.open(live, policy, tenant)
         except BaseException:
             live.kill("its network could not be opened")
             self._release(live, runtime)

@@ -64,11 +64,13 @@ class AsyncSandbox:
         on_closed: Callable[[AsyncSandbox], None],
         tools: Offer | None,
         outside: Outside,
+        tenant: str,
     ) -> None:
         """Called by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         self.live = live
         self._tools = tools
         self._outside = outside
+        self._tenant = tenant
         self._tasks = tasks
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -160,8 +162,8 @@ class AsyncSandbox:
         the runtime cannot enforce it.
         """
         self.live.check_alive()
-        checked = self._outside.checked(policy)
-        await change(self._outside, self.live, checked)
+        checked = self._outside.checked(policy, self.trust)
+        await change(self._outside, self.live, checked, self._tenant)
         return checked
 
     async def network_usage(self) -> NetworkUsage:

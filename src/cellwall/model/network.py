@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from cellwall.model.errors import UsageError
 
@@ -157,12 +157,14 @@ def _wrong(what: str, remedy: str) -> UsageError:
 
 
 def _mode(text: str) -> Mode:
-    if text == "allow" or text not in MODES:
-        raise _wrong(
-            f"{text!r:.60} is no policy",
-            'say "none" or "open", or give a list of rules, such as ["example.org"]',
-        )
-    return cast("Mode", text)
+    if text == "none":
+        return "none"
+    if text == "open":
+        return "open"
+    raise _wrong(
+        f"{text!r:.60} is no policy",
+        'say "none" or "open", or give a list of rules, such as ["example.org"]',
+    )
 
 
 def _of_mapping(value: Mapping[Any, Any]) -> NetworkPolicy:
@@ -193,10 +195,14 @@ def _rule(value: object) -> NetworkRule:
     if isinstance(value, NetworkRule):
         return value
     if isinstance(value, str):
-        host, ports = _split(value)
-        return _destination(host, value, ports=ports)
-    if not isinstance(value, Mapping):
-        raise _wrong(f"allow: {value!r:.60} is no rule", f"give a text, {_FORMS}")
+        text, listed = _split(value)
+        return _destination(text, value, ports=listed)
+    if isinstance(value, Mapping):
+        return _rule_of_mapping(value)
+    raise _wrong(f"allow: {value!r:.60} is no rule", f"give a text, {_FORMS}")
+
+
+def _rule_of_mapping(value: Mapping[Any, Any]) -> NetworkRule:
     unknown = sorted(set(map(str, value)) - {"host", "ports", "methods", "paths"})
     if unknown:
         raise _wrong(

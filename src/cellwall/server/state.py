@@ -88,6 +88,7 @@ class State:
         self.audit = None if store is None else Audit(store, settings, self.observer)
         if self.audit is not None:
             engine.on_taken_out = self.audit.runtime_taken_out
+            engine.outside.on_record = self.audit.connected
         recording = Recording(self.observer, self.audit)
         self.kept = Kept(
             self.queue.tenants, settings.retention_s, disk, settings.least_free_disk_mb

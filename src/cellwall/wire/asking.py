@@ -14,6 +14,7 @@ from typing import Any
 
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.model.network import NetworkPolicy
 from cellwall.model.unicode import utf8
 
 Body = dict[str, Any]
@@ -73,6 +74,11 @@ def limits(value: Limits | Mapping[str, Any] | None) -> Body | None:
         f"limits: {type(value).__name__} is not a Limits object",
         remedy="give Limits(...) or a dict of its fields",
     )
+
+
+def network(value: object) -> Body | None:
+    """Return a network policy as an object; None: no network."""
+    return None if value is None else NetworkPolicy.of(value).as_json()
 
 
 def files(value: Mapping[str, str | bytes] | None) -> Body | None:

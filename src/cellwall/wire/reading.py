@@ -34,6 +34,7 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import (
     Isolation,
     IsolationLevel,
+    NetworkUsage,
     Outcome,
     Truncated,
     Usage,
@@ -95,14 +96,25 @@ def outcome_of(value: Json) -> Outcome:
         isolation=isolation_of(value.get("isolation") or _NOWHERE),
         exit_code=value.get("exit_code"),
         signal=value.get("signal"),
-        usage=Usage(
-            **{each.name: usage[each.name] for each in fields(Usage) if each.name in usage}
-        ),
+        usage=_usage_of(usage),
         truncated=Truncated(
             **{each.name: cut[each.name] for each in fields(Truncated) if each.name in cut}
         ),
         notes=tuple(value.get("notes", ())),
     )
+
+
+def _usage_of(value: Json) -> Usage:
+    known = {each.name: value[each.name] for each in fields(Usage) if each.name in value}
+    if known.get("network") is not None:
+        known["network"] = network_usage_of(known["network"])
+    return Usage(**known)
+
+
+def network_usage_of(value: Json) -> NetworkUsage:
+    """Return what passed the egress proxy."""
+    names = {each.name for each in fields(NetworkUsage)}
+    return NetworkUsage(**{name: value[name] for name in names if name in value})
 
 
 def isolation_of(value: Json) -> Isolation:

@@ -74,7 +74,7 @@ class Sink:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: WebServer
+    server: WebServer  # type: ignore[mutable-override]
 
     def do_GET(self) -> None:
         self.server.requests.append((self.command, self.path, dict(self.headers)))
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_POST = do_PUT = do_DELETE = do_GET
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - its own name
+    def log_message(self, format: str, *arguments: object) -> None:
         """Say nothing."""
 
 

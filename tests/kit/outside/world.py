@@ -49,8 +49,9 @@ class World:
 
     def run(self, code: str, network: object, **options: Any) -> str:
         """Run a program once in a fresh sandbox and return its output, which must have an end."""
-        options = {"runtime": self.runtime, "network": network, "timeout": 30.0} | options
-        done = self.runner.call(lambda engine, _put: engine.run(code, **options))
+        given: dict[str, Any] = {"runtime": self.runtime, "network": network, "timeout": 30.0}
+        given |= options
+        done = self.runner.call(lambda engine, _put: engine.run(code, **given))
         assert done.outcome.verdict == "ok", (done.stdout, done.stderr, done.outcome)
         return done.stdout
 
@@ -95,7 +96,7 @@ def world(runtime: str = "jail", **engine: Any) -> Iterator[World]:
         stack.callback(runner.close)
         made = World(names, runner, web, tls_web, host, sink, runtime=runtime)
 
-        def note(sandbox: str, record: dict[str, Any]) -> None:
+        def note(_tenant: str, sandbox: str, record: dict[str, Any]) -> None:
             made.records.append((sandbox, record))
 
         def watch(engine: Engine, _put: Any) -> Any:

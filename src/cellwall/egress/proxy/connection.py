@@ -74,24 +74,33 @@ async def _serve_proxied(network: SandboxNetwork, entry: Open, inner: socket.soc
         return
     if not isinstance(request, h11.Request):
         return
-    if request.method != b"CONNECT":
-        async with ServerByRequest(network) as servers:
-            await http_relay.serve(client, entry.meter, servers.route, request)
+    if request.method == b"CONNECT":
+        await _serve_tunnel(network, entry, client, request)
         return
+    async with ServerByRequest(network) as servers:
+        await http_relay.serve(client, entry.meter, servers.route, request)
+
+
+async def _serve_tunnel(
+    network: SandboxNetwork, entry: Open, client: Side, request: h11.Request
+) -> None:
+    """Answer CONNECT, and relay what comes through the tunnel."""
+    inner = client.socket
     destination = authority(request.target.decode("ascii"), None)
+    if destination is None:
+        why = f"CONNECT to {request.target!r:.80} names no host and port"
+        network.note_refusal("", 0, "proxy", why)
+        await http_relay.answer(client, 403, f"refused: {why}")
+        return
     try:
-        if destination is None:
-            raise Refused(f"CONNECT to {request.target!r:.80} names no host and port")
         outer = await _made(network, entry, destination)
     except Refused as error:
-        host, port = (destination.host, destination.port) if destination else ("", 0)
-        network.note_refusal(host, port, "proxy", str(error))
+        network.note_refusal(destination.host, destination.port, "proxy", str(error))
         await http_relay.answer(client, 403, f"refused: {error}")
         return
     except Unreachable as error:
         await http_relay.answer(client, 502, f"not reached: {error}")
         return
-    assert destination is not None
     with _closing(outer):
         await asyncio.get_running_loop().sock_sendall(inner, _TUNNEL)
         try:

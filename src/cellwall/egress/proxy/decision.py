@@ -39,9 +39,7 @@ def for_name(policy: NetworkPolicy, name: str, port: int | None) -> Decision:
     return _refused(policy, name, port)
 
 
-def for_address(
-    policy: NetworkPolicy, listed: AddressPolicy, address: str, port: int
-) -> Decision:
+def for_address(policy: NetworkPolicy, listed: AddressPolicy, address: str, port: int) -> Decision:
     """Decide on a literal address that the program dialled or named."""
     where = f"{address} port {port}"
     if not may_dial(listed, address):

@@ -101,9 +101,8 @@ class ServerByRequest:
         """Begin without a connection."""
         self._network = network
         self._held = contextlib.ExitStack()
-        self._side: Side | None = None
-        self._to: Destination | None = None
-        self._entry: Open | None = None
+        self._now: tuple[Destination, Side, Open] | None = None
+        """Destination of the last request, and the connection to it."""
 
     async def __aenter__(self) -> Self:
         """Return itself."""
@@ -129,23 +128,21 @@ class ServerByRequest:
         except Refused as error:
             self._network.note_refusal(*_named(request), "proxy", str(error))
             raise
-        if destination != self._to or self._side is None:
-            await self._connect(destination, found.rule)
-        assert self._side is not None
-        assert self._entry is not None
-        _note(self._entry, line)
-        return Way(self._side, path.encode("ascii"), _host_header(request).encode("latin-1"))
+        if self._now is None or destination != self._now[0]:
+            self._now = None
+            self._now = (destination, *await self._connect(destination, found.rule))
+        _, side, entry = self._now
+        _note(entry, line)
+        return Way(side, path.encode("ascii"), _host_header(request).encode("latin-1"))
 
-    async def _connect(self, destination: Destination, rule: str) -> None:
+    async def _connect(self, destination: Destination, rule: str) -> tuple[Side, Open]:
         self._held.close()
-        self._side = self._to = None
         self._network.meter.check()
         entry = self._held.enter_context(self._network.connection("proxy"))
         outer, address = await self._network.dial(destination)
         self._held.enter_context(outer)
         self._network.note_opened(entry, rule, destination, address)
-        self._side = Side(outer, h11.CLIENT, b"", entry.meter.count_received)
-        self._to, self._entry = destination, entry
+        return Side(outer, h11.CLIENT, b"", entry.meter.count_received), entry
 
 
 def _absolute(request: h11.Request) -> tuple[Destination, str]:

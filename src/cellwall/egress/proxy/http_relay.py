@@ -54,7 +54,10 @@ class Side:
     """One socket and what h11 knows of it."""
 
     def __init__(
-        self, held: socket.socket, role: type[h11.CLIENT] | type[h11.SERVER], first: bytes,
+        self,
+        held: socket.socket,
+        role: type[h11.CLIENT] | type[h11.SERVER],
+        first: bytes,
         count: Callable[[int], Awaitable[None]],
     ) -> None:
         """`role` is ours; `first` was read already; `count` counts what is read."""
@@ -141,9 +144,7 @@ async def _exchange(client: Side, way: Way, request: h11.Request, meter: Meter) 
     upgrades = _wants_upgrade(request)
     fields = _passed(request.headers, keep_upgrade=upgrades)
     fields.insert(0, (b"Host", way.host))
-    await server.send(
-        h11.Request(method=request.method, target=way.target, headers=fields)
-    )
+    await server.send(h11.Request(method=request.method, target=way.target, headers=fields))
     is_switched = await _both_ways(client, server, upgrades=upgrades)
     if is_switched:
         loop = asyncio.get_running_loop()
@@ -207,9 +208,7 @@ async def _answer(client: Side, server: Side, *, upgrades: bool) -> bool:
             if server.http.their_state is h11.MUST_CLOSE or _closes(event):
                 fields.append((b"Connection", b"close"))
             await client.send(
-                h11.Response(
-                    status_code=event.status_code, headers=fields, reason=event.reason
-                )
+                h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
             )
         elif isinstance(event, h11.Data):
             await client.send(h11.Data(data=event.data))
@@ -221,7 +220,9 @@ async def _answer(client: Side, server: Side, *, upgrades: bool) -> bool:
 
 
 def _passed(
-    headers: Any, *, keep_upgrade: bool = False  # noqa: ANN401 - h11's own type
+    headers: Any,  # noqa: ANN401 - h11's own type
+    *,
+    keep_upgrade: bool = False,
 ) -> list[tuple[bytes, bytes]]:
     """Return the fields that pass: none of the connection's own, and no second `Host`."""
     named = {

@@ -121,9 +121,7 @@ class Listening:
                     await self._loop.sock_sendall(accepted, len(reply).to_bytes(2, "big") + reply)
 
 
-async def _exactly(
-    loop: asyncio.AbstractEventLoop, held: socket.socket, size: int
-) -> bytes | None:
+async def _exactly(loop: asyncio.AbstractEventLoop, held: socket.socket, size: int) -> bytes | None:
     data = b""
     while len(data) < size:
         piece = await loop.sock_recv(held, size - len(data))

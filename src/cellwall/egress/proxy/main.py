@@ -38,9 +38,7 @@ class Proxy:
         """`listed` are the operator's networks that may be dialled beside public addresses."""
         self._control = held
         self._listed = AddressPolicy(listed)
-        self._ask = (
-            resolver.by_servers(name_servers) if name_servers else resolver.by_the_machine()
-        )
+        self._ask = resolver.by_servers(name_servers) if name_servers else resolver.by_the_machine()
         self._loop = asyncio.get_running_loop()
         self._served: dict[str, Listening] = {}
         self._records: list[dict[str, Any]] = []
@@ -82,6 +80,8 @@ class Proxy:
                 case "drop":
                     self._loop.create_task(self._drop(sandbox, reply))
                     return
+                case _:  # a ping wants an answer only
+                    pass
         except Exception as error:  # noqa: BLE001 - the engine hears of it
             for fd in descriptors:
                 os.close(fd)

@@ -100,11 +100,9 @@ def by_servers(servers: Sequence[str]) -> Ask:
 
     resolver = asyncresolver.Resolver(configure=False)
     resolver.lifetime = RESOLVE_S
-    for server in servers:
-        address, _, port = server.partition(":") if server.count(":") == 1 else (server, "", "")
-        resolver.nameservers.append(address)
-        if port:
-            resolver.nameserver_ports[address] = int(port)
+    pairs = [_server(each) for each in servers]
+    resolver.nameservers = [address for address, _ in pairs]
+    resolver.nameserver_ports = {address: port for address, port in pairs if port}
 
     async def ask(name: str) -> list[str]:
         try:
@@ -114,3 +112,11 @@ def by_servers(servers: Sequence[str]) -> Ask:
         return list(dict.fromkeys(answer.addresses()))
 
     return ask
+
+
+def _server(text: str) -> tuple[str, int]:
+    """Take `address:port` apart; the port is 0 where none is written."""
+    if text.count(":") == 1:
+        address, _, port = text.partition(":")
+        return address, int(port)
+    return text, 0

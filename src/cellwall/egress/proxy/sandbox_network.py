@@ -60,10 +60,12 @@ class Destination:
 class Open:
     """One open connection."""
 
-    task: asyncio.Task[None]
+    task: asyncio.Task[Any] | None
     meter: Meter
     way: str
     """How it came: `direct` or `proxy`."""
+    number: int = 0
+    """Number of the connection among those of the sandbox that were made."""
     opened_at: float = field(default_factory=time.time)
     destination: Destination | None = None
     address: str = ""
@@ -115,15 +117,11 @@ class SandboxNetwork:
         """Decide on a destination, before its name is resolved."""
         if destination.is_name:
             return decision.for_name(self.policy, destination.host, destination.port)
-        return decision.for_address(
-            self.policy, self._listed, destination.host, destination.port
-        )
+        return decision.for_address(self.policy, self._listed, destination.host, destination.port)
 
     def check_request(self, destination: Destination, method: str, path: str) -> None:
         """Raise `Refused` if the policy does not allow this HTTP request."""
-        found = decision.for_request(
-            self.policy, destination.host, destination.port, method, path
-        )
+        found = decision.for_request(self.policy, destination.host, destination.port, method, path)
         if not found.is_allowed:
             raise Refused(found.rule)
 
@@ -168,9 +166,7 @@ class SandboxNetwork:
         """Count one connection of the running task while it is open. Raises `Refused`."""
         if len(self._open) >= self.policy.connections:
             raise Refused(f"the sandbox has {self.policy.connections} connections open, its limit")
-        task = asyncio.current_task()
-        assert task is not None  # a connection is served by a task
-        entry = Open(task, Meter(self.meter), way)
+        entry = Open(asyncio.current_task(), Meter(self.meter), way)
         self._open.add(entry)
         try:
             yield entry
@@ -182,6 +178,7 @@ class SandboxNetwork:
     def note_opened(self, entry: Open, rule: str, destination: Destination, address: str) -> None:
         """Note that a connection is allowed and made."""
         self.opened += 1
+        entry.number = self.opened
         entry.destination, entry.address, entry.rule = destination, address, rule
         self._report({**_record(entry), "event": "open"})
 
@@ -219,7 +216,8 @@ class SandboxNetwork:
                 continue  # it is decided on when its destination is known, by the new policy
             found = self.decide(entry.destination)
             # What a request's rule allowed is not known to be allowed by another one.
-            if not found.is_allowed or (entry.requests and not found.looks_at_requests):
+            is_changed = bool(entry.requests) and found.looks_at_requests
+            if entry.task is not None and (not found.is_allowed or is_changed):
                 entry.task.cancel()
 
     def usage(self) -> dict[str, int]:
@@ -233,7 +231,7 @@ class SandboxNetwork:
 
     async def close(self) -> None:
         """Close every connection."""
-        tasks = [entry.task for entry in self._open]
+        tasks = [entry.task for entry in self._open if entry.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -252,10 +250,10 @@ async def _connected(address: str, port: int) -> socket.socket:
 
 
 def _record(entry: Open) -> dict[str, Any]:
-    destination = entry.destination
-    assert destination is not None  # set together with the rule
+    destination = entry.destination or Destination("", 0, is_name=False)
     return {
         "event": "close",
+        "number": entry.number,
         "at": entry.opened_at,
         "seconds": round(time.time() - entry.opened_at, 6),
         "host": destination.host,

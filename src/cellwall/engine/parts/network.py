@@ -11,10 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cellwall.model.errors import CellwallError, HostUnsupported, UsageError
-from cellwall.model.network import MODES, NO_NETWORK, NetworkPolicy
+from cellwall.model.network import MODES, NO_NETWORK, Mode, NetworkPolicy
 from cellwall.model.outcome import NetworkUsage, Outcome
 from cellwall.runtimes.base import OpensListeners
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cellwall")
 
 Record = dict[str, Any]
+OnRecord = Callable[[str, str, Record], None]
 _KEPT = 1000
 """Most records of one sandbox that are kept for `log`, the latest ones."""
 
@@ -40,23 +41,25 @@ class Outside:
         self._tasks = tasks
         self._proxy: EgressProxy | None = None
         self._networks: dict[str, SandboxNetwork] = {}
-        self.on_record: Callable[[str, Record], None] = lambda _sandbox, _record: None
-        """Callback with the id of a sandbox and a record of a connection, or of a refusal."""
+        self.on_record: OnRecord = lambda _tenant, _sandbox, _record: None
+        """Callback with a tenant, the id of its sandbox, and the record of a connection or of a
+        refusal."""
 
-    def checked(self, value: object) -> NetworkPolicy:
-        """Return the policy that a caller wrote, if the operator allows it; else `UsageError`."""
+    def checked(self, value: object, trust: str | None = None) -> NetworkPolicy:
+        """Return the policy that a caller wrote, if the operator allows it; else `UsageError`.
+
+        `trust` is the trust word of the request, which has a widest policy of its own.
+        """
         policy = NetworkPolicy.of(value)
-        widest = self._settings.network
-        if MODES.index(policy.mode) > MODES.index(widest):  # type: ignore[arg-type]
-            raise UsageError(
-                f"network: {policy.mode!r} is more than the operator allows, which is {widest!r}",
-                remedy=f"ask for less, or have the operator set CELLWALL_NETWORK={policy.mode}",
-            )
+        _check_mode(policy, self._settings.network, "the operator allows")
+        word = None if trust is None else self._settings.trust.get(trust)
+        if word is not None:
+            _check_mode(policy, word.network, f"trust {trust!r} means")
         return policy
 
-    async def open(self, live: ClaimedSandbox, policy: NetworkPolicy) -> None:
+    async def open(self, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str) -> None:
         """Give a sandbox its way out. Raises HostUnsupported if its runtime cannot have one."""
-        network = SandboxNetwork(self, live, policy)
+        network = SandboxNetwork(self, live, policy, tenant)
         await self.serve(network)
         live.network = network
         self._networks[live.spec.sandbox_id] = network
@@ -83,14 +86,15 @@ class Outside:
             from cellwall.egress.proxy_process import EgressProxy, ProxySettings
 
             settings = ProxySettings(self._settings.network_addresses, self._settings.name_servers)
-            self._proxy = EgressProxy(settings, self._heard)
+            self._proxy = EgressProxy(settings, self.heard)
         return self._proxy
 
-    def _heard(self, sandbox: str, record: Record) -> None:
+    def heard(self, sandbox: str, record: Record) -> None:
+        """Take a record of the proxy."""
         network = self._networks.get(sandbox)
         if network is not None:
-            network.log.append(record)
-        self.on_record(sandbox, record)
+            network.take(record)
+            self.on_record(network.tenant, sandbox, record)
 
     def serve_again(self, network: SandboxNetwork) -> None:
         """Give a sandbox its way out again, after the proxy has ended."""
@@ -125,11 +129,16 @@ class Outside:
 class SandboxNetwork:
     """The network of one sandbox that has, or had, a way out."""
 
-    def __init__(self, outside: Outside, live: ClaimedSandbox, policy: NetworkPolicy) -> None:
+    def __init__(
+        self, outside: Outside, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str
+    ) -> None:
         """Nothing is opened here; `Outside.open` does that."""
         self._outside = outside
         self.live = live
         self.policy = policy
+        self.tenant = tenant
+        self._open: dict[int, Record] = {}
+        """Records of the connections that are open, by their number."""
         self.log: deque[Record] = deque(maxlen=_KEPT)
         self._known = NetworkUsage()
         self._earlier = NetworkUsage()
@@ -139,8 +148,19 @@ class SandboxNetwork:
     def on_lost(self, why: str) -> None:
         """Take note that the proxy has ended, and ask for the way out again."""
         self._earlier = self._known
-        self.log.append({"event": "lost", "rule": why})
+        lost, self._open = self._open, {}
+        for record in lost.values():
+            self._outside.heard(self.live.spec.sandbox_id, record | {"event": "lost", "rule": why})
+        self.log.append({"event": "proxy_ended", "rule": why})
         self._outside.serve_again(self)
+
+    def take(self, record: Record) -> None:
+        """Keep a record of the proxy."""
+        self.log.append(record)
+        if record["event"] == "open":
+            self._open[record["number"]] = record
+        elif record["event"] == "close":
+            self._open.pop(record["number"], None)
 
     async def set(self, policy: NetworkPolicy) -> None:
         """Change the policy; connections that it does not allow are closed."""
@@ -169,12 +189,22 @@ class SandboxNetwork:
         return replace(outcome, usage=replace(outcome.usage, network=since))
 
 
-async def change(outside: Outside, live: ClaimedSandbox, policy: NetworkPolicy) -> None:
+def _check_mode(policy: NetworkPolicy, widest: str, whose: str) -> None:
+    if [*MODES].index(policy.mode) > [*MODES].index(cast("Mode", widest)):
+        raise UsageError(
+            f"network: {policy.mode!r} is more than {whose}, which is {widest!r}",
+            remedy=f"ask for less, or have the operator allow network = {policy.mode!r}",
+        )
+
+
+async def change(
+    outside: Outside, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str
+) -> None:
     """Change a sandbox's policy while it runs; one without a way out gets one if it needs it."""
     if live.network is not None:
         await live.network.set(policy)
     elif not policy.is_none:
-        await outside.open(live, policy)
+        await outside.open(live, policy, tenant)
 
 
 def policy_of(live: ClaimedSandbox) -> NetworkPolicy:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
+from cellwall.model.network import MODES
 from cellwall.model.outcome import IsolationLevel
 from cellwall.runtimes import registry
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from cellwall.engine.policy.settings import EngineSettings
 
 TRUST_WORDS = ("untrusted", "semi", "trusted")
-NETWORKS = ("none",)
-"""Network policies that sandboxes can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +28,25 @@ class Trust:
     isolation: str = "namespace"
     """Minimum level of its requests: `process`, `namespace`, `kernel` or `vm`."""
     network: str = "none"
-    """Network policy of its sandboxes. Only `none` exists."""
+    """Widest network policy of its sandboxes: `none`, `allow` or `open`."""
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` on an unknown level or an unavailable network."""
+        """Raise `UsageError` on an unknown level or network policy."""
         IsolationLevel.called(self.isolation)
-        if self.network not in NETWORKS:
+        if self.network not in MODES:
             raise UsageError(
-                f"trust: network {self.network!r} cannot be had: sandboxes have no network",
-                remedy="say network = 'none', or leave it out",
+                f"trust: network {self.network!r} is not known",
+                remedy=f"policies: {', '.join(MODES)}",
             )
 
 
 def trust_table() -> dict[str, Trust]:
     """Return the meaning of the trust words where the operator sets none."""
-    return {"untrusted": Trust(), "semi": Trust(), "trusted": Trust("process")}
+    return {
+        "untrusted": Trust(),
+        "semi": Trust(network="allow"),
+        "trusted": Trust("process", "allow"),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import errno
 import os
 import socket
 import threading
-from typing import Callable, List, NamedTuple, Optional, TypeVar, Union
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from cellwall.linux.network import rules
 from cellwall.linux.syscalls import process
@@ -38,7 +39,7 @@ class Listeners(NamedTuple):
     """Connections to 127.0.0.1:53."""
     transparent: socket.socket
     """TCP connections to any IPv4 address; getsockname(2) is the address that was dialled."""
-    transparent_6: Optional[socket.socket]
+    transparent_6: socket.socket | None
     """The same for IPv6; None where the kernel has none."""
 
     def close(self) -> None:
@@ -60,18 +61,19 @@ def open_listeners() -> Listeners:
     """Put the rules and listeners into the calling thread's namespace. Raises OSError."""
     _leave_a_trace()
     rules.add()
-    made: List[socket.socket] = []
+    made: list[socket.socket] = []
     try:
         for family, kind, port, is_transparent in _WANTED:
             made.append(_bound(family, kind, port, is_transparent=is_transparent))
-        return Listeners(*made, _bound_6())
+        http_proxy, dns, dns_tcp, transparent = made
+        return Listeners(http_proxy, dns, dns_tcp, transparent, _bound_6())
     except BaseException:
         for each in made:
             each.close()
         raise
 
 
-def _bound_6() -> Optional[socket.socket]:
+def _bound_6() -> socket.socket | None:
     try:
         return _bound(
             socket.AF_INET6, socket.SOCK_STREAM, rules.TRANSPARENT_PORT, is_transparent=True
@@ -112,7 +114,7 @@ def _leave_a_trace() -> None:
 
 
 def call_in_namespace(
-    namespace: int, job: Callable[[], T], done: Callable[[Union[T, BaseException]], None]
+    namespace: int, job: Callable[[], T], done: Callable[[T | BaseException], None]
 ) -> None:
     """Call `job` in a new thread that has entered the network namespace behind a descriptor.
 
@@ -123,8 +125,8 @@ def call_in_namespace(
     def run() -> None:
         try:
             do_all(process.prepare_join(namespace, process.CLONE_NEWNET))
-            result: Union[T, BaseException] = job()
-        except BaseException as error:
+            result: T | BaseException = job()
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
             result = error
         done(result)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from typing import Iterable, List
+from collections.abc import Iterable
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
@@ -61,7 +61,7 @@ def nf_tables_batch(parts: Iterable[tuple[int, int, bytes]]) -> bytes:
     Each part is the number of a request (`NFT_MSG_…`), the protocol family and the attributes.
     """
     frame = struct.pack(">BBH", 0, 0, _NF_TABLES)
-    found: List[bytes] = [message(_BATCH_BEGIN, _REQUEST, 0, frame)]
+    found: list[bytes] = [message(_BATCH_BEGIN, _REQUEST, 0, frame)]
     for sequence, (kind, family, attributes) in enumerate(parts, 1):
         flags = _REQUEST | _ACK | _CREATE | _APPEND
         body = struct.pack(">BBH", family, 0, 0) + attributes

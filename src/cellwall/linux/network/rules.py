@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import struct
-from typing import Tuple
 
 from cellwall.linux.network import netlink
 
@@ -92,14 +91,14 @@ def _accept() -> bytes:
     return _expression("immediate", netlink.be32(1, 0), verdict)
 
 
-def _to_listener(family: int, address: bytes) -> Tuple[bytes, ...]:
+def _to_listener(family: int, address: bytes) -> tuple[bytes, ...]:
     fields = (family, 1, 2)
     tproxy = _expression("tproxy", *(netlink.be32(n, v) for n, v in enumerate(fields, 1)))
     port = struct.pack(">H", TRANSPARENT_PORT)
     return _load(1, address), _load(2, port), tproxy, _accept()
 
 
-def _is_local(family: int, *, is_equal: bool = True) -> Tuple[bytes, ...]:
+def _is_local(family: int, *, is_equal: bool = True) -> tuple[bytes, ...]:
     """Match packets of `family` to the namespace's own addresses, or to any other."""
     head = (_meta(_NFPROTO), _compare(bytes([family])))
     if family == _IPV4:  # the first byte of an address in 127.0.0.0/8
@@ -111,18 +110,18 @@ _IS_TCP = (_meta(_L4PROTO), _compare(_TCP))
 _REJECT = _expression("reject", netlink.be32(1, _ICMPX), netlink.attribute(2, _ADMIN_PROHIBITED))
 
 
-def _chain(name: str, hook: int, priority: int) -> Tuple[int, int, bytes]:
+def _chain(name: str, hook: int, priority: int) -> tuple[int, int, bytes]:
     place = netlink.nested(4, netlink.be32(1, hook), netlink.be32(2, priority))
     names = netlink.text(1, _TABLE) + netlink.text(3, name)
     return _NEW_CHAIN, _INET, names + place + netlink.text(7, "filter")
 
 
-def _rule(chain: str, *expressions: bytes) -> Tuple[int, int, bytes]:
+def _rule(chain: str, *expressions: bytes) -> tuple[int, int, bytes]:
     names = netlink.text(1, _TABLE) + netlink.text(2, chain)
     return _NEW_RULE, _INET, names + netlink.nested(4, *expressions)
 
 
-def _parts() -> Tuple[Tuple[int, int, bytes], ...]:
+def _parts() -> tuple[tuple[int, int, bytes], ...]:
     four, six = bytes([127, 0, 0, 1]), bytes(15) + b"\1"
     away_4, away_6 = _is_local(_IPV4, is_equal=False), _is_local(_IPV6, is_equal=False)
     return (

@@ -11,7 +11,6 @@ import errno
 import os
 import select
 import socket
-from functools import partial
 
 from cellwall.linux.network import listeners
 from cellwall.model.errors import HostUnsupported, SandboxBroken
@@ -59,10 +58,8 @@ async def _in_thread(namespace: int) -> listeners.Listeners | BaseException:
         elif isinstance(result, listeners.Listeners):
             result.close()  # the caller has gone
 
-    listeners.call_in_namespace(
-        namespace,
-        listeners.open_listeners,
-        lambda result: loop.call_soon_threadsafe(partial(take, result)) and None,
-    )
-    return await asyncio.shield(answer)
+    def tell(result: listeners.Listeners | BaseException) -> None:
+        loop.call_soon_threadsafe(take, result)
 
+    listeners.call_in_namespace(namespace, listeners.open_listeners, tell)
+    return await asyncio.shield(answer)

@@ -13,7 +13,7 @@ import re
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.server.audit.anchor import Anchoring, target_of
@@ -144,6 +144,23 @@ class Audit:
                 usage=compact(outcome.as_json()["usage"]),
             )
         )
+
+    def connected(self, tenant: str, sandbox_id: str, record: Mapping[str, Any]) -> None:
+        """Note a connection of a sandbox that has ended, or what was refused it."""
+        if record["event"] == "open":
+            return  # its end has its bytes as well
+        where = self.chosen(tenant, f"{record['host']}:{record['port']}")
+        entry = server_entry(
+            f"network.{record['event']}",
+            tenant=tenant,
+            subject=f"sandbox:{sandbox_id} host:{where}",
+            result=str(record["rule"]),
+            details=compact({k: v for k, v in record.items() if k not in ("event", "rule")}),
+        )
+        if record["event"] == "refused":
+            self._refusals.add(entry._replace(decision="refused"))
+        else:
+            self.note(entry)
 
     # -- what has happened -----------------------------------------------------------------
 

@@ -87,6 +87,7 @@ def order(
     engine.check_isolation(request.isolation_request)
     # a request that can never work is refused here, before it is written down
     plan(request, limits)
+    engine.outside.checked(request.network, request.trust)
 
     async def work(
         on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CapacityError, SandboxUnavailable
 from cellwall.model.ids import new_id
+from cellwall.model.network import NO_NETWORK
 from cellwall.server.core.times import rfc3339, steady
 from cellwall.server.executions.ended_commands import EndedCommands
 from cellwall.server.executions.job import Job
@@ -219,6 +220,10 @@ class SandboxRecord:
         self.commands[record.id] = record
         self.started += 1
 
+    def _network(self) -> dict[str, Any]:
+        policy = NO_NETWORK if self._sandbox is None else self._sandbox.network
+        return policy.as_json()
+
     def as_json(self) -> dict[str, Any]:
         """Return the object of the sandbox routes."""
         return {
@@ -234,6 +239,7 @@ class SandboxRecord:
             "limits": self._shown["limits"],
             "clipped": dict(self.clipped),
             "metadata": self.metadata,
+            "network": self._network(),
             "ended_because": self.ended_because,
         }
 

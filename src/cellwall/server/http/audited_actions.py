@@ -45,6 +45,7 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", f"{_FILES}/move"): "file.move",
     ("PUT", f"{_FILES}/archive"): "file.unpack",
     ("POST", f"{_FILES}/sign"): "file.sign",
+    ("PUT", f"{_BOX}/network"): "network.change",
     ("PUT", "/signed/{token}"): "file.write",
     ("POST", f"{_BOX}/ports/sign"): "port.sign",
     ("POST", "/keys"): "key.create",

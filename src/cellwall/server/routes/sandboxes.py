@@ -20,6 +20,7 @@ from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.routes.execute import again, give, leaving
 from cellwall.server.schemas import decode, responses
+from cellwall.server.schemas.network import value_of
 from cellwall.server.schemas.requests import CellBody, ListQuery, SandboxBody, SandboxChange
 from cellwall.server.schemas.scanning import look
 from cellwall.server.streaming.streams import MEDIA, chosen
@@ -110,6 +111,8 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             floor=state.queue.tenants.floor(request.owner),
             demand_hard=body.demand_hard,
             start=body.start,
+            network=value_of(body.network),
+            tenant=request.owner,
         )
     except BaseException:
         promise.release()

@@ -16,6 +16,7 @@ from cellwall.engine.programs.requests import Request
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.server.schemas.network import value_of
 from cellwall.server.schemas.requests import CommandBody, ExecuteBody, SandboxBody
 
 if TYPE_CHECKING:
@@ -158,4 +159,5 @@ def request(
         compile_options=body.compile_options,
         compile_limits=compiling,
         tenant=owner,
+        network=value_of(body.network),
     )

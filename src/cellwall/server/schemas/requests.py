@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cellwall.engine.policy.arguments import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
 from cellwall.server.schemas.base import Name, StrictModel
+from cellwall.server.schemas.network import NetworkField
 from cellwall.server.schemas.tools import ToolsBody
 
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -111,7 +112,9 @@ class _Placed(StrictModel):
     demand_hard: bool = False
     start: Literal["fork", "exec"] = "fork"
     template: Name = "python"
-    network: Literal["none"] = "none"
+    network: NetworkField = Field(
+        "none", description="Where it may connect to: nothing, rules, or `open` if permitted."
+    )
     env: Environment | None = None
 
     @model_validator(mode="after")

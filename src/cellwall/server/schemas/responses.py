@@ -76,6 +76,28 @@ class Isolation(Shown):
     ids: Literal["own", "shared"] = "shared"
 
 
+class NetworkUsage(Shown):
+    """What passed the egress proxy."""
+
+    connections: int
+    refused: int
+    sent_bytes: int
+    received_bytes: int
+
+
+class SandboxNetwork(Shown):
+    """A sandbox's network."""
+
+    policy: dict[str, Any]
+    usage: NetworkUsage
+
+
+class NetworkLog(Shown):
+    """Connections and refusals."""
+
+    records: list[dict[str, Any]]
+
+
 class Usage(Shown):
     """What was used."""
 
@@ -85,6 +107,7 @@ class Usage(Shown):
     processes_peak: int | None
     stdout_bytes: int
     stderr_bytes: int
+    network: NetworkUsage | None = None
 
 
 class Truncated(Shown):
@@ -205,6 +228,7 @@ class Sandbox(Shown):
     limits: Limits
     clipped: dict[str, float]
     metadata: dict[str, str]
+    network: dict[str, Any] = {}
     ended_because: str | None
 
 

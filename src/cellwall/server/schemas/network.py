@@ -1,0 +1,64 @@
+"""Schemas of a network policy; what its texts mean is checked by `model.network`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from cellwall.server.schemas.base import StrictModel
+
+_Text = Annotated[str, Field(min_length=1, max_length=512)]
+_Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+class NetworkRuleBody(StrictModel):
+    """One allowed destination."""
+
+    host: _Text = Field(
+        description="A name, `*.` and a name for all below it, an address or a network."
+    )
+    ports: Annotated[list[_Port], Field(max_length=64)] | None = Field(
+        None, description="Without them 80 and 443."
+    )
+    methods: Annotated[list[_Text], Field(max_length=16)] | None = Field(
+        None, description="HTTP methods; needs plain HTTP, so not port 443."
+    )
+    paths: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] | None = (
+        Field(None, description="Beginnings of paths; needs plain HTTP.")
+    )
+
+
+Rules = Annotated[list[_Text | NetworkRuleBody], Field(max_length=1000)]
+
+
+class NetworkBody(StrictModel):
+    """A network policy with its limits."""
+
+    mode: Literal["none", "allow", "open"] | None = Field(
+        None, description="Without it `allow` if there are rules, else `none`."
+    )
+    allow: Rules | None = Field(None, description="An empty list allows nothing.")
+    connections: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most connections at one time."
+    )
+    transfer_mb: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most MiB in both directions together, over the sandbox's life."
+    )
+    rate_kb_s: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most KiB a second in both directions together."
+    )
+
+
+NetworkField = Literal["none", "open"] | Rules | NetworkBody
+
+
+def value_of(network: NetworkField) -> object:
+    """Return what `NetworkPolicy.of` takes."""
+    if isinstance(network, list):
+        return [_plain(rule) for rule in network]
+    return network if isinstance(network, str) else _plain(network)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a text or a model
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
