@@ -1,0 +1,128 @@
+"""A network policy means what its caller wrote, and what is no policy is refused with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellwall.model.errors import UsageError
+from cellwall.model.network import NO_NETWORK, NetworkPolicy
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "none"),
+        ("none", "none"),
+        ("open", "open"),
+        ([], "allow nothing"),
+        ({}, "none"),
+        ({"mode": "allow"}, "allow nothing"),
+        ({"allow": []}, "allow nothing"),
+        (["Example.ORG."], "allow example.org"),
+        (["*.example.org:443,8443"], "allow *.example.org:443,8443"),
+        (["192.0.2.1"], "allow 192.0.2.1/32"),
+        (["192.0.2.0/24:5432"], "allow 192.0.2.0/24:5432"),
+        (["2001:db8::/32"], "allow [2001:db8::/32]"),
+        (["[2001:db8::/32]:5432"], "allow [2001:db8::/32]:5432"),
+        (["a.b:443,80"], "allow a.b"),
+        (["xn--bcher-kva.example"], "allow xn--bcher-kva.example"),
+        ([{"host": "a.b", "ports": [80], "paths": ["/v1/"]}], "allow a.b:80"),
+    ],
+)
+def test_what_callers_write(value: object, text: str) -> None:
+    policy = NetworkPolicy.of(value)
+    assert str(policy) == text
+    assert NetworkPolicy.of(policy.as_json()) == policy
+    assert policy.is_none == (text == "none")
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("allow", "is no policy"),
+        ("everything", "is no policy"),
+        (5, "is no policy"),
+        (b"none", "is no policy"),
+        (["*"], "is no host name"),
+        (["*.org"], "too wide"),
+        (["a.*.org"], "is no host name"),
+        (["http://example.org"], "is a URL"),
+        (["user@example.org"], "is a URL"),
+        (["0.0.0.0/0"], "every address"),
+        (["::/0"], "every address"),
+        (["192.0.2.1/24"], "host bits"),
+        (["ex\u0430mple.org"], "look alike"),
+        (["exa mple.org"], "is no host name"),
+        (["-a.org"], "is no host name"),
+        (["a..org"], "is no host name"),
+        ([""], "is no host name"),
+        (["a.org:0"], "port"),
+        (["a.org:65536"], "port"),
+        (["a.org:http"], "port"),
+        (["a.org:"], "port"),
+        (["[2001:db8::/32"], "is no rule"),
+        (["0x7f.0.0.1"], "odd spelling"),
+        (["127.1"], "odd spelling"),
+        (["2130706433"], "odd spelling"),
+        (["a.0x7f"], "odd spelling"),
+        ([5], "is no rule"),
+        ([{"ports": [80]}], "is no text"),
+        ([{"host": "a.b", "port": 80}], "unknown name"),
+        ([{"host": "a.b", "paths": ["/x"]}], "cannot be seen in TLS"),
+        ([{"host": "a.b", "ports": [80], "paths": ["x"]}], "paths"),
+        ([{"host": "a.b", "ports": [80], "methods": ["get"]}], "methods"),
+        ([{"host": "a.b", "ports": [80], "methods": "GET"}], "is no list"),
+        ({"allow": "a.b"}, "is no list"),
+        ({"mode": "open", "allow": ["a.b"]}, "takes no rules"),
+        ({"mode": "none", "allow": ["a.b"]}, "takes no rules"),
+        ({"mode": "some"}, "not known"),
+        ({"rules": []}, "unknown name"),
+        ({"mode": "open", "connections": 0}, "out of bounds"),
+        ({"mode": "open", "connections": True}, "out of bounds"),
+        ({"mode": "open", "transfer_mb": 1.5}, "out of bounds"),
+        ({"mode": "open", "rate_kb_s": 0}, "out of bounds"),
+        (["a.b"] * 1001, "1001 rules"),
+    ],
+)
+def test_what_is_no_policy(value: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        NetworkPolicy.of(value)
+    assert caught.value.remedy
+
+
+def test_the_default_is_no_network() -> None:
+    assert NetworkPolicy() == NO_NETWORK
+    assert NO_NETWORK.as_json() == {"mode": "none"}
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_rule_or_a_usage_error(text: str) -> None:
+    try:
+        policy = NetworkPolicy.of([text])
+    except UsageError:
+        return
+    assert NetworkPolicy.of(policy.as_json()) == policy
+    (rule,) = policy.rules
+    assert bool(rule.name) != (rule.network is not None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "fits"),
+    [
+        ("example.org", "example.org", True),
+        ("example.org", "a.example.org", False),
+        ("example.org", "example.org.evil.test", False),
+        ("*.example.org", "a.example.org", True),
+        ("*.example.org", "a.b.example.org", True),
+        ("*.example.org", "example.org", False),
+        ("*.example.org", "evilexample.org", False),
+        ("*.example.org", ".example.org", False),
+    ],
+)
+def test_names_that_a_rule_means(rule: str, name: str, fits: bool) -> None:
+    (found,) = NetworkPolicy.of([rule]).rules
+    assert found.matches_name(name) is fits
