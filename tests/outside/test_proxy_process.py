@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.egress import proxy_process
+from cellwall.egress.proxy import proxy_process
 from kit.outside.servers import Sink
 from kit.outside.world import World, world
 

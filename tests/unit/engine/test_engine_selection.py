@@ -210,8 +210,10 @@ def test_trust_means_what_the_operator_says() -> None:
         word: demand(IsolationRequest(trust=word), settings).level.label for word in settings.trust
     }
     assert levels == {"untrusted": "kernel", "semi": "namespace", "trusted": "namespace"}
-    with pytest.raises(UsageError, match="network 'open' cannot be had"):
-        Trust("kernel", "open")
-    for text in ("someone=kernel", "untrusted=strong", "untrusted"):
+    told["CELLWALL_TRUST"] += ":open"
+    assert EngineSettings.from_environment(told).trust["trusted"] == Trust("namespace", "open")
+    with pytest.raises(UsageError, match="network 'wide' is not known"):
+        Trust("kernel", "wide")
+    for text in ("someone=kernel", "untrusted=strong", "untrusted", "semi=kernel:wide"):
         with pytest.raises(UsageError):
             EngineSettings.from_environment({"CELLWALL_TRUST": text})

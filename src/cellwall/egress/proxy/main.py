@@ -1,6 +1,6 @@
 """The egress proxy's process: it serves the networks of all sandboxes of one engine.
 
-Started by `egress.proxy_process` with a socket to the engine. It drops every privilege before it
+Started by `proxy_process` with a socket to the engine. It drops every privilege before it
 takes the first listener; as an ordinary user's process it has none. It ends with the engine, or
 when the socket does, and with it every listener: without this process there is no network.
 """

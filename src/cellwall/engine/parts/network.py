@@ -19,7 +19,7 @@ from cellwall.model.outcome import NetworkUsage, Outcome
 from cellwall.runtimes.base import OpensListeners
 
 if TYPE_CHECKING:
-    from cellwall.egress.proxy_process import EgressProxy
+    from cellwall.egress.proxy.proxy_process import EgressProxy
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.policy.settings import EngineSettings
     from cellwall.surface.shared.tasks import Tasks
@@ -83,7 +83,7 @@ class Outside:
         """The egress proxy, which starts with its first sandbox."""
         if self._proxy is None:
             # Imported here: most engines never need it.
-            from cellwall.egress.proxy_process import EgressProxy, ProxySettings
+            from cellwall.egress.proxy.proxy_process import EgressProxy, ProxySettings
 
             settings = ProxySettings(self._settings.network_addresses, self._settings.name_servers)
             self._proxy = EgressProxy(settings, self.heard)

@@ -99,7 +99,7 @@ class EngineSettings:
         """Read the variables there are.
 
         `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
-        `CELLWALL_TRUST` (`untrusted=kernel,trusted=process`), `CELLWALL_ALLOW_PROCESS`,
+        `CELLWALL_TRUST` (`untrusted=kernel,trusted=process:allow`), `CELLWALL_ALLOW_PROCESS`,
         `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
         and `CELLWALL_POOL_SIZE`.
         """
@@ -131,6 +131,11 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _trust(text: str) -> dict[str, Trust]:
-    """Read `WORD=LEVEL,WORD=LEVEL`."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    return {word.strip(): Trust(level.strip()) for word, _, level in pairs}
+    """Read `WORD=LEVEL,WORD=LEVEL:NETWORK`."""
+    found = {}
+    for part in text.split(","):
+        if part.strip():
+            word, _, meaning = part.partition("=")
+            level, _, network = meaning.partition(":")
+            found[word.strip()] = Trust(level.strip(), network.strip() or "none")
+    return found
