@@ -22,9 +22,17 @@ def mcp(
     budget: Annotated[
         int, typer.Option(metavar="CHARS", help="Most characters of text in one answer.")
     ] = DEFAULT_BUDGET_CHARS,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="Let sandboxes connect to a host, such as example.org or *.example.org:443; "
+            "repeatable. Without this they have no network.",
+        ),
+    ] = None,
 ) -> None:
     """Serve sandboxes to one client that speaks the Model Context Protocol, on stdin and stdout.
 
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
-    serve(budget)
+    serve(budget, allow)

@@ -31,8 +31,11 @@ def budget_in(words: Sequence[str]) -> int | None:
     return None
 
 
-def serve(budget: int) -> None:
-    """Serve one client with answers of at most `budget` characters of text, until it goes."""
+def serve(budget: int, network: object = None) -> None:
+    """Serve one client with answers of at most `budget` characters of text, until it goes.
+
+    `network` is the network policy of its sandboxes.
+    """
     if find_spec("mcp") is None:
         raise HostUnsupported(
             "mcp", "mcp: the SDK is not installed", remedy="run: pip install 'cellwall[mcp]'"
@@ -45,4 +48,4 @@ def serve(budget: int) -> None:
     from cellwall.apps.engines import make_engine
     from cellwall.apps.mcp.transport.stdio import run
 
-    run(lambda: make_engine(pool=1, answers_first=True), budget)
+    run(lambda: make_engine(pool=1, answers_first=True), budget, network)

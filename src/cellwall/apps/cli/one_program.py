@@ -82,8 +82,18 @@ def _read(given: Mapping[str, Any]) -> Request:
         start=given["start"],
         compile_options=given["compile_option"] or (),
         compile_limits=_pairs(given["compile_limit"], "--compile-limit") or None,
+        network=network_of(given["allow"], given["network"]),
     )
     return request
+
+
+def network_of(allow: list[str] | None, mode: str | None) -> object:
+    """Return the network policy that --allow and --network give; None is no network."""
+    if allow and mode is not None:
+        raise UsageError(
+            "network: --allow and --network are given", remedy="give one of the two, not both"
+        )
+    return allow or mode
 
 
 def _request(words: list[str], code: str | None, language: str | None) -> Request:

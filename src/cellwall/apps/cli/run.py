@@ -72,6 +72,18 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER", help="A limit of the compile stage; repeatable."),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="Let it connect to a host: a name, `*.` and a name, an address or a network, each "
+            "with `:PORTS`; repeatable. Without this it has no network.",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="none|open", help="Instead of --allow: nothing, or every address."),
+    ] = None,
     isolation: Annotated[
         str | None, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
     ] = None,

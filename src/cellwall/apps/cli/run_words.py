@@ -38,6 +38,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--memory": ("memory", _integer),
     "--cpu": ("cpu", _number),
     "--pids": ("pids", _integer),
+    "--network": ("network", str),
     "--isolation": ("isolation", str),
     "--trust": ("trust", str),
     "--runtime": ("runtime", str),
@@ -48,6 +49,7 @@ _LISTS = {
     "--limit": "limit",
     "--compile-option": "compile_option",
     "--compile-limit": "compile_limit",
+    "--allow": "allow",
 }
 _FLAGS = {"--demand-hard": "demand_hard", "--json": "as_json"}
 

@@ -51,10 +51,16 @@ class Outside:
         `trust` is the trust word of the request, which has a widest policy of its own.
         """
         policy = NetworkPolicy.of(value)
-        _check_mode(policy, self._settings.network, "the operator allows")
+        _check_mode(
+            policy,
+            self._settings.network,
+            "the operator allows",
+            f"have the operator set CELLWALL_NETWORK={policy.mode}",
+        )
         word = None if trust is None else self._settings.trust.get(trust)
         if word is not None:
-            _check_mode(policy, word.network, f"trust {trust!r} means")
+            remedy = f"have the operator set trust.{trust}.network = {policy.mode!r}"
+            _check_mode(policy, word.network, f"trust {trust!r} means", remedy)
         return policy
 
     async def open(self, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str) -> None:
@@ -189,11 +195,11 @@ class SandboxNetwork:
         return replace(outcome, usage=replace(outcome.usage, network=since))
 
 
-def _check_mode(policy: NetworkPolicy, widest: str, whose: str) -> None:
+def _check_mode(policy: NetworkPolicy, widest: str, whose: str, remedy: str) -> None:
     if [*MODES].index(policy.mode) > [*MODES].index(cast("Mode", widest)):
         raise UsageError(
             f"network: {policy.mode!r} is more than {whose}, which is {widest!r}",
-            remedy=f"ask for less, or have the operator allow network = {policy.mode!r}",
+            remedy=f"ask for less, or {remedy}",
         )
 
 

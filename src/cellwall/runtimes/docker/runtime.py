@@ -46,6 +46,7 @@ from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
 from cellwall.runtimes.docker.inside import document
 from cellwall.runtimes.docker.sandbox import DockerSandbox, SandboxResources, note_limits
+from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.environment import inside_environment
 
 T = TypeVar("T")
@@ -148,6 +149,10 @@ class DockerRuntime:
             )
             what = f"the daemon has no runtime {self.oci_runtime!r}"
             found.append(Finding("docker runtime", "FAIL", what, remedy))
+        if self.oci_runtime is None:
+            found.append(await asyncio.to_thread(network_listeners.finding))
+        else:
+            found.append(network_listeners.missing())
         return found
 
     async def warm(self, template: BuiltTemplate) -> None:

@@ -46,6 +46,7 @@ from cellwall.runtimes.gvisor.binary import Binary
 from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
 from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, SandboxResources, end, held
 from cellwall.runtimes.gvisor.trace_listener import Witness
+from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import inside_environment
@@ -166,6 +167,7 @@ class GvisorRuntime:
             Finding("runsc", "PASS", f"{chosen.binary.path} {chosen.binary.version}"),
             Finding("platform", "PASS", chosen.platform),
             *gvisor_binary.cautions(chosen.binary),
+            network_listeners.missing(),
         ]
 
     def _check_host(self) -> None:

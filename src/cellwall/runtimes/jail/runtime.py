@@ -37,6 +37,7 @@ from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.worker import Worker
+from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import inside_environment
@@ -184,7 +185,10 @@ class JailRuntime:
     async def probe(self) -> list[Finding]:
         """Check each host feature in throw-away processes."""
         found = await asyncio.to_thread(probe.run)
-        return [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
+        findings = [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
+        if not self.answers_first:  # the first answer does not wait for what it does not need
+            findings.append(await asyncio.to_thread(network_listeners.finding))
+        return findings
 
     async def warm(self, template: BuiltTemplate) -> None:
         """Start the template's fork-server if it does not run."""

@@ -12,10 +12,9 @@ import os
 import select
 import socket
 
-from cellwall.linux.network import listeners
+from cellwall.linux.network import listeners, probe
 from cellwall.model.errors import HostUnsupported, SandboxBroken
-
-REMEDY = "run `cellwall doctor`; sandboxes with a network need root and a kernel with nft_tproxy"
+from cellwall.runtimes.base import Finding
 
 
 async def opened(pid: int, pidfd: int) -> list[socket.socket]:
@@ -44,7 +43,7 @@ async def opened(pid: int, pidfd: int) -> list[socket.socket]:
 
 def _broken(error: OSError) -> Exception:
     if error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EPROTONOSUPPORT):
-        return HostUnsupported("network", f"open the network: {error}", remedy=REMEDY)
+        return HostUnsupported("network", f"open the network: {error}", remedy=probe.REMEDY)
     return SandboxBroken(f"open the network: {error}")
 
 
@@ -63,3 +62,21 @@ async def _in_thread(namespace: int) -> listeners.Listeners | BaseException:
 
     listeners.call_in_namespace(namespace, listeners.open_listeners, tell)
     return await asyncio.shield(answer)
+
+
+def finding() -> Finding:
+    """Return whether sandboxes can have a network here; blocks for some milliseconds."""
+    why_not = probe.why_not()
+    if why_not:
+        return Finding("network", "CAUTION", f"no sandbox with one: {why_not}", probe.REMEDY)
+    return Finding("network", "PASS", "policies none, allow and open can be enforced")
+
+
+def missing() -> Finding:
+    """Return the finding of a runtime that can give no sandbox a network."""
+    return Finding(
+        "network",
+        "CAUTION",
+        "this runtime's sandboxes can have none",
+        "use runtime 'jail' or 'docker' for sandboxes with a network",
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
+from cellwall.model.errors import UsageError
+from cellwall.model.network import NetworkPolicy
 from cellwall.server.schemas.base import StrictModel
 
 _Text = Annotated[str, Field(min_length=1, max_length=512)]
@@ -50,10 +52,19 @@ class NetworkBody(StrictModel):
     )
 
 
-NetworkField = Literal["none", "open"] | Rules | NetworkBody
+def _checked(value: object) -> object:
+    """Say what is wrong in one sentence, before the parts of the union say so one by one."""
+    try:
+        NetworkPolicy.of(value)
+    except UsageError as error:
+        raise ValueError(f"{error.message.removeprefix('network: ')}; {error.remedy}") from None
+    return value
 
 
-def value_of(network: NetworkField) -> object:
+NetworkField = Annotated[Literal["none", "open"] | Rules | NetworkBody, BeforeValidator(_checked)]
+
+
+def value_of(network: str | list[str | NetworkRuleBody] | NetworkBody) -> object:
     """Return what `NetworkPolicy.of` takes."""
     if isinstance(network, list):
         return [_plain(rule) for rule in network]

@@ -22,7 +22,7 @@ _NEITHER_SDK_NOR_PARSER = (
 
 def _declared(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
     seen: list[int] = []
-    monkeypatch.setattr(mcp, "serve", seen.append)
+    monkeypatch.setattr(mcp, "serve", lambda budget, _allow: seen.append(budget))
     CliRunner().invoke(app_of(["mcp"]), ["mcp", *words], catch_exceptions=False)
     return seen[0]
 
@@ -53,8 +53,9 @@ def test_other_words_are_left_to_the_declared_options(words: list[str]) -> None:
 
 
 def test_both_know_the_same_option() -> None:
-    (option,) = inspect.signature(mcp.mcp).parameters.values()
+    option, allow = inspect.signature(mcp.mcp).parameters.values()
     assert (option.name, option.default) == ("budget", mcp_on_stdio.budget_in([]))
+    assert (allow.name, allow.default) == ("allow", None)  # left to the declared options
 
 
 def _printed(code: str) -> str:
@@ -82,7 +83,7 @@ def test_usual_words_load_no_parser_of_command_lines() -> None:
         "import atexit, sys\n"
         f"{_NEITHER_SDK_NOR_PARSER}"
         "from cellwall.apps.mcp.transport import stdio\n"
-        "stdio.run = lambda _, budget: print(budget)\n"
+        "stdio.run = lambda _, budget, network: print(budget)\n"
         "sys.argv[1:] = ['mcp', '--budget', '5000']\n"
         "atexit.register("
         "lambda: print([m for m in sys.modules if m.partition('.')[0].startswith(heavy)]))\n"

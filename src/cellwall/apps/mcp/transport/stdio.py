@@ -28,20 +28,25 @@ if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
 
 
-def run(engine_of: Callable[[], Engine], budget_chars: int) -> None:
-    """Serve on an event loop of its own; SIGTERM and SIGINT end it like the end of stdin."""
+def run(engine_of: Callable[[], Engine], budget_chars: int, network: object = None) -> None:
+    """Serve on an event loop of its own; SIGTERM and SIGINT end it like the end of stdin.
+
+    `network` is the network policy of every sandbox, the operator's choice and not the client's.
+    """
 
     async def main() -> None:
-        await _serve(engine_of(), budget_chars)
+        engine = engine_of()
+        engine.outside.checked(network)
+        await _serve(engine, budget_chars, network)
 
     asyncio.run(main())
 
 
-async def _serve(engine: Engine, budget_chars: int) -> None:
+async def _serve(engine: Engine, budget_chars: int, network: object) -> None:
     catalog = Catalog(engine.state_dir)
-    session = Session(Embedded(engine), catalog, budget_chars)
+    session = Session(Embedded(engine, network), catalog, budget_chars)
     tasks = Tasks()
-    tasks.spawn(_warm(engine, catalog))
+    tasks.spawn(_warm(engine, catalog, network))
     talk = asyncio.ensure_future(_talk(session, catalog))
     # A signal ends only the talk: a client also sends one when the end takes too long.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,7 +75,7 @@ def _loaded() -> Any:  # noqa: ANN401 - a module
         gc.enable()
 
 
-async def _warm(engine: Engine, catalog: Catalog) -> None:
+async def _warm(engine: Engine, catalog: Catalog, network: object = None) -> None:
     """Start a sandbox before the first call; the call reports an error that occurs here.
 
     It comes from a quick fork-server; afterwards the full one starts, which sessions need. What the
@@ -79,10 +84,10 @@ async def _warm(engine: Engine, catalog: Catalog) -> None:
     """
     with contextlib.suppress(CellwallError):
         template = catalog.available().best_template
-        await engine.run("0", template=template)
+        await engine.run("0", template=template, network=network)
         runtime = await engine.runtime()
         await runtime.warm(await engine.template(template))
-        await engine.run("0", template=template)
+        await engine.run("0", template=template, network=network)
 
 
 @contextlib.contextmanager
