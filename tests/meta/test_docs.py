@@ -99,6 +99,7 @@ def test_every_snippet_is_shown_and_help_is_current() -> None:
         ("library.md", SNIPPETS),
         ("agents/tools.md", AGENTS),
         ("sdk.md", folder.glob("sdk/*.py")),
+        ("network.md", folder.glob("network/*.py")),
         ("add-a-runtime.md", folder.glob("runtimes/*.py")),
     )
     for name, files in pages:
