@@ -6,6 +6,7 @@ Each attack has a control: the same program reaches the same witness where the p
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -415,3 +416,69 @@ def test_nothing_of_a_sandbox_stays_in_the_proxy(outside: World) -> None:
 
 async def _pid(engine: object) -> int | None:
     return engine.outside.proxy.pid  # type: ignore[attr-defined,no-any-return]
+
+
+class _Beside(threading.Thread):
+    """Runs a program that says `begun`; made once it has said so."""
+
+    def __init__(self, sandbox: Sandbox, program: str) -> None:
+        super().__init__(daemon=True)
+        self._sandbox, self._program = sandbox, program
+        self._begun = threading.Event()
+        self._said = ""
+        self.start()
+        assert self._begun.wait(20)
+
+    def run(self) -> None:
+        done = self._sandbox.run(
+            self._program, timeout=60, on_stdout=lambda _text: self._begun.set()
+        )
+        self._said = done.stdout
+
+    def stdout(self) -> str:
+        """All that it said, at its end."""
+        self.join()
+        return self._said
+
+
+@pytest.mark.alone
+def test_ten_thousand_connections_leave_the_neighbour_alone(outside: World) -> None:
+    """L19: the cap holds, and a neighbour beside the flood is served about as beside a burner."""
+    port = outside.web.port
+    ask = (
+        "import statistics, time, urllib.request\n"
+        "def once():\n"
+        "    begun = time.perf_counter()\n"
+        f"    assert urllib.request.urlopen('http://web.test:{port}/', timeout=20).status == 200\n"
+        "    return time.perf_counter() - begun\n"
+        "once()\n"
+        "print(statistics.median(once() for _ in range(60)))\n"
+    )
+    flood = (
+        "import socket, threading\n"
+        "made = 0\n"
+        "def pour():\n"
+        "    global made\n"
+        "    for _ in range(2500):\n"
+        "        with socket.socket() as held:\n"
+        f"            held.connect_ex(('198.18.0.1', {outside.sink.port})); made += 1\n"
+        f"socket.getaddrinfo('web.test', {outside.sink.port})\n"
+        "workers = [threading.Thread(target=pour) for _ in range(4)]\n"
+        "print('begun', flush=True)\n"
+        "for each in workers: each.start()\n"
+        "for each in workers: each.join()\n"
+        "print(made)\n"
+    )
+    burner = "print('begun', flush=True)\nwhile True: pass\n"
+    took: dict[str, float] = {}
+    with outside.sandbox([f"web.test:{port}"], limits={"wall_s": 60, "cpu_s": 60}) as neighbour:
+        for name, program in (("flood", flood), ("burner", burner)):
+            policy = {"allow": [f"web.test:{outside.sink.port}"], "connections": 50}
+            with outside.sandbox(policy, limits={"wall_s": 60, "cpu_s": 60}) as other:
+                beside = _Beside(other, program)
+                took[name] = float(neighbour.run(ask, timeout=60).stdout)
+                if name == "flood":
+                    assert beside.stdout() == "begun\n10000\n"
+                    assert other.network_usage().connections <= 10_000
+            beside.join()
+    assert took["flood"] < 3 * took["burner"], took

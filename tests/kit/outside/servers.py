@@ -110,6 +110,8 @@ class WebServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.pages = pages or {}
         self.redirects: dict[str, str] = {}
+        self.are_others_missing = False
+        """Whether a path without a page is 404."""
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
@@ -123,6 +125,9 @@ class WebServer(ThreadingHTTPServer):
         """Return status, headers and body for a request."""
         if path in self.redirects:
             return 302, {"Location": self.redirects[path]}, b""
+        if self.are_others_missing and path.partition("?")[0] not in self.pages:
+            return 404, {}, b""
+        path = path.partition("?")[0] if self.are_others_missing else path
         return 200, {}, self.pages.get(path, f"{method} {path} {len(body)}".encode())
 
     def __enter__(self) -> Self:

@@ -42,6 +42,8 @@ class World:
     sink: Sink
     records: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     runtime: str = "jail"
+    authority: str = ""
+    """Certificate of `tls_web`, which signed itself."""
 
     def sandbox(self, network: object, **options: Any) -> Sandbox:
         """Return a new sandbox with that policy."""
@@ -94,7 +96,8 @@ def world(runtime: str = "jail", **engine: Any) -> Iterator[World]:
         )
         runner = Runner(partial(Engine, settings=chosen, **engine))
         stack.callback(runner.close)
-        made = World(names, runner, web, tls_web, host, sink, runtime=runtime)
+        authority = (folder / "certificate.pem").read_text(encoding="ascii")
+        made = World(names, runner, web, tls_web, host, sink, runtime=runtime, authority=authority)
 
         def note(_tenant: str, sandbox: str, record: dict[str, Any]) -> None:
             made.records.append((sandbox, record))
