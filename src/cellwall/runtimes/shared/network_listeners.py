@@ -1,7 +1,8 @@
 """Opening of a sandbox's way out: listeners in its network namespace, from the engine process.
 
-For runtimes whose sandbox is a process of this host with a network namespace of its own. The engine
-needs CAP_NET_ADMIN over that namespace, which root has.
+For runtimes whose sandbox is a process of this host with a network namespace of its own. It takes
+CAP_NET_ADMIN over that namespace: root has it, and an ordinary user in a process that enters the
+user namespace.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import errno
 import os
 import select
 import socket
+import subprocess
+import sys
 
 from cellwall.linux.network import listeners, probe
 from cellwall.model.errors import HostUnsupported, SandboxBroken
@@ -31,14 +34,14 @@ async def opened(pid: int, pidfd: int) -> list[socket.socket]:
         # Until its pidfd is readable no other process can get its pid.
         if select.select([pidfd], [], [], 0)[0]:
             raise SandboxBroken("open the network: the sandbox has ended")
-        found = await _in_thread(namespace)
+        found = await (_in_thread if os.geteuid() == 0 else _in_process)(namespace)
     finally:
         os.close(namespace)
-    if isinstance(found, listeners.Listeners):
-        return [each for each in found if each is not None]
     if isinstance(found, OSError):
         raise _broken(found) from found
-    raise found
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _broken(error: OSError) -> Exception:
@@ -47,7 +50,41 @@ def _broken(error: OSError) -> Exception:
     return SandboxBroken(f"open the network: {error}")
 
 
-async def _in_thread(namespace: int) -> listeners.Listeners | BaseException:
+Opened = list[socket.socket] | BaseException
+
+
+async def _in_process(namespace: int) -> Opened:
+    """Open them by a process that enters the user namespace, for an ordinary user's engine."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            code = (
+                "import sys; sys.path[:] = sys.argv[3].split('\\n'); "
+                "from cellwall.linux.network.opener import main; main()"
+            )
+            path = "\n".join(each for each in sys.path if os.path.isabs(each))
+            numbers = (theirs.fileno(), namespace)
+            opener = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", "-c", code, *map(str, numbers), path),
+                stdin=subprocess.DEVNULL,
+                pass_fds=numbers,
+                cwd="/",
+                env={"LANG": "C.UTF-8"},
+            )
+        await opener.wait()
+        ours.setblocking(False)
+        try:
+            text, descriptors, _, _ = socket.recv_fds(ours, 4096, 8)
+        except BlockingIOError:
+            text, descriptors = b"", []
+    if descriptors:
+        return [socket.socket(fileno=each) for each in descriptors]
+    number, _, message = text.decode("utf-8", "replace").partition(" ")
+    return OSError(int(number) if number.isdecimal() else errno.EIO, message or "it ended")
+
+
+async def _in_thread(namespace: int) -> Opened:
+    """Open them in a thread that enters the namespace, which root can."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[listeners.Listeners | BaseException] = loop.create_future()
 
@@ -61,7 +98,10 @@ async def _in_thread(namespace: int) -> listeners.Listeners | BaseException:
         loop.call_soon_threadsafe(take, result)
 
     listeners.call_in_namespace(namespace, listeners.open_listeners, tell)
-    return await asyncio.shield(answer)
+    found = await asyncio.shield(answer)
+    if isinstance(found, BaseException):
+        return found
+    return [each for each in found if each is not None]
 
 
 def finding() -> Finding:
