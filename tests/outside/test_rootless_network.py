@@ -4,7 +4,6 @@ that enters the user's own namespaces, and the proxy has the user's id and no ca
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -61,9 +60,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.parametrize("before", ["", SHARING_ITS_ID], ids=["usual", "shared id"])
-def test_an_ordinary_users_sandbox_reaches_what_its_policy_names(
-    before: str, tmp_path: Path
-) -> None:
+def test_an_ordinary_users_sandbox_reaches_what_its_policy_names(before: str) -> None:
     names = {"web.test": [OUTSIDE], "other.test": [OUTSIDE], "inner.test": [HOST]}
     with (
         OrdinaryUser() as user,

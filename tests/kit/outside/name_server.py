@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -20,9 +20,9 @@ Addresses = list[str] | Callable[[], list[str]]
 class NameServer:
     """Serves UDP on 127.0.0.1 from a thread; a context manager."""
 
-    def __init__(self, records: dict[str, Addresses]) -> None:
+    def __init__(self, records: Mapping[str, Addresses]) -> None:
         """`records`: addresses by name, or a function that makes them anew for each question."""
-        self.records = dict(records)
+        self.records: dict[str, Addresses] = dict(records)
         self.aliases: dict[str, str] = {}
         self.asked: list[str] = []
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

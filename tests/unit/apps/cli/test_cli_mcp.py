@@ -94,7 +94,7 @@ def test_usual_words_load_no_parser_of_command_lines() -> None:
 
 def test_its_engine_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Engine] = []
-    monkeypatch.setattr(stdio, "run", lambda engine_of, _: made.append(engine_of()))
+    monkeypatch.setattr(stdio, "run", lambda engine_of, *_: made.append(engine_of()))
     monkeypatch.setattr(mcp_on_stdio, "check_usable", lambda _: None)  # a test's own streams
     mcp_on_stdio.serve(5000)
     runtime = made[0]._runtimes.get("jail")

@@ -8,7 +8,6 @@ from cellwall.model.errors import HostUnsupported
 
 SERVER = (
     "alembic",
-    "h11",
     "httptools",
     "prometheus_client",
     "pydantic",
