@@ -153,7 +153,8 @@ class Mould:
         return int(answer)
 
     def _close(self, owner: int) -> None:
-        if os.getpid() == owner:  # not in what a test forks
+        if os.getpid() == owner:  # not in what a test forks, which may still hold the socket
+            self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
             self._process.wait()
 
