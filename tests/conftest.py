@@ -163,13 +163,18 @@ def outside() -> Iterator[World]:
         yield made
 
 
-@pytest.fixture(scope="session", params=["jail", "docker"])
+@pytest.fixture(scope="session", params=["jail", "gvisor", "docker"])
 def any_outside(request: pytest.FixtureRequest) -> Iterator[World]:
     """The same on each runtime that can enforce a network policy."""
     from kit.outside.world import world
 
     if request.param == "jail":
         yield request.getfixturevalue("outside")
+        return
+    if request.param == "gvisor":
+        require_capability("runsc", shutil.which("runsc") is not None, "apt-get install runsc")
+        with world("gvisor", isolation="kernel") as made:
+            yield made
         return
     state, templates = request.getfixturevalue("docker_ground")
     with world("docker", directory=state, templates=templates) as made:

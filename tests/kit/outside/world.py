@@ -42,16 +42,19 @@ class World:
     sink: Sink
     records: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     runtime: str = "jail"
+    isolation: str | None = None
     authority: str = ""
     """Certificate of `tls_web`, which signed itself."""
 
     def sandbox(self, network: object, **options: Any) -> Sandbox:
         """Return a new sandbox with that policy."""
-        return Sandbox(runner=self.runner, runtime=self.runtime, network=network, **options)
+        where = {"runtime": self.runtime, "isolation": self.isolation}
+        return Sandbox(runner=self.runner, network=network, **where, **options)
 
     def run(self, code: str, network: object, **options: Any) -> str:
         """Run a program once in a fresh sandbox and return its output, which must have an end."""
-        given: dict[str, Any] = {"runtime": self.runtime, "network": network, "timeout": 30.0}
+        given: dict[str, Any] = {"runtime": self.runtime, "isolation": self.isolation}
+        given |= {"network": network, "timeout": 30.0}
         given |= options
         done = self.runner.call(lambda engine, _put: engine.run(code, **given))
         assert done.outcome.verdict == "ok", (done.stdout, done.stderr, done.outcome)
@@ -80,6 +83,7 @@ def certificate(folder: Path, *names: str) -> ssl.SSLContext:
 def world(runtime: str = "jail", **engine: Any) -> Iterator[World]:
     """Make a world; `engine` are further arguments of `Engine`, `settings` of its settings."""
     settings = engine.pop("settings", {})
+    isolation = engine.pop("isolation", None)
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp())
         stack.callback(shutil.rmtree, folder)
@@ -97,7 +101,8 @@ def world(runtime: str = "jail", **engine: Any) -> Iterator[World]:
         runner = Runner(partial(Engine, settings=chosen, **engine))
         stack.callback(runner.close)
         authority = (folder / "certificate.pem").read_text(encoding="ascii")
-        made = World(names, runner, web, tls_web, host, sink, runtime=runtime, authority=authority)
+        made = World(names, runner, web, tls_web, host, sink)
+        made.runtime, made.isolation, made.authority = runtime, isolation, authority
 
         def note(_tenant: str, sandbox: str, record: dict[str, Any]) -> None:
             made.records.append((sandbox, record))

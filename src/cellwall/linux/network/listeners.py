@@ -50,21 +50,30 @@ class Listeners(NamedTuple):
 
 
 _WANTED = (
-    (socket.AF_INET, socket.SOCK_STREAM, HTTP_PROXY_PORT, False),
-    (socket.AF_INET, socket.SOCK_DGRAM, DNS_PORT, False),
-    (socket.AF_INET, socket.SOCK_STREAM, DNS_PORT, False),
-    (socket.AF_INET, socket.SOCK_STREAM, rules.TRANSPARENT_PORT, True),
+    (socket.SOCK_STREAM, HTTP_PROXY_PORT),
+    (socket.SOCK_DGRAM, DNS_PORT),
+    (socket.SOCK_STREAM, DNS_PORT),
 )
+_TRANSPARENT = ("127.0.0.1", rules.TRANSPARENT_PORT)
 
 
 def open_listeners() -> Listeners:
     """Put the rules and listeners into the calling thread's namespace. Raises OSError."""
     _leave_a_trace()
     rules.add()
+    return bind_all("127.0.0.1")
+
+
+def bind_all(address: str) -> Listeners:
+    """Bind the listeners in the calling thread's namespace, at `address` where it matters.
+
+    Raises OSError.
+    """
     made: list[socket.socket] = []
     try:
-        for family, kind, port, is_transparent in _WANTED:
-            made.append(_bound(family, kind, port, is_transparent=is_transparent))
+        for kind, port in _WANTED:
+            made.append(_bound(socket.AF_INET, kind, (address, port)))
+        made.append(_bound(socket.AF_INET, socket.SOCK_STREAM, _TRANSPARENT, is_transparent=True))
         http_proxy, dns, dns_tcp, transparent = made
         return Listeners(http_proxy, dns, dns_tcp, transparent, _bound_6())
     except BaseException:
@@ -74,17 +83,18 @@ def open_listeners() -> Listeners:
 
 
 def _bound_6() -> socket.socket | None:
+    place = ("::1", rules.TRANSPARENT_PORT)
     try:
-        return _bound(
-            socket.AF_INET6, socket.SOCK_STREAM, rules.TRANSPARENT_PORT, is_transparent=True
-        )
+        return _bound(socket.AF_INET6, socket.SOCK_STREAM, place, is_transparent=True)
     except OSError as error:
         if rules.has_no_ipv6(error) or error.errno == errno.EADDRNOTAVAIL:
             return None
         raise
 
 
-def _bound(family: int, kind: int, port: int, *, is_transparent: bool) -> socket.socket:
+def _bound(
+    family: int, kind: int, place: tuple[str, int], *, is_transparent: bool = False
+) -> socket.socket:
     found = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         if is_transparent and family == socket.AF_INET:
@@ -94,7 +104,7 @@ def _bound(family: int, kind: int, port: int, *, is_transparent: bool) -> socket
         if kind == socket.SOCK_STREAM:
             # What a listener before it accepted may be there still, after the proxy has ended.
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1" if family == socket.AF_INET else "::1", port))
+        found.bind(place)
         if kind == socket.SOCK_STREAM:
             found.listen(_BACKLOG)
     except BaseException:

@@ -16,7 +16,8 @@ NETLINK_NETFILTER = 12
 
 _REQUEST, _ACK, _CREATE, _EXCL, _APPEND = 0x1, 0x4, 0x400, 0x200, 0x800
 _ERROR = 2
-_NESTED = 0x8000
+NESTED = 0x8000
+"""Bit of an attribute's kind whose value is attributes; `NLA_F_NESTED`."""
 _HEADER = struct.Struct("=IHHII")
 _ANSWER_BYTES = 65_536
 _ANSWER_S = 5.0
@@ -32,7 +33,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 def nested(kind: int, *attributes: bytes) -> bytes:
     """Return an attribute that holds others."""
-    return attribute(kind | _NESTED, b"".join(attributes))
+    return attribute(kind | NESTED, b"".join(attributes))
 
 
 def text(kind: int, value: str) -> bytes:
@@ -50,9 +51,14 @@ def message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
 
 
-def new_route(body: bytes, sequence: int) -> bytes:
-    """Return a request for a route that must not exist yet."""
-    return message(24, _REQUEST | _ACK | _CREATE | _EXCL, sequence, body)
+NEW_LINK, NEW_ADDRESS, NEW_ROUTE, NEW_RULE = 16, 20, 24, 32
+"""`RTM_NEW…`: requests that make a device, an address, a route, a rule of routing."""
+
+
+def new(kind: int, body: bytes, *, exists: bool = False) -> bytes:
+    """Return a request of one of these kinds; what it makes must not exist yet, or must."""
+    flags = _REQUEST | _ACK | (0 if exists else _CREATE | _EXCL)
+    return message(kind, flags, 1, body)
 
 
 def nf_tables_batch(parts: Iterable[tuple[int, int, bytes]]) -> bytes:

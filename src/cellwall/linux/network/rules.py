@@ -23,7 +23,7 @@ TRANSPARENT_PORT = 1
 
 _INET, _IPV4, _IPV6 = 1, 2, 10
 _NEW_TABLE, _NEW_CHAIN, _NEW_RULE = 0, 3, 6
-_PREROUTING, _OUTPUT = 0, 3
+_PREROUTING, _INPUT, _OUTPUT = 0, 1, 3
 _MANGLE, _FILTER = -150, 0
 _TABLE = "cellwall"
 _TCP = b"\x06"
@@ -56,10 +56,11 @@ def has_no_ipv6(error: OSError) -> bool:
     return error.errno in (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES, errno.ENODEV)
 
 
-def _route(family: int) -> bytes:
-    table_local, static, scope_host, type_local = 255, 4, 254, 2
-    head = struct.pack("=8BI", family, 0, 0, 0, table_local, static, scope_host, type_local, 0)
-    return netlink.new_route(head + netlink.attribute(4, struct.pack("=I", _LO)), 1)
+def all_local(family: int, table: int) -> bytes:
+    """Return the request for a route that makes every address local: `local default dev lo`."""
+    static, scope_host, type_local = 4, 254, 2
+    head = struct.pack("=8BI", family, 0, 0, 0, table, static, scope_host, type_local, 0)
+    return netlink.new(netlink.NEW_ROUTE, head + netlink.attribute(4, struct.pack("=I", _LO)))
 
 
 def _expression(name: str, *attributes: bytes) -> bytes:
@@ -137,6 +138,40 @@ def _parts() -> tuple[tuple[int, int, bytes], ...]:
     )
 
 
-_ROUTE_4, _ROUTE_6 = _route(2), _route(10)
+_ROUTE_4, _ROUTE_6 = all_local(2, 255), all_local(10, 255)
 _PARTS = len(_parts())
 _BATCH = netlink.nf_tables_batch(_parts())
+
+
+def add_behind_a_pair(address: bytes) -> None:
+    """Add the packet rules of a namespace that serves another one through a pair of devices.
+
+    `address` is its own IPv4 address, of which only TCP and the DNS are answered. Raises OSError.
+    """
+    to_own = (_meta(_NFPROTO), _compare(bytes([_IPV4])), _destination(16, 4), _compare(address))
+    udp, dns = b"\x11", struct.pack(">H", 53)
+    is_dns = (_meta(_L4PROTO), _compare(udp), _port(), _compare(dns))
+    four = bytes([127, 0, 0, 1])
+    parts = (
+        (_NEW_TABLE, _INET, netlink.text(1, _TABLE)),
+        _chain("prerouting", _PREROUTING, _MANGLE),
+        _rule("prerouting", *to_own, _accept()),
+        _rule(
+            "prerouting",
+            *_is_local(_IPV4, is_equal=False),
+            *_IS_TCP,
+            *_to_listener(_IPV4, four),
+        ),
+        _chain("input", _INPUT, _FILTER),
+        _rule("input", *_IS_TCP, _accept()),
+        _rule("input", *to_own, *is_dns, _accept()),
+        _rule("input", _REJECT),
+    )
+    batch = netlink.nf_tables_batch(parts)
+    netlink.transact(netlink.NETLINK_NETFILTER, batch, len(parts), "add nf_tables rules")
+
+
+def _port() -> bytes:
+    transport_header = 2
+    fields = (1, transport_header, 2, 2)
+    return _expression("payload", *(netlink.be32(n, v) for n, v in enumerate(fields, 1)))

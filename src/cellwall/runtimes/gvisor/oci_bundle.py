@@ -21,6 +21,8 @@ from cellwall.runtimes.shared.environment import INTERPRETER
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
 
+RESOLVER = "resolv.conf"
+"""File of the bundle that a sandbox with a network has as its /etc/resolv.conf."""
 OWN_PROCESSES = 1
 """Number of cellwall's own processes that run as the sandbox's user: init."""
 PLACEHOLDER = "/tmp/.cellwall"  # noqa: S108 - a path inside
@@ -55,14 +57,22 @@ _ALWAYS = {
 REQUIRED_FLAGS = frozenset({"network", "ignore-cgroups", "platform", "root"})
 
 
-def flags(known: frozenset[str], platform: str, place: str) -> list[str]:
+def flags(
+    known: frozenset[str], platform: str, place: str, *, has_network: bool = False
+) -> list[str]:
     """Return `runsc`'s flags for a sandbox, of those that this version knows."""
     wanted = {"root": f"{place}/state", "platform": platform, **_ALWAYS}
+    if has_network:
+        wanted["network"] = "sandbox"  # its stack takes over the devices of the keeper's namespace
     return [f"--{name}={value}" for name, value in wanted.items() if name in known]
 
 
-def configuration(root: Root, limits: Limits, words: tuple[str, ...], place: str) -> dict[str, Any]:
+def configuration(
+    root: Root, limits: Limits, words: tuple[str, ...], place: str, *, has_network: bool = False
+) -> dict[str, Any]:
     """Return the OCI configuration of a sandbox that starts with the command `words`."""
+    # With a network it stays in the keeper's namespace, where the engine has put a device.
+    made = [name for name in _NAMESPACES if name != "network" or not has_network]
     return {
         "ociVersion": "1.0.0",
         "hostname": "cellwall",
@@ -76,9 +86,9 @@ def configuration(root: Root, limits: Limits, words: tuple[str, ...], place: str
             "rlimits": _rlimits(limits),
         },
         "root": {"path": gvisor_area.root_of(place), "readonly": False},
-        "mounts": _mounts(root, place),
+        "mounts": _mounts(root, place) + (_resolver(place) if has_network else []),
         "linux": {
-            "namespaces": [{"type": name} for name in _NAMESPACES],
+            "namespaces": [{"type": name} for name in made],
             "resources": {"memory": {"limit": limits.memory_bytes}},
             "seccomp": _filter(),
         },
@@ -162,6 +172,17 @@ def _mounts(root: Root, place: str) -> list[dict[str, Any]]:
         for source, path in root.mounts
     ]
     return found
+
+
+def _resolver(place: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "destination": "/etc/resolv.conf",
+            "type": "bind",
+            "source": f"{place}/bundle/{RESOLVER}",
+            "options": _READ_ONLY,
+        }
+    ]
 
 
 def digest(configured: str, area: dict[str, Any], words: list[str], version: str) -> str:

@@ -32,18 +32,19 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
-    refuse_network,
     refuse_soft,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.gvisor import binary as gvisor_binary
 from cellwall.runtimes.gvisor import guest_image, oci_bundle, trace_listener
+from cellwall.runtimes.gvisor import network as gvisor_network
 from cellwall.runtimes.gvisor import posture as gvisor_posture
 from cellwall.runtimes.gvisor import root as gvisor_root
 from cellwall.runtimes.gvisor import work_area as gvisor_area
 from cellwall.runtimes.gvisor.binary import Binary
 from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
+from cellwall.runtimes.gvisor.network import Outer
 from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, SandboxResources, end, held
 from cellwall.runtimes.gvisor.trace_listener import Witness
 from cellwall.runtimes.shared import network_listeners
@@ -104,6 +105,7 @@ class _Born(NamedTuple):
     witness: Witness | None = None
     cpus: frozenset[int] = frozenset()
     digest: str = ""
+    outer: Outer | None = None
 
 
 class GvisorRuntime:
@@ -167,7 +169,7 @@ class GvisorRuntime:
             Finding("runsc", "PASS", f"{chosen.binary.path} {chosen.binary.version}"),
             Finding("platform", "PASS", chosen.platform),
             *gvisor_binary.cautions(chosen.binary),
-            network_listeners.missing(),
+            await asyncio.to_thread(network_listeners.finding),
         ]
 
     def _check_host(self) -> None:
@@ -209,7 +211,7 @@ class GvisorRuntime:
         oci = oci_bundle.configuration(root, limits, ("/usr/bin/true",), self._place)
         groups = await self._groups.make(_at_start(limits))
         area = oci_bundle.area(root, limits)
-        order = self._order(Chosen(binary, platform), oci, area, groups)
+        order = self._order(Chosen(binary, platform), oci, area, _Born(groups))
         keeper = self._keepers.take()
         try:
             keeper.begin(order).close()
@@ -226,12 +228,17 @@ class GvisorRuntime:
         chosen: Chosen,
         oci: dict[str, Any],
         area: dict[str, Any],
-        groups: sandbox_groups.Groups,
-        witness: Witness | None = None,
-        cpus: frozenset[int] = frozenset(),
+        born: _Born,
+        *,
+        has_network: bool = False,
     ) -> dict[str, Any]:
-        flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
+        witness = born.witness
+        flags = oci_bundle.flags(
+            chosen.binary.flags, chosen.platform, self._place, has_network=has_network
+        )
         files = {"config.json": json.dumps(oci)}
+        if has_network:
+            files[oci_bundle.RESOLVER] = f"nameserver {gvisor_network.NAME_SERVER}\n"
         if witness is not None:
             files["witness.json"] = json.dumps(witness.configuration())
             flags.append(f"--{trace_listener.FLAG}={self._place}/bundle/witness.json")
@@ -239,8 +246,8 @@ class GvisorRuntime:
             "program": chosen.binary.path,
             "words": [chosen.binary.path, *flags, "run", f"--bundle={self._place}/bundle", "cell"],
             "directory": "/" if witness is None else str(self._sinks),
-            "cgroups": groups.self_move_paths(),
-            "cpus": sorted(cpus or os.sched_getaffinity(0)),
+            "cgroups": born.groups.self_move_paths(),
+            "cpus": sorted(born.cpus or os.sched_getaffinity(0)),
             "files": files,
             "area": area,
         }
@@ -271,7 +278,6 @@ class GvisorRuntime:
     async def start(self, spec: SandboxSpec) -> GvisorSandbox:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
-        refuse_network(spec, self.name)
         self._check_host()
         if not self._is_swept:
             self._is_swept = True
@@ -290,7 +296,9 @@ class GvisorRuntime:
         chosen = await self.choose()
         root = await self._root(spec.template)
         words = oci_bundle.guest_words()
-        oci = oci_bundle.configuration(root, spec.limits, words, self._place)
+        oci = oci_bundle.configuration(
+            root, spec.limits, words, self._place, has_network=spec.has_network
+        )
         area = oci_bundle.area(root, spec.limits)
         groups = await self._groups.make(_at_start(spec.limits))
         born = _Born(groups)
@@ -298,13 +306,15 @@ class GvisorRuntime:
             if trace_listener.FLAG in chosen.binary.flags:
                 born = born._replace(witness=Witness(self._sinks))
             born = born._replace(cpus=self.cpus.take(oci_bundle.cpu_count(spec.limits)))
-            order = self._order(chosen, oci, area, groups, born.witness, born.cpus)
+            order = self._order(chosen, oci, area, born, has_network=spec.has_network)
             born = born._replace(digest=_digest(chosen, order))
             keeper = self._keepers.take()
         except BaseException:
             await self._take_down(born)
             raise
         try:
+            if spec.has_network:
+                born = born._replace(outer=await gvisor_network.connect(keeper))
             return await self._confine(spec, keeper, keeper.begin(order), born)
         except BaseException as error:
             said = keeper.said()
@@ -341,7 +351,7 @@ class GvisorRuntime:
             raise
         isolation = Isolation(self.name, self.level, born.digest, dict(HARDNESS))
         resources = SandboxResources(
-            keeper, born.witness, channel, born.groups, isolation, posture, work_fd
+            keeper, born.witness, channel, born.groups, isolation, posture, work_fd, born.outer
         )
 
         async def remove(sandbox: GvisorSandbox) -> None:
@@ -354,6 +364,8 @@ class GvisorRuntime:
         """Remove an ended sandbox's resources besides its processes."""
         if born.witness is not None:
             born.witness.close()
+        if born.outer is not None:
+            born.outer.close()
         self.cpus.give_back(born.cpus)
         await self._groups.remove(born.groups)
 

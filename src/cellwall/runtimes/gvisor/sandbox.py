@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.linux.cgroups import sandbox_groups
+from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.base import KernelReadings, Purpose, SandboxSpec
 from cellwall.runtimes.gvisor.keeper import Keeper
 from cellwall.runtimes.gvisor.trace_listener import Witness
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
     from cellwall.runtimes.channel.channel import GuestChannel
+    from cellwall.runtimes.gvisor.network import Outer
 
 OWN_MEMORY_MB = 48
 """MiB for gVisor itself: its kernel, its file server and `runsc`, before a program has run."""
@@ -60,6 +63,8 @@ class SandboxResources:
     posture: Mapping[str, Any]
     work_fd: int = -1
     """File descriptor of its work area, opened before caller code existed; -1 once closed."""
+    outer: Outer | None = None
+    """Outer end of its way out, if it was started with one."""
 
     def close_work(self) -> None:
         """Close the work area's descriptor.
@@ -107,6 +112,16 @@ class GvisorSandbox:
     def posture(self) -> Mapping[str, Any]:
         """Facts read back from the host's kernel at the start."""
         return self._resources.posture
+
+    async def open_listeners(self) -> list[socket.socket]:
+        """Return the listeners of its way out, which it must have been started with."""
+        if self._resources.outer is None:
+            raise HostUnsupported(
+                "network",
+                "network: gVisor takes its devices at the start, and this sandbox has none",
+                remedy="create it with a network policy; an empty list allows nothing yet",
+            )
+        return await self._resources.outer.take()
 
     @property
     def channel(self) -> GuestChannel:
@@ -199,6 +214,8 @@ class GvisorSandbox:
     def abandon(self) -> None:
         """Release the parent's descriptors without killing anything; for a forked child."""
         self._resources.keeper.abandon()
+        if self._resources.outer is not None:
+            self._resources.outer.close()
         self._resources.close_work()
         if self._resources.witness is not None:
             self._resources.witness.abandon()

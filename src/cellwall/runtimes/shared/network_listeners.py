@@ -14,8 +14,11 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from cellwall.linux.network import listeners, probe
+from cellwall.linux.network.pair import Pair
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.base import Finding
 
@@ -83,25 +86,42 @@ async def _in_process(namespace: int) -> Opened:
     return OSError(int(number) if number.isdecimal() else errno.EIO, message or "it ended")
 
 
+T = TypeVar("T", listeners.Listeners, Pair)
+
+
 async def _in_thread(namespace: int) -> Opened:
     """Open them in a thread that enters the namespace, which root can."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[listeners.Listeners | BaseException] = loop.create_future()
+    try:
+        found = await in_thread(namespace, listeners.open_listeners)
+    except (HostUnsupported, SandboxBroken) as error:
+        return error
+    return [each for each in found if each is not None]
 
-    def take(result: listeners.Listeners | BaseException) -> None:
-        if not answer.done():
+
+async def in_thread(namespace: int, job: Callable[[], T]) -> T:
+    """Return what `job` makes in a thread that has entered a network namespace.
+
+    Raises HostUnsupported, SandboxBroken. What it makes is closed if the caller has gone.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T | BaseException] = loop.create_future()
+
+    def take(result: T | BaseException) -> None:
+        if not answer.cancelled():
             answer.set_result(result)
-        elif isinstance(result, listeners.Listeners):
+        elif not isinstance(result, BaseException):
             result.close()  # the caller has gone
 
-    def tell(result: listeners.Listeners | BaseException) -> None:
+    def tell(result: T | BaseException) -> None:
         loop.call_soon_threadsafe(take, result)
 
-    listeners.call_in_namespace(namespace, listeners.open_listeners, tell)
-    found = await asyncio.shield(answer)
+    listeners.call_in_namespace(namespace, job, tell)
+    found = await answer
+    if isinstance(found, OSError):
+        raise _broken(found) from found
     if isinstance(found, BaseException):
-        return found
-    return [each for each in found if each is not None]
+        raise found
+    return found
 
 
 def finding() -> Finding:
@@ -118,5 +138,5 @@ def missing() -> Finding:
         "network",
         "CAUTION",
         "this runtime's sandboxes can have none",
-        "use runtime 'jail' or 'docker' for sandboxes with a network",
+        "use runtime 'jail', 'docker' or 'gvisor' for sandboxes with a network",
     )
