@@ -48,7 +48,7 @@ class World:
 
     def sandbox(self, network: object, **options: Any) -> Sandbox:
         """Return a new sandbox with that policy."""
-        where = {"runtime": self.runtime, "isolation": self.isolation}
+        where: dict[str, Any] = {"runtime": self.runtime, "isolation": self.isolation}
         return Sandbox(runner=self.runner, network=network, **where, **options)
 
     def run(self, code: str, network: object, **options: Any) -> str:

@@ -52,6 +52,7 @@ def connect(inner: int) -> Pair:
         _route(rules.all_local(socket.AF_INET, _TABLE), "route to the listeners")
         rules.add_behind_a_pair(socket.inet_aton(OUTER))
         do_all(process.prepare_join(inner, process.CLONE_NEWNET))
+        process.loopback_up()
         _configure(_DEVICE_INNER, INNER)
         _route(_default_route(), "route to the outer end")
         do_all(process.prepare_join(outer, process.CLONE_NEWNET))

@@ -23,6 +23,8 @@ from cellwall.runtimes.gvisor import work_area as gvisor_area
 
 _NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET
 _STATE_OPTIONS = "size=16m,nr_inodes=4096,mode=700"
+_COVER_FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC | mounts.MS_RDONLY
+_COVER_OPTIONS = "size=4k,nr_inodes=1,mode=555"
 _OOM_SCORE = "500"
 """OOM score above that of every host process: if the host runs out of memory, a sandbox is killed
 first."""
@@ -89,6 +91,8 @@ def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
     """Enter the sandbox's cgroups, write its files, execute `runsc`."""
     for path in config["cgroups"]:
         _write(path, "0")
+    for path in config["covered"]:
+        mounts.mount("tmpfs", path, "tmpfs", _COVER_FLAGS, _COVER_OPTIONS)
     os.sched_setaffinity(0, config["cpus"])  # the number of CPUs that gVisor shows inside
     for name, content in config["files"].items():
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:

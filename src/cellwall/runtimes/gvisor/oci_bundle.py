@@ -21,6 +21,9 @@ from cellwall.runtimes.shared.environment import INTERPRETER
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
 
+ROOT_ONLY = "/proc/sys/net/core"
+"""Directory that is covered for a `runsc` with a network. Versions up to 2024 take a file in it for
+the sign of the host's own namespace, and refuse; since Linux 6.x every namespace has that file."""
 RESOLVER = "resolv.conf"
 """File of the bundle that a sandbox with a network has as its /etc/resolv.conf."""
 OWN_PROCESSES = 1
@@ -71,8 +74,9 @@ def configuration(
     root: Root, limits: Limits, words: tuple[str, ...], place: str, *, has_network: bool = False
 ) -> dict[str, Any]:
     """Return the OCI configuration of a sandbox that starts with the command `words`."""
-    # With a network it stays in the keeper's namespace, where the engine has put a device.
-    made = [name for name in _NAMESPACES if name != "network" or not has_network]
+    namespaces = [{"type": name} for name in _NAMESPACES]
+    if has_network:  # the one that `runsc` is in: the keeper's, where the engine put a device
+        namespaces[_NAMESPACES.index("network")]["path"] = "/proc/self/ns/net"
     return {
         "ociVersion": "1.0.0",
         "hostname": "cellwall",
@@ -88,7 +92,7 @@ def configuration(
         "root": {"path": gvisor_area.root_of(place), "readonly": False},
         "mounts": _mounts(root, place) + (_resolver(place) if has_network else []),
         "linux": {
-            "namespaces": [{"type": name} for name in made],
+            "namespaces": namespaces,
             "resources": {"memory": {"limit": limits.memory_bytes}},
             "seccomp": _filter(),
         },

@@ -249,6 +249,7 @@ class GvisorRuntime:
             "cgroups": born.groups.self_move_paths(),
             "cpus": sorted(born.cpus or os.sched_getaffinity(0)),
             "files": files,
+            "covered": [oci_bundle.ROOT_ONLY] if has_network else [],
             "area": area,
         }
 
