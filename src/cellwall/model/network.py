@@ -27,7 +27,7 @@ _METHOD = re.compile(r"[A-Z][A-Z-]{0,30}")
 _PATH = re.compile(r"/[\x21-\x7e]{0,1023}")
 _FORMS = "such as example.org, *.example.org, example.org:5432, or 192.0.2.0/24:443"
 _BOUNDS: dict[str, tuple[int, int]] = {
-    "connections": (1, 10_000),
+    "connections": (1, 1000),
     "transfer_mb": (1, 10_000_000),
     "rate_kb_s": (1, 100_000_000),
 }

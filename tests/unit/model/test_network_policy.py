@@ -83,6 +83,7 @@ def test_what_callers_write(value: object, text: str) -> None:
         ({"rules": []}, "unknown name"),
         ({"mode": "open", "connections": 0}, "out of bounds"),
         ({"mode": "open", "connections": True}, "out of bounds"),
+        ({"mode": "open", "connections": 1001}, "out of bounds"),
         ({"mode": "open", "transfer_mb": 1.5}, "out of bounds"),
         ({"mode": "open", "rate_kb_s": 0}, "out of bounds"),
         (["a.b"] * 1001, "1001 rules"),

@@ -51,7 +51,7 @@ async def pump(source: socket.socket, target: socket.socket, count: Count) -> No
     """Move bytes one way until `source` ends, then end `target`'s side."""
     loop = asyncio.get_running_loop()
     moved = 0
-    while moved < _SPLICED_AFTER:
+    while moved < _SPLICED_AFTER or (pipe := _pipe()) is None:
         data = await loop.sock_recv(source, PIECE)
         if not data:
             _end(target)
@@ -59,7 +59,7 @@ async def pump(source: socket.socket, target: socket.socket, count: Count) -> No
         moved += len(data)
         await count(len(data))
         await loop.sock_sendall(target, data)
-    await _splice(source, target, count)
+    await _splice(source, target, count, pipe)
     _end(target)
 
 
@@ -68,12 +68,23 @@ def _end(target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
-async def _splice(source: socket.socket, target: socket.socket, count: Count) -> None:
-    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+def _pipe() -> tuple[int, int] | None:
+    """Return both ends of a new pipe; None if this process has no descriptors left."""
     try:
-        size = _PIPE_BYTES
-        with contextlib.suppress(OSError):  # the pages of this user's pipes are used up
-            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # the pages of this user's pipes are used up
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return reading, writing
+
+
+async def _splice(
+    source: socket.socket, target: socket.socket, count: Count, pipe: tuple[int, int]
+) -> None:
+    reading, writing = pipe
+    size = _PIPE_BYTES
+    try:
         while got := await _moved(source, source.fileno(), writing, size, is_reading=True):
             await count(got)
             while got:

@@ -215,9 +215,8 @@ class SandboxNetwork:
             if entry.destination is None:
                 continue  # it is decided on when its destination is known, by the new policy
             found = self.decide(entry.destination)
-            # What a request's rule allowed is not known to be allowed by another one.
-            is_changed = bool(entry.requests) and found.looks_at_requests
-            if entry.task is not None and (not found.is_allowed or is_changed):
+            # Where single requests are decided on, what is open may be something else.
+            if entry.task is not None and (not found.is_allowed or found.looks_at_requests):
                 entry.task.cancel()
 
     def usage(self) -> dict[str, int]:
