@@ -154,16 +154,19 @@ def docker_ground(
     return place / "state", BareTemplates(place / "env")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def outside() -> Iterator[World]:
-    """An engine whose outside is loopback, on the jail."""
+    """An engine whose outside is loopback, on the jail.
+
+    Of one module: what it has parked would be counted by tests of other modules.
+    """
     from kit.outside.world import world
 
     with world() as made:
         yield made
 
 
-@pytest.fixture(scope="session", params=["jail", "gvisor", "docker"])
+@pytest.fixture(scope="module", params=["jail", "gvisor", "docker"])
 def any_outside(request: pytest.FixtureRequest) -> Iterator[World]:
     """The same on each runtime that can enforce a network policy."""
     from kit.outside.world import world
