@@ -26,7 +26,8 @@ class Mutant:
     """One guard left out."""
 
     finding: str
-    """Of the review (F1 to F15), of other people's suites (S1, S2), or P3: limits in sessions."""
+    """Of the review (F1 to F15), of other people's suites (S1, S2), P3: limits in sessions, or L:
+    the network."""
     guard: str
     file: str
     """From the top of the repository."""

@@ -143,21 +143,21 @@ METADATA = [
 ]
 
 
-def test_special_addresses_are_refused_in_every_mode(open_sandbox: Sandbox) -> None:
+def test_special_addresses_are_refused_in_every_mode(
+    any_outside: World, open_sandbox: Sandbox
+) -> None:
     """L10, L01: clouds' metadata, private, shared, multicast, and made-up addresses nobody has."""
     answers = _said(open_sandbox, *(f"connect('{each}:80')" for each in METADATA))
     for form, answer in zip(METADATA, answers, strict=True):
         assert answer.startswith("HTTP/1.1 403"), (form, answer)
         assert "is no public address" in answer
-    dialled = _said(
-        open_sandbox,
-        *(
-            f"raw('{each.strip('[]')}', 80, b'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n')"
-            for each in METADATA
-            if not each.startswith(("224", "255", "[fe80"))
-        ),
-    )
-    assert all(each.startswith("HTTP/1.1 403") for each in dialled), dialled
+    forms = [each.strip("[]") for each in METADATA if not each.startswith(("22", "25", "[fe80"))]
+    request = "b'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'"
+    dialled = _said(open_sandbox, *(f"raw('{each}', 80, {request})" for each in forms))
+    no_ipv6 = {"OSError"} if any_outside.runtime == "gvisor" else set()
+    for form, answer in zip(forms, dialled, strict=True):
+        is_out = ":" in form and answer in no_ipv6
+        assert is_out or answer.startswith("HTTP/1.1 403"), (form, answer)
 
 
 def test_rebinding_connects_to_what_was_checked(any_outside: World) -> None:
@@ -455,6 +455,7 @@ class _Beside(threading.Thread):
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(180)
 def test_ten_thousand_connections_leave_the_neighbour_alone(outside: World) -> None:
     """L19: the cap holds, and a neighbour beside the flood is served about as beside a burner."""
     port = outside.web.port

@@ -68,10 +68,11 @@ def test_any_bytes_are_a_hello_or_not(data: bytes) -> None:
 
 
 def test_a_hello_without_an_end_is_refused() -> None:
-    piece = b"\x16\x03\x01\x3f\xff" + b"\x01\x00\xff\xff" + b"\x00" * 16_379
+    record, size = b"\x16\x03\x01\x40\x00", 16_384
+    first = record + b"\x01\x01\xf0\x00" + bytes(size - 4)  # of a message of 124 KiB
     reader = hello.Hello()
-    with pytest.raises(hello.NotTls):  # a handshake message of 64 KiB, in records of 16
-        any(reader.feed(piece) for _ in range(8))
+    with pytest.raises(hello.NotTls, match="too long"):
+        any(reader.feed(each) for each in (first, *(record + bytes(size) for _ in range(5))))
 
 
 @pytest.mark.parametrize(
