@@ -174,7 +174,12 @@ class AsyncSandbox:
 
     async def network_log(self) -> list[dict[str, Any]]:
         """Return the latest thousand records: connections, their ends, and refusals."""
-        return [] if self.live.network is None else list(self.live.network.log)
+        network = self.live.network
+        if network is None:
+            return []
+        if self.live.is_alive:
+            await network.usage()  # the records of what it counts come before it
+        return list(network.log)
 
     # -- running code ----------------------------------------------------------------------
 

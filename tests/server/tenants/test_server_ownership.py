@@ -21,6 +21,7 @@ _NAMED = re.compile(r"\{(\w+)(?::\w+)?\}")
 OWNED = {"sandbox_id", "execution_id", "command_id"}
 BODIES: dict[str, dict[str, Any]] = {
     "ContextBody": {"name": "c"},
+    "NetworkBody": {"mode": "none"},
     "SandboxChange": {"name": "n"},
     "CellBody": {"code": "1"},
     "CommandBody": {"argv": ["true"]},

@@ -77,6 +77,8 @@ class Proxy:
                     self._served[sandbox].network.set_policy(policy)
                 case "usage":
                     reply["usage"] = self._served[sandbox].network.usage()
+                    self._loop.create_task(self._say_after_records(reply))
+                    return
                 case "drop":
                     self._loop.create_task(self._drop(sandbox, reply))
                     return
@@ -108,7 +110,11 @@ class Proxy:
         else:
             await served.close()
             reply["usage"] = served.network.usage()
-        await self._flush()  # the last records come before the answer
+        await self._say_after_records(reply)
+
+    async def _say_after_records(self, reply: dict[str, Any]) -> None:
+        """Answer once everything that was counted has been reported."""
+        await self._flush()
         await self._say(reply)
 
     def _report(self, record: dict[str, Any]) -> None:
