@@ -6,15 +6,15 @@ Each attack has a control: the same program reaches the same witness where the p
 from __future__ import annotations
 
 import json
+import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cellwall import Sandbox
-from kit.outside.servers import HOST, OUTSIDE
+from kit.outside.servers import HOST, OUTSIDE, Sink
 from kit.outside.world import World
 
 pytestmark = pytest.mark.root
@@ -39,6 +39,14 @@ def attempt(work):
 def raw(address, port, said=b"*x\\n"):
     with socket.create_connection((address, port), 5) as held:
         held.sendall(said)
+        return held.recv(1000).decode("latin-1")
+
+def pieces(address, port, said):
+    with socket.create_connection((address, port), 5) as held:
+        held.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in said:
+            held.sendall(piece)
+            time.sleep(0.05)  # so that they come one by one
         return held.recv(1000).decode("latin-1")
 
 def by_proxy(text):
@@ -275,6 +283,10 @@ SMUGGLED = {
     "two lengths": "POST / HTTP/1.1\\r\\nHost: {host}\\r\\nContent-Length: 4\\r\\nContent-Length: 5"
     "\\r\\n\\r\\nabcde",
     "a length and chunks": "POST / HTTP/1.1\\r\\nHost: {host}\\r\\nContent-Length: 4\\r\\n"
+    "Transfer-Encoding: chunked\\r\\n\\r\\n3\\r\\nabc\\r\\n0\\r\\n\\r\\n",
+    "chunks in HTTP/1.0": "POST / HTTP/1.0\\r\\nHost: {host}\\r\\n"
+    "Transfer-Encoding: chunked\\r\\n\\r\\n3\\r\\nabc\\r\\n0\\r\\n\\r\\n",
+    "odd chunks": "POST / HTTP/1.1\\r\\nHost: {host}\\r\\n"
     "Transfer-Encoding: xchunked\\r\\n\\r\\nabcd",
     "two hosts": "GET / HTTP/1.1\\r\\nHost: {host}\\r\\nHost: other.test\\r\\n\\r\\n",
     "another host": "GET / HTTP/1.1\\r\\nHost: other.test\\r\\n\\r\\n",
@@ -314,6 +326,56 @@ def test_a_request_with_two_meanings_is_not_passed_on(outside: World, name: str)
     if name not in ("a folded line", "a second request"):
         assert len(outside.web.requests) == seen
     assert " 200 " not in done.stdout or name in ("a folded line", "a second request")
+
+
+def test_http_2_without_tls_is_not_passed_on(outside: World) -> None:
+    """Its requests cannot be looked at: by its preface, by an upgrade, and after a greeting."""
+    preface = b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n"
+    port = outside.sink.port
+    seen = len(outside.sink.said)
+    upgrade = (
+        "GET / HTTP/1.1\\r\\nHost: web.test:{0}\\r\\nConnection: Upgrade, HTTP2-Settings\\r\\n"
+    )
+    upgrade += "Upgrade: {1}\\r\\nHTTP2-Settings: AAMAAABk\\r\\n\\r\\n"
+    web = outside.web.port
+    with outside.sandbox([f"web.test:{port},{web}"]) as sandbox:
+        by_preface, in_pieces, by_upgrade, websocket = _said(
+            sandbox,
+            f"raw('web.test', {port}, {preface!r})".replace("\\\\", "\\"),
+            f"pieces('web.test', {port}, [b'PRI', b' * HTTP/2.0\\r\\n'])",
+            f"raw('web.test', {web}, b'{upgrade.format(web, 'h2c')}')",
+            f"raw('web.test', {web}, b'{upgrade.format(web, 'websocket')}')",
+        )
+    assert by_preface in ("ConnectionResetError", "")
+    assert in_pieces in ("ConnectionResetError", "")
+    assert not any(outside.sink.said[seen:])
+    # The server sees a plain request; the control is the one protocol that passes.
+    assert by_upgrade.startswith("HTTP/1.1 200")
+    assert websocket.startswith("HTTP/1.1 200")
+    h2c, other = outside.web.requests[-2:]
+    assert "Upgrade" not in h2c[2]
+    assert other[2]["Upgrade"] == "websocket"
+
+
+def test_http_after_a_greeting_is_not_passed_on(outside: World) -> None:
+    """A server that speaks first has a protocol of its own, and requests are none of it."""
+    heard: list[bytes] = []
+
+    def greet(held: socket.socket) -> None:
+        held.sendall(b"220 hello\r\n")
+        while piece := held.recv(1000):
+            heard.append(piece)
+
+    with Sink(greet) as server, outside.sandbox([f"web.test:{server.port}"]) as sandbox:
+        for said in ("GET / HTTP/1.1\\r\\nHost: other.test\\r\\n\\r\\n", "EHLO me\\r\\n"):
+            sandbox.run(
+                f"import socket; s = socket.create_connection(('web.test', {server.port}), 5)\n"
+                f"s.recv(100); s.sendall(b'{said}'); s.shutdown(1)\n"
+                "try:\n"
+                "    while s.recv(1000): pass\n"
+                "except ConnectionError: pass\n"
+            )
+    assert heard == [b"EHLO me\r\n"]
 
 
 def test_only_tcp_leaves(outside: World) -> None:
@@ -415,10 +477,8 @@ def test_nothing_of_a_sandbox_stays_in_the_proxy(outside: World) -> None:
         with outside.sandbox([f"web.test:{port}"]) as sandbox:
             _said(sandbox, f"connect('web.test:{port}')")
         outside.runner.call(lambda engine, _put: engine.wait_settled())
-        outside.runner.call(lambda engine, _put: engine._tasks.wait_empty())
 
     once()
-    time.sleep(0)
     before = held()
     for _ in range(5):
         once()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cellwall import Sandbox
 from cellwall.egress.proxy import proxy_process
 from kit.outside.servers import Sink
 from kit.outside.world import World, world
@@ -116,6 +117,53 @@ def test_killed_the_network_comes_back(own: World) -> None:
         assert sandbox.network_usage().connections >= 2  # of both processes
 
 
+def test_a_policy_changed_while_there_is_no_proxy_holds_afterwards(own: World) -> None:
+    port = own.web.port
+    with own.sandbox([f"web.test:{port}", f"other.test:{port}"]) as sandbox:
+
+        async def forget(engine: object) -> None:
+            engine.outside.serve_again = lambda _network: None  # type: ignore[attr-defined]
+
+        own.runner.call(lambda engine, _put: forget(engine))
+        pid = _pid(own)
+        os.kill(pid, signal.SIGKILL)
+        _wait(lambda: _gone(pid))
+        sandbox.set_network([f"other.test:{port}"])
+        assert str(sandbox.network) == f"allow other.test:{port}"
+        get = (
+            "import urllib.request\n"
+            f"for name in ('web', 'other'):\n"
+            f"    try: print(urllib.request.urlopen(f'http://{{name}}.test:{port}/').status)\n"
+            "    except OSError as error: print(type(error).__name__)\n"
+        )
+        assert sandbox.run(get).stdout == "URLError\n200\n"
+
+
+def test_what_dies_with_its_proxy_again_and_again_is_given_up(own: World) -> None:
+    with own.sandbox(["web.test"]) as sandbox:
+        for times in range(1, 7):
+            pid = _pid(own)
+            os.kill(pid, signal.SIGKILL)
+            _wait(lambda: _gone(pid))  # noqa: B023 - waited for here
+            _wait(lambda: _times_ended(sandbox) == times)  # noqa: B023 - as above
+            if times <= 5:
+                _wait(lambda: _is_served(own, sandbox))
+        assert not _is_served(own, sandbox)
+        sandbox.set_network(["web.test"])  # its owner may ask for it once more
+        assert _is_served(own, sandbox)
+
+
+def _times_ended(sandbox: Sandbox) -> int:
+    return [each["event"] for each in sandbox.network_log()].count("proxy_ended")
+
+
+def _is_served(made: World, sandbox: Sandbox) -> bool:
+    async def ask(engine: object) -> bool:
+        return engine.outside.proxy.serves(sandbox.id)  # type: ignore[attr-defined,no-any-return]
+
+    return made.runner.call(lambda engine, _put: ask(engine))
+
+
 def test_stopped_it_is_killed(own: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy_process, "_PING_EVERY_S", 0.1)
     monkeypatch.setattr(proxy_process, "_PATIENCE_S", 0.5)
@@ -152,6 +200,30 @@ def test_it_ends_with_its_engine(is_stopped: bool) -> None:
             os.kill(pid, signal.SIGSTOP)
         engine.kill()
     _wait(lambda: _gone(pid))
+
+
+def test_many_long_records_at_once_end_no_proxy(own: World) -> None:
+    """Their connections end together, and the records are more than one message takes."""
+    port = own.web.port
+    with own.sandbox([f"web.test:{port}"], limits={"open_files": 256}) as sandbox:
+        first = _pid(own)
+        done = sandbox.run(
+            "import socket\n"
+            "held = []\n"
+            "for _ in range(80):\n"
+            f"    s = socket.create_connection(('web.test', {port}), 10); held.append(s)\n"
+            "    for number in range(20):\n"
+            "        path = b'/' + b'a' * 190\n"
+            "        s.sendall(b'GET ' + path + b' HTTP/1.1\\r\\nHost: web.test\\r\\n\\r\\n')\n"
+            "        s.recv(1000)\n"
+            "for s in held: s.close()\n",
+            timeout=60,
+        )
+        assert done.outcome.verdict == "ok", done.error
+        _wait(lambda: [each["event"] for each in sandbox.network_log()].count("close") == 80)
+        longest = max(len(json.dumps(each)) for each in sandbox.network_log())
+        assert 80 * longest > 131_072  # the control: more than one message takes
+        assert _pid(own) == first
 
 
 def test_only_so_many_connections_at_once(outside: World) -> None:

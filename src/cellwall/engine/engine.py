@@ -410,8 +410,7 @@ class Engine:
             self._release(sandbox.live, runtime)
 
     def _release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
-        if live.network is not None:
-            self._tasks.spawn(self.outside.close(live))
+        self.outside.close(live)
         self._pool.release(live, runtime)
 
     def sandbox(self, sandbox_id: str) -> AsyncSandbox | None:
@@ -426,6 +425,7 @@ class Engine:
         Afterwards counts of processes and files are stable.
         """
         await self._pool.wait_buried()
+        await self.outside.wait_closed()
         for runtime in self._runtimes.made.values():
             wait_settled = getattr(runtime, "wait_settled", None)
             if wait_settled is not None:

@@ -162,6 +162,7 @@ class AsyncSandbox:
         the runtime cannot enforce it.
         """
         self.live.check_alive()
+        self.live.touch()
         checked = self._outside.checked(policy, self.trust)
         await change(self._outside, self.live, checked, self._tenant)
         return checked

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
 
 Mode = Literal["none", "allow", "open"]
 MODES: tuple[Mode, ...] = ("none", "allow", "open")
@@ -282,6 +284,8 @@ def _destination(host: str, written: str, *, ports: tuple[int, ...]) -> NetworkR
 
 def _network(host: str, written: str) -> IPv4Network | IPv6Network | None:
     """Return the addresses that a host stands for; None if it is a name."""
+    from ipaddress import ip_network  # most programs have no network
+
     try:
         found = ip_network(host)
     except ValueError as error:

@@ -70,14 +70,19 @@ class SandboxSpec:
     up."""
 
 
+def no_network(runtime: str) -> HostUnsupported:
+    """Return the refusal of a network by a runtime that cannot enforce a policy."""
+    return HostUnsupported(
+        "network",
+        f"network: the runtime {runtime!r} cannot give a sandbox one",
+        remedy="use runtime 'jail', 'gvisor' or 'docker', or network='none'",
+    )
+
+
 def refuse_network(spec: SandboxSpec, runtime: str) -> None:
     """Raise `HostUnsupported` if `spec` demands a network, which `runtime` cannot enforce."""
     if spec.has_network:
-        raise HostUnsupported(
-            "network",
-            f"network: the runtime {runtime!r} cannot give a sandbox one",
-            remedy="use isolation='namespace' (runtime 'jail'), or network='none'",
-        )
+        raise no_network(runtime)
 
 
 def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> None:

@@ -112,7 +112,7 @@ def test_the_audit_tells_of_each_connection(connected: Server, web: WebServer) -
     run_cell(client, f"/sandboxes/{made}", _get(f"http://web.test:{web.port}/audited?token=x"))
     run_cell(client, f"/sandboxes/{made}", _get("http://elsewhere.test/"))
     client.put(f"/sandboxes/{made}/network", json={"mode": "none"})
-    wanted = {"network.close", "network.refused", "network.change"}
+    wanted = {"network.open", "network.close", "network.refused", "network.change"}
     deadline = time.monotonic() + 20
     while True:
         records = admin.get("/audit", params={"limit": 500}).json()["records"]

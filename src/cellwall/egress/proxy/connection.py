@@ -20,7 +20,7 @@ from cellwall.egress.proxy import hello, http_relay
 from cellwall.egress.proxy.destinations import FixedServer, ServerByRequest, authority
 from cellwall.egress.proxy.http_relay import Side
 from cellwall.egress.proxy.meter import LimitReached
-from cellwall.egress.proxy.relay import PIECE, pump, ready, relay
+from cellwall.egress.proxy.relay import PIECE, both_of, pump, ready, relay
 from cellwall.egress.proxy.sandbox_network import (
     Destination,
     Open,
@@ -93,7 +93,7 @@ async def _serve_tunnel(
         await http_relay.answer(client, 403, f"refused: {why}")
         return
     try:
-        outer = await _made(network, entry, destination)
+        outer = await network.connect(entry, destination)
     except Refused as error:
         network.note_refusal(destination.host, destination.port, "proxy", str(error))
         await http_relay.answer(client, 403, f"refused: {error}")
@@ -114,24 +114,9 @@ async def _serve(
     network: SandboxNetwork, entry: Open, inner: socket.socket, destination: Destination
 ) -> None:
     """Decide on a destination, connect to it and relay. Raises `Refused`, `Unreachable`."""
-    outer = await _made(network, entry, destination)
+    outer = await network.connect(entry, destination)
     with _closing(outer):
         await _relay_looked_at(network, entry, inner, outer, destination)
-
-
-async def _made(network: SandboxNetwork, entry: Open, destination: Destination) -> socket.socket:
-    found = network.decide(destination)
-    if not found.is_allowed:
-        raise Refused(found.rule)
-    network.meter.check()
-    outer, address = await network.dial(destination)
-    # The policy may have changed meanwhile: what is open is judged by the one that holds now.
-    found = network.decide(destination)
-    if not found.is_allowed:
-        outer.close()
-        raise Refused(found.rule)
-    network.note_opened(entry, found.rule, destination, address)
-    return outer
 
 
 async def _relay_looked_at(
@@ -149,7 +134,10 @@ async def _relay_looked_at(
     looks = network.decide(destination).looks_at_requests
     if not early and not await _program_speaks_first(inner, outer):
         _only_http(destination, looks=looks, what="a protocol whose server speaks first")
-        await relay(inner, outer, entry.meter)
+        await both_of(
+            pump(outer, inner, entry.meter.count_received),
+            _pump_answers(inner, outer, entry, destination),
+        )
         return
     async with asyncio.timeout(_FIRST_S):
         first = await _first_bytes(inner, destination, early)
@@ -170,6 +158,24 @@ async def _relay_looked_at(
         await pump(outer, inner, entry.meter.count_received)
     else:
         await relay(inner, outer, entry.meter)
+
+
+async def _pump_answers(
+    inner: socket.socket, outer: socket.socket, entry: Open, destination: Destination
+) -> None:
+    """Move what a program says to a server that spoke first, which is a protocol of its own.
+
+    TLS with another server's name and requests of HTTP are no such protocol. Raises `Refused`.
+    """
+    first = await _first_bytes(inner, destination, b"")
+    if first.kind == "http":
+        raise Refused(f"HTTP to {destination}, after the server had spoken", first.data)
+    await entry.meter.count_sent(len(first.data))
+    await asyncio.get_running_loop().sock_sendall(outer, first.data)
+    if first.is_end:
+        outer.shutdown(socket.SHUT_WR)
+    else:
+        await pump(inner, outer, entry.meter.count_sent)
 
 
 def _only_http(destination: Destination, *, looks: bool, what: str, said: bytes = b"") -> None:
@@ -210,6 +216,8 @@ async def _first_bytes(inner: socket.socket, destination: Destination, early: by
     while True:
         if http_relay.REQUEST_LINE.match(data):
             return _First("http", data.lstrip())
+        if data.lstrip().startswith(http_relay.HTTP_2):
+            raise Refused(f"HTTP/2 to {destination}: without TLS only HTTP/1 is passed on", data)
         if not _may_be_http(data):
             return _First("other", data, not data)
         more = await loop.sock_recv(inner, PIECE)

@@ -7,13 +7,17 @@ that matches, no connection.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
+from urllib.parse import unquote
 
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.model.network import NetworkPolicy, NetworkRule
 
 _OPEN = "open"
+_MOST_DECODED = 4
+"""Most times that a path is decoded until it stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,7 @@ def for_address(policy: NetworkPolicy, listed: AddressPolicy, address: str, port
         return Decision(False, f"{where} is no public address")
     if policy.mode == "open":
         return Decision(True, _OPEN)
-    parsed = ip_address(address)
-    found = [
-        rule
-        for rule in policy.rules
-        if rule.network is not None
-        and rule.network.version == parsed.version
-        and parsed in rule.network
-        and port in rule.ports
-    ]
+    found = _containing(policy, address, port)
     if found:
         return Decision(True, str(found[0]), all(rule.looks_at_requests for rule in found))
     return _refused(policy, address, port)
@@ -70,11 +66,10 @@ def for_request(policy: NetworkPolicy, host: str, port: int, method: str, path: 
     if policy.mode == "open":
         return Decision(True, _OPEN)
     plain = path.partition("?")[0]
-    if "/../" in f"{plain}/" or "/./" in f"{plain}/" or "%2e" in plain.lower() or "\\" in plain:
-        # A server may resolve these to another path than the one that a rule looked at.
-        candidates = [r for r in _to(policy, host, port) if not r.paths]
-    else:
-        candidates = _to(policy, host, port)
+    candidates = _matching(policy, host, port) or _containing(policy, host, port)
+    if not _is_straight(plain):
+        # A server may read it as another path than the one whose beginning a rule looks at.
+        candidates = [rule for rule in candidates if not rule.paths]
     for rule in candidates:
         if rule.methods and method not in rule.methods:
             continue
@@ -84,10 +79,19 @@ def for_request(policy: NetworkPolicy, host: str, port: int, method: str, path: 
     return Decision(False, f"no rule allows {method} {plain} at {host} port {port}")
 
 
-def _to(policy: NetworkPolicy, host: str, port: int) -> list[NetworkRule]:
-    found = _matching(policy, host, port)
-    if found:
-        return found
+def _is_straight(path: str) -> bool:
+    """Whether no server can read a path as one that begins otherwise, however often it decodes."""
+    for _ in range(_MOST_DECODED):
+        decoded = unquote(path, "latin-1")
+        if decoded == path:
+            parts = [part.partition(";")[0] for part in re.split(r"[/\\]", path)]
+            return path.isprintable() and not {".", ".."} & set(parts)
+        path = decoded
+    return False
+
+
+def _containing(policy: NetworkPolicy, host: str, port: int) -> list[NetworkRule]:
+    """Return the rules for a network that a literal address is in; none for a name."""
     try:
         address = ip_address(host)
     except ValueError:

@@ -21,6 +21,8 @@ from cellwall.egress.proxy.sandbox_network import Destination, Open, Refused, Sa
 
 _MOST_REQUESTS_KEPT = 20
 """Most requests of one connection that are named in its record."""
+_LONGEST_NAME = 253
+"""Most characters of a host name, RFC 1035."""
 _HTTP = 80
 
 
@@ -31,7 +33,15 @@ def authority(text: str, default_port: int | None) -> Destination | None:
         host, port = parts.hostname, parts.port or default_port
     except ValueError:
         return None
-    if not host or port is None or parts.path or parts.query or parts.fragment or "@" in text:
+    if (
+        not host
+        or len(host) > _LONGEST_NAME + 1
+        or port is None
+        or parts.path
+        or parts.query
+        or parts.fragment
+        or "@" in text
+    ):
         return None
     host = host.lower().removesuffix(".")
     try:
@@ -53,7 +63,7 @@ def _decide(network: SandboxNetwork, destination: Destination, request: h11.Requ
     method, target = request.method.decode("ascii"), request.target.decode("ascii")
     path = target if target.startswith("/") else urlsplit(target).path or "/"
     network.check_request(destination, method, path)
-    return f"{method} {path.partition('?')[0]:.200}"
+    return f"{method:.32} {path.partition('?')[0]:.200}"
 
 
 def _note(entry: Open, line: str) -> None:
@@ -88,7 +98,9 @@ class FixedServer:
         ours, host = self._destination, _host_header(request)
         named = authority(host, ours.port)
         if named is None or (ours.is_name and named.host != ours.host):
-            raise Refused(f"a request to {ours} names another server in its Host header: {host!r}")
+            raise Refused(
+                f"a request to {ours} names another server in its Host header: {host!r:.80}"
+            )
         if not request.target.startswith((b"/", b"*")) or request.method == b"CONNECT":
             raise Refused(f"a request to {ours} is one for a proxy: {request.target!r:.80}")
         return _decide(self._network, ours, request)
@@ -121,27 +133,21 @@ class ServerByRequest:
         """Return the way of one request, to the server it names. Raises `Refused` and others."""
         try:
             destination, path = _absolute(request)
-            found = self._network.decide(destination)
-            if not found.is_allowed:
-                raise Refused(found.rule)
             line = _decide(self._network, destination, request)
+            if self._now is None or destination != self._now[0]:
+                self._now = None
+                self._now = (destination, *await self._connect(destination))
         except Refused as error:
             self._network.note_refusal(*_named(request), "proxy", str(error))
             raise
-        if self._now is None or destination != self._now[0]:
-            self._now = None
-            self._now = (destination, *await self._connect(destination, found.rule))
         _, side, entry = self._now
         _note(entry, line)
         return Way(side, path.encode("ascii"), _host_header(request).encode("latin-1"))
 
-    async def _connect(self, destination: Destination, rule: str) -> tuple[Side, Open]:
+    async def _connect(self, destination: Destination) -> tuple[Side, Open]:
         self._held.close()
-        self._network.meter.check()
         entry = self._held.enter_context(self._network.connection("proxy"))
-        outer, address = await self._network.dial(destination)
-        self._held.enter_context(outer)
-        self._network.note_opened(entry, rule, destination, address)
+        outer = self._held.enter_context(await self._network.connect(entry, destination))
         return Side(outer, h11.CLIENT, b"", entry.meter.count_received), entry
 
 

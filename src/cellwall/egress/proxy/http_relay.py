@@ -22,6 +22,8 @@ from cellwall.egress.proxy.relay import PIECE, relay
 from cellwall.egress.proxy.sandbox_network import Refused, Unreachable
 
 MOST_HEAD_BYTES = 65_536
+HTTP_2 = b"PRI "
+"""What begins HTTP/2 without TLS (RFC 9113, section 3.4); its requests cannot be looked at here."""
 REQUEST_LINE = re.compile(rb"\s*[A-Za-z]{1,32} [^\r\n]* HTTP/1\.[0-9]\r?\n")
 """What begins an HTTP/1 request; a server may skip blank lines before it, so we look past them."""
 _HOP_BY_HOP = frozenset(
@@ -104,6 +106,7 @@ async def serve(
             request = None
             if not isinstance(event, h11.Request):
                 return  # the program has ended the connection
+            _check_framing(event)
             way = await route(event)
         except Refused as error:
             await answer(client, 403, f"refused: {error}")
@@ -117,6 +120,19 @@ async def serve(
         if not await _exchange(client, way, event, meter):
             return
         client.http.start_next_cycle()
+
+
+def _check_framing(request: h11.Request) -> None:
+    """Raise h11.RemoteProtocolError for a body whose end two servers find in two places.
+
+    h11 takes the chunks where there is a length as well, and a server may take the length: what we
+    read as a body would be a request to it that was never checked (RFC 9112, section 6.1).
+    """
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" not in names:
+        return
+    if b"content-length" in names or request.http_version < b"1.1":
+        raise h11.RemoteProtocolError("it has chunks and a length, or chunks in HTTP/1.0")
 
 
 async def answer(client: Side, status: int, sentence: str) -> None:
@@ -230,13 +246,13 @@ def _passed(
         for name, value in headers
         if name == b"connection"
         for word in value.split(b",")
-    }
+    } - {b"host", b"content-length", b"transfer-encoding"}
+    if any(name == b"transfer-encoding" for name, _ in headers):
+        named.add(b"content-length")  # of an answer; the chunks are what h11 reads
     fields = [
         (name, value)
         for name, value in headers.raw_items()
-        if name.lower() not in _HOP_BY_HOP
-        and name.lower() not in named - {b"host", b"content-length", b"transfer-encoding"}
-        and name.lower() != b"host"
+        if name.lower() not in _HOP_BY_HOP and name.lower() not in named and name.lower() != b"host"
     ]
     if keep_upgrade:
         protocol = next(value for name, value in headers if name == b"upgrade")
@@ -245,9 +261,13 @@ def _passed(
 
 
 def _wants_upgrade(request: h11.Request) -> bool:
-    names = {name for name, _ in request.headers}
+    """Whether a request asks for a WebSocket, the one change of protocols that passes.
+
+    HTTP/2 by an upgrade (h2c) would carry requests that are not looked at.
+    """
+    protocols = [value.lower() for name, value in request.headers if name == b"upgrade"]
     words = b",".join(value.lower() for name, value in request.headers if name == b"connection")
-    return b"upgrade" in names and b"upgrade" in words
+    return protocols == [b"websocket"] and b"upgrade" in words
 
 
 def _closes(response: h11.Response) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,9 +22,34 @@ _PER_TURN = 16
 _MOST_QUESTIONS = 64
 """Most DNS questions of one sandbox that are being answered."""
 _DNS_TCP_S = 10.0
+_PAUSE_S = 0.05
+_CONNECTIONS_PER_S = 300.0
+"""Connections of one sandbox that are begun in a second, and as many at once after a pause; each
+costs this process, which all sandboxes share, up to a millisecond of processor time."""
+_QUESTIONS_PER_S = 1000.0
+"""The same of questions, each of which costs a tenth of that."""
 _RESET = struct.pack("ii", 1, 0)
 
 Serve = Callable[[SandboxNetwork, socket.socket], Coroutine[Any, Any, None]]
+
+
+class _Share:
+    """What one sandbox may begin: a token bucket that holds a second's worth."""
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = self._left = per_second
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        """Take one; False if there is none now."""
+        now = time.monotonic()
+        more = (now - self._at) * self._per_second
+        self._left = min(self._per_second, self._left + more)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 class Listening:
@@ -38,6 +64,8 @@ class Listening:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions = 0
+        self._connections_left = _Share(_CONNECTIONS_PER_S)
+        self._questions_left = _Share(_QUESTIONS_PER_S)
         self._listeners = list(listeners)
         http_proxy, dns_udp, dns_tcp, *transparent = listeners
         self._loop.add_reader(dns_udp, self._on_datagrams, dns_udp)
@@ -70,12 +98,16 @@ class Listening:
 
     def _on_connections(self, listener: socket.socket, serve: Serve) -> None:
         for _ in range(_PER_TURN):
+            if not self._connections_left.take():
+                self._pause(listener, serve)
+                return
             try:
                 accepted, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:
-                return  # this process has no descriptor left; the program waits
+            except OSError:  # this process has no descriptor left; the programs wait
+                self._pause(listener, serve)
+                return
             if len(self._tasks) >= self.network.policy.connections + _MOST_QUESTIONS:
                 accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 accepted.close()
@@ -87,13 +119,23 @@ class Listening:
             accepted.setblocking(False)
             self._spawn(serve(self.network, accepted))
 
+    def _pause(self, listener: socket.socket, serve: Serve) -> None:
+        """Accept nothing for a moment: connections wait in the kernel, which refuses a flood."""
+        self._loop.remove_reader(listener)
+        self._loop.call_later(_PAUSE_S, self._accept_again, listener, serve)
+
+    def _accept_again(self, listener: socket.socket, serve: Serve) -> None:
+        if listener.fileno() >= 0:
+            self._loop.add_reader(listener, self._on_connections, listener, serve)
+
     def _on_datagrams(self, listener: socket.socket) -> None:
         for _ in range(_PER_TURN):
             try:
                 question, peer = listener.recvfrom(dns.MOST_BYTES)
             except (BlockingIOError, ConnectionRefusedError):
                 return
-            if self._questions < _MOST_QUESTIONS:
+            # What is above that is dropped: a resolver asks again.
+            if self._questions < _MOST_QUESTIONS and self._questions_left.take():
                 self._questions += 1
                 self._spawn(self._answer_datagram(listener, question, peer))
 

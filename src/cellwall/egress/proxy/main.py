@@ -25,8 +25,8 @@ from cellwall.model.network import NetworkPolicy
 
 _MOST_WAITING = 10_000
 """Most records that wait for an engine that does not read; more are counted and lost."""
-_IN_ONE = 64
-"""Most records in one message."""
+_MOST_RECORD_BYTES = control.MOST_BYTES // 2
+"""Most bytes of records in one message; a record is bounded by what it names, some 10 KiB."""
 _FLUSH_S = 0.02
 """Seconds for which records wait for others."""
 
@@ -131,7 +131,13 @@ class Proxy:
 
     async def _flush(self) -> None:
         while self._records:
-            some, self._records = self._records[:_IN_ONE], self._records[_IN_ONE:]
+            count = size = 0
+            for record in self._records:
+                size += len(json.dumps(record))
+                if count and size > _MOST_RECORD_BYTES:
+                    break
+                count += 1
+            some, self._records = self._records[:count], self._records[count:]
             lost, self._lost = self._lost, 0
             await self._say({"records": some, "lost": lost})
 
@@ -152,6 +158,7 @@ def _drop_privileges(uid: int | None) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     for call in (
+        process.prepare_drop_capabilities(),  # a root that has no other id keeps its own
         process.prepare_no_new_privs(),
         process.prepare_no_dumps(),
         process.prepare_parent_death_signal(signal.SIGKILL),
@@ -159,9 +166,9 @@ def _drop_privileges(uid: int | None) -> None:
         process.do(call)
 
 
-def main(control_fd: int, settings_text: str) -> None:
-    """Run the process; `settings_text` is JSON with `listed`, `name_servers`, `uid`, `parent`."""
-    settings = json.loads(settings_text)
+def main() -> None:
+    """Run `CONTROL_FD SETTINGS`: JSON with `listed`, `name_servers`, `uid` and `parent`."""
+    control_fd, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal must not end it
     os.setsid()

@@ -15,13 +15,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cellwall.egress.proxy import control
-from cellwall.linux import uid_ranges
+from cellwall.linux import own_module, uid_ranges
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.network import NetworkPolicy
 
@@ -56,11 +55,11 @@ class EgressProxy:
         self._settings = settings
         self._on_record = on_record
         self._starting: asyncio.Task[_Running] | None = None
+        self._last: _Running | None = None
         self._sandboxes: dict[str, Callable[[str], None]] = {}
         self._ids: uid_ranges.UidRange | None = None
         """User ids that no other process has, one of which is the proxy's; None for an ordinary
         user, whose proxy has the user's."""
-        self.records_lost = 0
 
     async def add(
         self,
@@ -84,6 +83,14 @@ class EgressProxy:
         finally:
             for each in listeners:
                 each.close()
+
+    async def start(self) -> None:
+        """Start the process if it does not run. Raises HostUnsupported."""
+        await self._running()
+
+    def serves(self, sandbox: str) -> bool:
+        """Whether the proxy runs and has the sandbox's listeners."""
+        return sandbox in self._sandboxes and self._now() is not None
 
     def _not_served(self, sandbox: str, why: str) -> None:
         on_lost = self._sandboxes.pop(sandbox, None)
@@ -152,15 +159,20 @@ class EgressProxy:
         return await asyncio.shield(task)
 
     async def _start(self) -> _Running:
+        """Start the process, once the one before is gone. Raises HostUnsupported."""
+        if self._last is not None:
+            await self._last.wait_gone()
         if self._ids is None and not uid_ranges.is_rootless():
             self._ids = uid_ranges.acquire()
         uid = None if self._ids is None else self._ids.host_uid(1)
         running = _Running(self._settings, uid, self._heard, self._on_ended)
+        self._last = running
         await running.is_ready()
         return running
 
     def _heard(self, message: dict[str, Any]) -> None:
-        self.records_lost += message.get("lost", 0)
+        if message.get("lost"):
+            _log.error("egress proxy: %d records of connections were lost", message["lost"])
         for record in message.get("records", ()):
             self._on_record(record.pop("id"), record)
 
@@ -192,8 +204,17 @@ class _Running:
         self.is_open = True
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
-        with theirs:
-            self.process = _spawn(theirs.fileno(), settings, uid)
+        try:
+            with theirs:
+                self.process = _spawn(theirs.fileno(), settings, uid)
+        except OSError as error:
+            self.control.close()
+            raise HostUnsupported(
+                "processes",
+                f"start the egress proxy: {error.strerror}",
+                remedy="is this host short of memory or processes?",
+                errno=error.errno,
+            ) from error
         self._loop.add_reader(self.control, self._on_messages)
         self._watching = self._loop.create_task(self._watch())
 
@@ -285,23 +306,31 @@ class _Running:
     def _on_messages(self) -> None:
         for _ in range(32):
             try:
-                message, _ = control.receive(self.control)
+                # SECURITY: without room for descriptors, so that the kernel drops what it sends.
+                data = self.control.recv(control.MOST_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                message = None
-            if message is None:
+                data = b""
+            if not data:
                 self._end()
                 return
-            if "re" in message:
-                answer = self._asked.get(message["re"])
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
-            elif "ready" in message:
-                if not self._ready.done():
-                    self._ready.set_result(None)
-            else:
-                self._heard(message)
+            try:
+                self._take(json.loads(data))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                self._kill(f"it sent what is no message: {error!r:.200}")
+                return
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "re" in message:
+            answer = self._asked.get(message["re"])
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+        elif "ready" in message:
+            if not self._ready.done():
+                self._ready.set_result(None)
+        else:
+            self._heard(message)
 
     async def _watch(self) -> None:
         """Kill a proxy that does not answer: a stopped one lets programs wait for nothing."""
@@ -344,6 +373,10 @@ class _Running:
         await asyncio.to_thread(self.process.wait)
         self._ended(self._why)
 
+    async def wait_gone(self) -> None:
+        """Return when the process, which has ended, is reaped and its sandboxes were told."""
+        await asyncio.shield(self._reaping)
+
     async def aclose(self) -> None:
         """End the process and wait for it."""
         self._why = "the engine ended it"
@@ -361,13 +394,7 @@ def _spawn(control_fd: int, settings: ProxySettings, uid: int | None) -> subproc
         "uid": uid,
         "parent": os.getpid(),
     }
-    code = (
-        "import sys; sys.path[:] = sys.argv[3].split('\\n'); "
-        "from cellwall.egress.proxy.main import main; main(int(sys.argv[1]), sys.argv[2])"
-    )
-    # The same modules as in this process; -I keeps its environment and working directory out.
-    path = "\n".join(each for each in sys.path if os.path.isabs(each))
-    argv = [sys.executable, "-I", "-c", code, str(control_fd), json.dumps(words), path]
+    argv = own_module.command("cellwall.egress.proxy.main:main", str(control_fd), json.dumps(words))
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,

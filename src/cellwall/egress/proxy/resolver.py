@@ -18,10 +18,11 @@ RESOLVE_S = 8.0
 """Seconds after which a question has failed."""
 KEPT_S = 30.0
 """Seconds for which an answer is kept; what is connected to is what was resolved."""
-_MOST_ASKED = 16
+_MOST_ASKED = 8
 """Most questions of one sandbox at one time."""
 _MOST_KEPT = 1024
-_THREADS = 16
+_THREADS = 64
+"""Most threads in which the machine's resolver is asked, of all sandboxes together."""
 
 Ask = Callable[[str], Awaitable[list[str]]]
 
@@ -41,39 +42,36 @@ class Answers:
         """`ask` resolves a name: addresses as text, or `NoSuchName`."""
         self._ask = ask
         self._known: dict[str, tuple[float, list[str]]] = {}
-        self._asked: dict[str, asyncio.Task[list[str]]] = {}
+        self._asked: dict[str, asyncio.Future[list[str]]] = {}
 
     async def addresses(self, name: str) -> list[str]:
         """Return the addresses of `name`, at least one. Raises `NoSuchName`, `Busy`."""
         known = self._known.get(name)
         if known is not None and time.monotonic() < known[0]:
             return known[1]
-        task = self._asked.get(name)
-        if task is None:
+        asked = self._asked.get(name)
+        if asked is None:
             if len(self._asked) >= _MOST_ASKED:
                 raise Busy(f"{_MOST_ASKED} questions are under way")
-            task = asyncio.get_running_loop().create_task(self._resolve(name))
-            self._asked[name] = task
-            task.add_done_callback(lambda done: self._forget(name, done))
-        return await asyncio.shield(task)
-
-    async def _resolve(self, name: str) -> list[str]:
-        try:
-            async with asyncio.timeout(RESOLVE_S):
-                found = await self._ask(name)
-        except TimeoutError:
-            raise NoSuchName(f"{name}: no answer in {RESOLVE_S:g} s") from None
+            asked = asyncio.ensure_future(self._ask(name))
+            self._asked[name] = asked
+            asked.add_done_callback(lambda done: self._take(name, done))
+        # A question that was given up keeps its place until it has really ended: it holds a thread.
+        done, _ = await asyncio.wait({asked}, timeout=RESOLVE_S)
+        if not done:
+            raise NoSuchName(f"{name}: no answer in {RESOLVE_S:g} s")
+        found = asked.result()
         if not found:
             raise NoSuchName(f"{name}: no address")
-        while len(self._known) >= _MOST_KEPT:
-            del self._known[next(iter(self._known))]
-        self._known[name] = (time.monotonic() + KEPT_S, found)
         return found
 
-    def _forget(self, name: str, task: asyncio.Task[list[str]]) -> None:
+    def _take(self, name: str, asked: asyncio.Future[list[str]]) -> None:
         del self._asked[name]
-        if not task.cancelled():
-            task.exception()  # every waiter was told; a task without one is not to complain
+        if asked.cancelled() or asked.exception() is not None or not asked.result():
+            return  # every waiter is told; what has no answer is asked anew
+        while len(self._known) >= _MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[name] = (time.monotonic() + KEPT_S, asked.result())
 
 
 def by_the_machine() -> Ask:

@@ -17,7 +17,7 @@ from typing import Any
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.proxy import decision
 from cellwall.egress.proxy.decision import Decision
-from cellwall.egress.proxy.meter import Meter, SandboxMeter
+from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
 from cellwall.egress.proxy.names import Names
 from cellwall.egress.proxy.resolver import Answers, Ask, Busy, NoSuchName
 from cellwall.model.network import NetworkPolicy
@@ -26,8 +26,11 @@ CONNECT_S = 10.0
 """Seconds in which one of the addresses of a destination must have answered."""
 _REPORT_EVERY_S = 1.0
 """Seconds between two reports of refusals that are alike."""
+_MOST_LIKE = 256
 
 Report = Callable[[dict[str, Any]], None]
+_Like = tuple[str, int, str, str]
+"""Host, port, way and reason of refusals that are alike."""
 
 
 class Refused(Exception):
@@ -91,8 +94,8 @@ class SandboxNetwork:
         self.opened = 0
         self.refused = 0
         self._open: set[Open] = set()
-        self._like: dict[str, tuple[float, int]] = {}
-        """Refusals that are not reported yet: until when, and how many, by their text."""
+        self._like: dict[_Like, int] = {}
+        """Refusals of the last second: how many came after the one that was reported."""
 
     # -- decisions -------------------------------------------------------------------------
 
@@ -135,11 +138,36 @@ class SandboxNetwork:
             raise NoSuchName(why)
         return allowed
 
-    async def dial(self, destination: Destination) -> tuple[socket.socket, str]:
-        """Connect to an address that was decided on; return the socket and the address.
+    async def connect(self, entry: Open, destination: Destination) -> socket.socket:
+        """Decide on a destination and connect to it. Raises `Refused`, `Unreachable`."""
+        self._rule_for(destination)
+        try:
+            self.meter.check()
+        except LimitReached as error:
+            raise Refused(str(error)) from None
+        outer, address = await self._dial(destination)
+        try:
+            # The policy may have changed meanwhile: the one that holds now decides.
+            rule = self._rule_for(destination)
+        except Refused:
+            outer.close()
+            raise
+        self.opened += 1
+        entry.number = self.opened
+        entry.destination, entry.address, entry.rule = destination, address, rule
+        self._report({**_record(entry), "event": "open"})
+        return outer
 
-        Raises `Unreachable`, `Refused`. The name is resolved here, once, and the connection goes to
-        what was resolved and checked.
+    def _rule_for(self, destination: Destination) -> str:
+        found = self.decide(destination)
+        if not found.is_allowed:
+            raise Refused(found.rule)
+        return found.rule
+
+    async def _dial(self, destination: Destination) -> tuple[socket.socket, str]:
+        """Return a connection and its address, of those that the name resolved to and that passed.
+
+        Raises `Unreachable`.
         """
         if destination.is_name:
             try:
@@ -175,25 +203,29 @@ class SandboxNetwork:
             if entry.rule:
                 self._report(_record(entry))
 
-    def note_opened(self, entry: Open, rule: str, destination: Destination, address: str) -> None:
-        """Note that a connection is allowed and made."""
-        self.opened += 1
-        entry.number = self.opened
-        entry.destination, entry.address, entry.rule = destination, address, rule
-        self._report({**_record(entry), "event": "open"})
-
     def note_refusal(self, host: str, port: int, way: str, why: str) -> None:
-        """Report a refusal; many that are alike within a second become one report."""
+        """Report a refusal; those that are alike within a second become two reports.
+
+        Beyond `_MOST_LIKE` in a second they are no longer told apart.
+        """
         self.refused += 1
-        now = time.monotonic()
-        key = f"{host} {port} {way} {why}"
-        until, held = self._like.get(key, (0.0, 0))
-        if now < until:
-            self._like[key] = (until, held + 1)
+        key = (host, port, way, why)
+        if key not in self._like and len(self._like) >= _MOST_LIKE:
+            key = ("", 0, way, "more refusals in one second than are told apart")
+        if key in self._like:
+            self._like[key] += 1
             return
-        if len(self._like) > 256:
-            self._like = {k: v for k, v in self._like.items() if v[0] > now}
-        self._like[key] = (now + _REPORT_EVERY_S, 0)
+        self._like[key] = 0
+        self._report_refusals(key, 1)
+        asyncio.get_running_loop().call_later(_REPORT_EVERY_S, self._end_second, key)
+
+    def _end_second(self, key: _Like) -> None:
+        held = self._like.pop(key, 0)
+        if held:
+            self._report_refusals(key, held)
+
+    def _report_refusals(self, key: _Like, times: int) -> None:
+        host, port, way, why = key
         self._report(
             {
                 "event": "refused",
@@ -202,7 +234,7 @@ class SandboxNetwork:
                 "port": port,
                 "way": way,
                 "rule": why,
-                "times": held + 1,
+                "times": times,
             }
         )
 
@@ -234,6 +266,8 @@ class SandboxNetwork:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for key in list(self._like):
+            self._end_second(key)
 
 
 async def _connected(address: str, port: int) -> socket.socket:

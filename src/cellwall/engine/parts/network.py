@@ -7,22 +7,23 @@ sockets that the host opened there. So it is the same for a sandbox out of the p
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from cellwall.model.errors import CellwallError, HostUnsupported, UsageError
+from cellwall.model.errors import CellwallError, SandboxBroken, UsageError
 from cellwall.model.network import MODES, NO_NETWORK, Mode, NetworkPolicy
 from cellwall.model.outcome import NetworkUsage, Outcome
-from cellwall.runtimes.base import OpensListeners
+from cellwall.runtimes.base import OpensListeners, no_network
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.egress.proxy.proxy_process import EgressProxy
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.policy.settings import EngineSettings
-    from cellwall.surface.shared.tasks import Tasks
 
 _log = logging.getLogger("cellwall")
 
@@ -30,6 +31,8 @@ Record = dict[str, Any]
 OnRecord = Callable[[str, str, Record], None]
 _KEPT = 1000
 """Most records of one sandbox that are kept for `log`, the latest ones."""
+_MOST_TIMES_LOST = 5
+"""How often a sandbox gets its way out again; its own traffic may be what ends the proxy."""
 
 
 class Outside:
@@ -41,6 +44,7 @@ class Outside:
         self._tasks = tasks
         self._proxy: EgressProxy | None = None
         self._networks: dict[str, SandboxNetwork] = {}
+        self._closings = Tasks()
         self.on_record: OnRecord = lambda _tenant, _sandbox, _record: None
         """Callback with a tenant, the id of its sandbox, and the record of a connection or of a
         refusal."""
@@ -66,23 +70,14 @@ class Outside:
     async def open(self, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str) -> None:
         """Give a sandbox its way out. Raises HostUnsupported if its runtime cannot have one."""
         network = SandboxNetwork(self, live, policy, tenant)
-        await self.serve(network)
-        live.network = network
-        self._networks[live.spec.sandbox_id] = network
-
-    async def serve(self, network: SandboxNetwork) -> None:
-        """Open the listeners in the sandbox and hand them to the proxy."""
-        live = network.live
-        sandbox = live.runtime_sandbox
-        if not isinstance(sandbox, OpensListeners):
-            runtime = live.isolation.runtime
-            raise HostUnsupported(
-                "network",
-                f"network: the runtime {runtime!r} cannot give a sandbox one",
-                remedy="use isolation='namespace' (runtime 'jail'), or network='none'",
-            )
-        listeners = await sandbox.open_listeners()
-        await self.proxy.add(live.spec.sandbox_id, listeners, network.policy, network.on_lost)
+        # Known before it is served: what the proxy says of it may come at once.
+        live.network = self._networks[live.spec.sandbox_id] = network
+        try:
+            await network.serve()
+        except BaseException:
+            live.network = None
+            del self._networks[live.spec.sandbox_id]
+            raise
 
     @property
     def proxy(self) -> EgressProxy:
@@ -104,25 +99,27 @@ class Outside:
 
     def serve_again(self, network: SandboxNetwork) -> None:
         """Give a sandbox its way out again, after the proxy has ended."""
-        self._tasks.spawn(self._serve_again(network))
+        self._tasks.spawn(network.serve_again())
 
-    async def _serve_again(self, network: SandboxNetwork) -> None:
-        if not network.live.is_alive or network.policy.is_none:
-            return
-        try:
-            await self.serve(network)
-        except CellwallError as error:
-            _log.error("sandbox %s has no network: %s", network.live.spec.sandbox_id, error)
+    def close(self, live: ClaimedSandbox) -> None:
+        """Take the way out of a sandbox that has ended, in the background."""
+        if live.network is not None:
+            self._closings.spawn(self._close(live.spec.sandbox_id))
 
-    async def close(self, live: ClaimedSandbox) -> None:
-        """Take the way out of a sandbox that has ended."""
-        network = live.network
-        if network is not None and self._proxy is not None:
-            await self._proxy.drop(live.spec.sandbox_id)
-            self._networks.pop(live.spec.sandbox_id, None)
+    async def _close(self, sandbox: str) -> None:
+        await self.proxy.drop(sandbox)
+        network = self._networks.get(sandbox)
+        if network is not None:
+            network.lose_open("the egress proxy had ended before the sandbox")
+            del self._networks[sandbox]
+
+    async def wait_closed(self) -> None:
+        """Return when what ended sandboxes did is on record, and their listeners are closed."""
+        await self._closings.wait_empty()
 
     async def aclose(self) -> None:
-        """End the proxy."""
+        """End the proxy, once it has told all of ended sandboxes."""
+        await self.wait_closed()
         if self._proxy is not None:
             await self._proxy.aclose()
 
@@ -143,6 +140,9 @@ class SandboxNetwork:
         self.live = live
         self.policy = policy
         self.tenant = tenant
+        self._id = live.spec.sandbox_id
+        self._changing = asyncio.Lock()
+        self._times_lost = 0
         self._open: dict[int, Record] = {}
         """Records of the connections that are open, by their number."""
         self.log: deque[Record] = deque(maxlen=_KEPT)
@@ -151,14 +151,45 @@ class SandboxNetwork:
         """Use that a proxy counted which has ended since."""
         self._told = NetworkUsage()
 
+    async def serve(self) -> None:
+        """Open the listeners in the sandbox and hand them to the proxy, unless it serves them."""
+        async with self._changing:
+            await self._serve()
+
+    async def _serve(self) -> None:
+        sandbox, proxy = self.live.runtime_sandbox, self._outside.proxy
+        if proxy.serves(self._id):
+            return
+        if not isinstance(sandbox, OpensListeners):
+            raise no_network(self.live.isolation.runtime)
+        await proxy.start()  # after the end of the one before, which had the same ports
+        await proxy.add(self._id, await sandbox.open_listeners(), self.policy, self.on_lost)
+
     def on_lost(self, why: str) -> None:
         """Take note that the proxy has ended, and ask for the way out again."""
         self._earlier = self._known
+        self.lose_open(why)
+        self.log.append({"event": "proxy_ended", "rule": why})
+        self._times_lost += 1
+        if self._times_lost <= _MOST_TIMES_LOST:
+            self._outside.serve_again(self)
+        else:
+            _log.error("sandbox %s has no network any more: %s", self._id, why)
+
+    def lose_open(self, why: str) -> None:
+        """Report the connections that were open, of whose end nothing is known."""
         lost, self._open = self._open, {}
         for record in lost.values():
-            self._outside.heard(self.live.spec.sandbox_id, record | {"event": "lost", "rule": why})
-        self.log.append({"event": "proxy_ended", "rule": why})
-        self._outside.serve_again(self)
+            self._outside.heard(self._id, record | {"event": "lost", "rule": why})
+
+    async def serve_again(self) -> None:
+        """Give the sandbox its way out again, if it still wants one."""
+        if not self.live.is_alive or self.policy.is_none:
+            return
+        try:
+            await self.serve()
+        except CellwallError as error:
+            _log.error("sandbox %s has no network: %s", self._id, error)
 
     def take(self, record: Record) -> None:
         """Keep a record of the proxy."""
@@ -169,14 +200,26 @@ class SandboxNetwork:
             self._open.pop(record["number"], None)
 
     async def set(self, policy: NetworkPolicy) -> None:
-        """Change the policy; connections that it does not allow are closed."""
-        await self._outside.proxy.set_policy(self.live.spec.sandbox_id, policy)
-        self.policy = policy
+        """Change the policy; connections that it does not allow are closed.
+
+        One change after the other: what is served is always by the last one.
+        """
+        async with self._changing:
+            proxy = self._outside.proxy
+            if proxy.serves(self._id):
+                try:
+                    await proxy.set_policy(self._id, policy)
+                except SandboxBroken:
+                    if proxy.serves(self._id):
+                        raise  # it has not ended: it could not do it
+            self.policy = policy
+            if not policy.is_none:
+                await self._serve()
 
     async def usage(self) -> NetworkUsage:
         """Return the use since the start of the sandbox."""
         try:
-            counted = await self._outside.proxy.usage(self.live.spec.sandbox_id)
+            counted = await self._outside.proxy.usage(self._id)
         except CellwallError:
             return self._known  # the proxy has ended; the last that it said
         now, before = NetworkUsage(**counted), self._earlier

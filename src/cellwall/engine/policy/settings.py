@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cellwall.egress.addresses import AddressPolicy
 from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
@@ -86,7 +85,10 @@ class EngineSettings:
                 f"settings: network: {self.network!r} is not known",
                 remedy=f"policies: {', '.join(MODES)}",
             )
-        AddressPolicy(self.network_addresses)  # UsageError on one that is no network
+        if self.network_addresses:
+            from cellwall.egress.addresses import AddressPolicy  # most engines list none
+
+            AddressPolicy(self.network_addresses)  # UsageError on one that is no network
         if set(self.trust) != set(TRUST_WORDS):
             odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
             raise UsageError(

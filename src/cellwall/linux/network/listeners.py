@@ -42,11 +42,14 @@ class Listeners(NamedTuple):
     transparent_6: socket.socket | None
     """The same for IPv6; None where the kernel has none."""
 
+    def sockets(self) -> list[socket.socket]:
+        """Return those that there are, in this order."""
+        return [each for each in self if each is not None]
+
     def close(self) -> None:
         """Close all of them."""
-        for each in self:
-            if each is not None:
-                each.close()
+        for each in self.sockets():
+            each.close()
 
 
 _WANTED = (
@@ -124,23 +127,42 @@ def _leave_a_trace() -> None:
 
 
 def call_in_namespace(
-    namespace: int, job: Callable[[], T], done: Callable[[T | BaseException], None]
+    namespace: int, job: Callable[[int], T], done: Callable[[T | BaseException], None]
 ) -> None:
     """Call `job` in a new thread that has entered the network namespace behind a descriptor.
 
-    `done` is called in that thread with the result or the exception. The thread ends after that and
-    never does anything else.
+    `job` gets a descriptor of that namespace, `done` the result or the exception, in that thread,
+    which ends afterwards and never does anything else. Raises OSError if there is no descriptor
+    left.
+
+    SECURITY: the thread has a descriptor of its own, because a caller that gives up closes its own
+    one, and the kernel gives the number out again, perhaps for another namespace.
     """
+    held = os.dup(namespace)
 
     def run() -> None:
         try:
-            do_all(process.prepare_join(namespace, process.CLONE_NEWNET))
-            result: T | BaseException = job()
+            do_all(process.prepare_join(held, process.CLONE_NEWNET))
+            _check_left()
+            result: T | BaseException = job(held)
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             result = error
+        finally:
+            os.close(held)
         done(result)
 
     threading.Thread(target=run, name="network-namespace", daemon=True).start()
+
+
+def _check_left() -> None:
+    """Raise PermissionError if this thread is in the network namespace of its process.
+
+    SECURITY: the routes and rules of a way out would cut the host itself off.
+    """
+    ours, home = (os.stat(f"/proc/{name}/ns/net").st_ino for name in ("thread-self", "self"))
+    if ours == home:
+        number = errno.EPERM
+        raise PermissionError(number, "enter the sandbox's network namespace: it is the engine's")
 
 
 def namespace_of(pid: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import os
 import socket
 import sys
 
@@ -25,11 +26,14 @@ def main() -> None:
     """Run `SOCKET_FD NAMESPACE_FD`; an error goes into the socket as text, without descriptors."""
     answer = socket.socket(fileno=int(sys.argv[1]))
     namespace = int(sys.argv[2])
+    home = os.stat("/proc/self/ns/net").st_ino
     try:
+        if os.fstat(namespace).st_ino == home:  # as in `listeners`: never the host's own
+            raise PermissionError(1, "enter the sandbox's network namespace: it is the engine's")
         owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
         do_all(process.prepare_join(owner, process.CLONE_NEWUSER))
         do_all(process.prepare_join(namespace, process.CLONE_NEWNET))
-        found = [each for each in open_listeners() if each is not None]
+        found = open_listeners().sockets()
     except OSError as error:
         answer.sendall(f"{error.errno} {error}".encode())
         return

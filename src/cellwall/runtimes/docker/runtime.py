@@ -182,7 +182,7 @@ class DockerRuntime:
 
     async def _open_network(self, sandbox: DockerSandbox) -> None:
         try:
-            await sandbox.prepare_network()
+            await sandbox.way_out.prepare()
         except BaseException:
             self._failed += 1
             await sandbox.aclose()

@@ -23,7 +23,7 @@ from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
-from cellwall.runtimes.base import KernelReadings, SandboxSpec, refuse_network
+from cellwall.runtimes.base import KernelReadings, SandboxSpec, no_network
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.docker import posture
 from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
@@ -93,8 +93,7 @@ class DockerSandbox:
         self._highest = KernelReadings()
         self._ended_whole = 0
         self._watch: MemoryWatch | None = None
-        self._listeners: list[socket.socket] = []
-        """Listeners of its way out that its owner has not taken yet."""
+        self.way_out = network_listeners.WayOut(self._opened)
         if resources.own_kernel_bytes and spec.purpose == "session":
             self._watch = MemoryWatch(
                 resources.channel,
@@ -171,21 +170,12 @@ class DockerSandbox:
 
     async def open_listeners(self) -> list[socket.socket]:
         """Return the listeners of a way out, opened at the start or now."""
-        opened, self._listeners = self._listeners, []
-        return opened or await self._opened_listeners()
+        return await self.way_out.take()
 
-    async def prepare_network(self) -> None:
-        """Open the listeners of a way out ahead, for a sandbox that waits for its owner."""
-        self._listeners = await self._opened_listeners()
-
-    async def _opened_listeners(self) -> list[socket.socket]:
+    async def _opened(self) -> list[socket.socket]:
         if self._resources.own_kernel_bytes:
-            refuse_network(replace(self._spec, has_network=True), self.isolation.runtime)
+            raise no_network(self.isolation.runtime)
         return await network_listeners.opened(self.pid, self._resources.pidfd)
-
-    def _close_listeners(self) -> None:
-        for each in self._listeners:
-            each.close()
 
     @property
     def fresh(self) -> KernelReadings:
@@ -250,7 +240,7 @@ class DockerSandbox:
 
     def abandon(self) -> None:
         """Release the parent's descriptors without killing anything; for a forked child."""
-        self._close_listeners()
+        self.way_out.close()
         self._resources.close_descriptors()
 
     async def aclose(self) -> None:
@@ -261,7 +251,7 @@ class DockerSandbox:
 
     async def _close(self) -> None:
         self.kill()
-        self._close_listeners()
+        self.way_out.close()
         with contextlib.suppress(TimeoutError):  # the daemon is asked next
             async with asyncio.timeout(_END_S):
                 await self.wait_ended()

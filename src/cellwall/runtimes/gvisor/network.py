@@ -14,7 +14,7 @@ import socket
 from cellwall.linux.network import listeners, pair
 from cellwall.model.errors import SandboxBroken
 from cellwall.runtimes.gvisor.keeper import Keeper
-from cellwall.runtimes.shared import network_listeners
+from cellwall.runtimes.shared.network_listeners import WayOut, in_thread
 
 NAME_SERVER = pair.OUTER
 """Address of the name server and of the HTTP proxy inside."""
@@ -28,21 +28,14 @@ class Outer:
     def __init__(self, made: pair.Pair) -> None:
         """Own the namespace's descriptor and the listeners."""
         self._namespace = made.namespace
-        self._listeners = [each for each in made.listeners if each is not None]
+        self.way_out = WayOut(self._opened_again, made.listeners.sockets())
 
-    async def take(self) -> list[socket.socket]:
-        """Return the listeners; new ones if they were taken before. Raises SandboxBroken."""
-        taken, self._listeners = self._listeners, []
-        if taken:
-            return taken
-        found = await network_listeners.in_thread(self._namespace, pair.open_again)
-        return [each for each in found if each is not None]
+    async def _opened_again(self) -> list[socket.socket]:
+        return (await in_thread(self._namespace, lambda _: pair.open_again())).sockets()
 
     def close(self) -> None:
         """Close what is held here; the pair goes with the last listener. Idempotent."""
-        taken, self._listeners = self._listeners, []
-        for each in taken:
-            each.close()
+        self.way_out.close()
         if self._namespace >= 0:
             os.close(self._namespace)
             self._namespace = -1
@@ -56,10 +49,9 @@ async def connect(keeper: Keeper) -> Outer:
     inner = await _namespace_of(keeper)
     try:
         # The thread moves on from the namespace it enters: `connect` makes another one.
-        made = await network_listeners.in_thread(inner, lambda: pair.connect(inner))
+        return Outer(await in_thread(inner, pair.connect))
     finally:
         os.close(inner)
-    return Outer(made)
 
 
 async def _namespace_of(keeper: Keeper) -> int:

@@ -121,7 +121,7 @@ class GvisorSandbox:
                 "network: gVisor takes its devices at the start, and this sandbox has none",
                 remedy="create it with a network policy; an empty list allows nothing yet",
             )
-        return await self._resources.outer.take()
+        return await self._resources.outer.way_out.take()
 
     @property
     def channel(self) -> GuestChannel:

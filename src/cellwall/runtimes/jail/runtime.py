@@ -218,7 +218,7 @@ class JailRuntime:
         self._live.add(sandbox)
         if spec.has_network:
             try:
-                await sandbox.prepare_network()
+                await sandbox.way_out.prepare()
             except BaseException:
                 self._failed += 1
                 await sandbox.aclose()

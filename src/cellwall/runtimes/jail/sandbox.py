@@ -83,8 +83,7 @@ class JailSandbox:
         self._cpus: frozenset[int] = frozenset()
         self._watch = resources.child.watch()
         self._closing: asyncio.Task[None] | None = None
-        self._listeners: list[socket.socket] = []
-        """Listeners of its way out that its owner has not taken yet."""
+        self.way_out = network_listeners.WayOut(self._opened)
         self.soft_kills = 0
         self._meter = usage_sums.Meter(resources.child.pid)
         self._peak_bytes = 0
@@ -195,14 +194,9 @@ class JailSandbox:
 
     async def open_listeners(self) -> list[socket.socket]:
         """Return the listeners of a way out, opened at the start or now."""
-        opened, self._listeners = self._listeners, []
-        return opened or await self._opened_listeners()
+        return await self.way_out.take()
 
-    async def prepare_network(self) -> None:
-        """Open the listeners of a way out ahead, for a sandbox that waits for its owner."""
-        self._listeners = await self._opened_listeners()
-
-    async def _opened_listeners(self) -> list[socket.socket]:
+    async def _opened(self) -> list[socket.socket]:
         return await network_listeners.opened(self.pid, self._resources.child.pidfd)
 
     @property
@@ -280,13 +274,9 @@ class JailSandbox:
         """Return when init is gone. The kernel delays that until all other processes are gone."""
         await asyncio.shield(self._watch)
 
-    def _close_listeners(self) -> None:
-        for each in self._listeners:
-            each.close()
-
     def abandon(self) -> None:
         """Close the parent's descriptors in a forked child, and kill nothing."""
-        self._close_listeners()
+        self.way_out.close()
         self._resources.close_descriptors()
 
     async def aclose(self) -> None:
@@ -297,7 +287,7 @@ class JailSandbox:
 
     async def _close(self) -> None:
         self.kill()
-        self._close_listeners()
+        self.way_out.close()
         await self.wait_ended()
         self._resources.channel.close()
         self._runtime.cpus.give_back(self._cpus)

@@ -13,14 +13,42 @@ import os
 import select
 import socket
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from cellwall.linux import own_module
 from cellwall.linux.network import listeners, probe
 from cellwall.linux.network.pair import Pair
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.base import Finding
+
+
+class WayOut:
+    """The listeners of one sandbox, from when they are opened until its owner takes them."""
+
+    def __init__(
+        self,
+        opening: Callable[[], Awaitable[list[socket.socket]]],
+        ready: Sequence[socket.socket] = (),
+    ) -> None:
+        """`opening` opens them; `ready` are open already."""
+        self._opening = opening
+        self._ready = list(ready)
+
+    async def prepare(self) -> None:
+        """Open them ahead, for a sandbox that waits for its owner."""
+        self._ready = await self._opening()
+
+    async def take(self) -> list[socket.socket]:
+        """Return them; new ones if they were taken before, and the first closed since."""
+        ready, self._ready = self._ready, []
+        return ready or await self._opening()
+
+    def close(self) -> None:
+        """Close those that were not taken."""
+        ready, self._ready = self._ready, []
+        for each in ready:
+            each.close()
 
 
 async def opened(pid: int, pidfd: int) -> list[socket.socket]:
@@ -37,14 +65,11 @@ async def opened(pid: int, pidfd: int) -> list[socket.socket]:
         # Until its pidfd is readable no other process can get its pid.
         if select.select([pidfd], [], [], 0)[0]:
             raise SandboxBroken("open the network: the sandbox has ended")
-        found = await (_in_thread if os.geteuid() == 0 else _in_process)(namespace)
+        if os.geteuid() != 0:
+            return await _in_process(namespace)
+        return (await in_thread(namespace, lambda _: listeners.open_listeners())).sockets()
     finally:
         os.close(namespace)
-    if isinstance(found, OSError):
-        raise _broken(found) from found
-    if isinstance(found, BaseException):
-        raise found
-    return found
 
 
 def _broken(error: OSError) -> Exception:
@@ -53,22 +78,14 @@ def _broken(error: OSError) -> Exception:
     return SandboxBroken(f"open the network: {error}")
 
 
-Opened = list[socket.socket] | BaseException
-
-
-async def _in_process(namespace: int) -> Opened:
+async def _in_process(namespace: int) -> list[socket.socket]:
     """Open them by a process that enters the user namespace, for an ordinary user's engine."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            code = (
-                "import sys; sys.path[:] = sys.argv[3].split('\\n'); "
-                "from cellwall.linux.network.opener import main; main()"
-            )
-            path = "\n".join(each for each in sys.path if os.path.isabs(each))
             numbers = (theirs.fileno(), namespace)
             opener = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-c", code, *map(str, numbers), path),
+                *own_module.command("cellwall.linux.network.opener:main", *map(str, numbers)),
                 stdin=subprocess.DEVNULL,
                 pass_fds=numbers,
                 cwd="/",
@@ -83,25 +100,17 @@ async def _in_process(namespace: int) -> Opened:
     if descriptors:
         return [socket.socket(fileno=each) for each in descriptors]
     number, _, message = text.decode("utf-8", "replace").partition(" ")
-    return OSError(int(number) if number.isdecimal() else errno.EIO, message or "it ended")
+    raise _broken(OSError(int(number) if number.isdecimal() else 0, message or "it ended"))
 
 
 T = TypeVar("T", listeners.Listeners, Pair)
 
 
-async def _in_thread(namespace: int) -> Opened:
-    """Open them in a thread that enters the namespace, which root can."""
-    try:
-        found = await in_thread(namespace, listeners.open_listeners)
-    except (HostUnsupported, SandboxBroken) as error:
-        return error
-    return [each for each in found if each is not None]
-
-
-async def in_thread(namespace: int, job: Callable[[], T]) -> T:
+async def in_thread(namespace: int, job: Callable[[int], T]) -> T:
     """Return what `job` makes in a thread that has entered a network namespace.
 
-    Raises HostUnsupported, SandboxBroken. What it makes is closed if the caller has gone.
+    `job` gets a descriptor of the namespace. Raises HostUnsupported, SandboxBroken. What it makes
+    is closed if the caller has gone.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T | BaseException] = loop.create_future()
@@ -115,7 +124,10 @@ async def in_thread(namespace: int, job: Callable[[], T]) -> T:
     def tell(result: T | BaseException) -> None:
         loop.call_soon_threadsafe(take, result)
 
-    listeners.call_in_namespace(namespace, job, tell)
+    try:
+        listeners.call_in_namespace(namespace, job, tell)
+    except OSError as error:
+        raise _broken(error) from None
     found = await answer
     if isinstance(found, OSError):
         raise _broken(found) from found

@@ -146,9 +146,7 @@ class Audit:
         )
 
     def connected(self, tenant: str, sandbox_id: str, record: Mapping[str, Any]) -> None:
-        """Note a connection of a sandbox that has ended, or what was refused it."""
-        if record["event"] == "open":
-            return  # its end has its bytes as well
+        """Note a connection of a sandbox, its end with its bytes, or what was refused."""
         where = self.chosen(tenant, f"{record['host']}:{record['port']}")
         entry = server_entry(
             f"network.{record['event']}",

@@ -75,6 +75,11 @@ def test_addresses(policy: Any, address: str, allowed: bool) -> None:
         ("GET", "/v1/%2e%2e/v2/things", False),
         ("GET", "/v1/..", False),
         ("GET", "/v1/.\\..\\v2", False),
+        ("GET", "/v1/..%2fv2/things", False),
+        ("GET", "/v1/%252e%252e/v2/things", False),
+        ("GET", "/v1/..;x=1/v2/things", False),
+        ("GET", "/v1/%00/things", False),
+        ("GET", "/v1/a%20b/c%2fd/.hidden/..name", True),
         ("GET", "/v10", False),
     ],
 )

@@ -191,14 +191,55 @@ def test_a_sandbox_has_so_many_questions_at_one_time() -> None:
         gate = asyncio.Event()
         known = {f"n{number}_test": gate for number in range(40)}
         found = resolver.Answers(_Resolver(**known))
-        asked = [asyncio.ensure_future(found.addresses(f"n{n}.test")) for n in range(16)]
+        most = resolver._MOST_ASKED
+        asked = [asyncio.ensure_future(found.addresses(f"n{n}.test")) for n in range(most)]
         await asyncio.sleep(0)
         with pytest.raises(resolver.Busy):
             await found.addresses("n16.test")
         same = asyncio.ensure_future(found.addresses("n0.test"))  # the same question: no more
         await asyncio.sleep(0)
         gate.set()
-        assert await asyncio.gather(*asked, same) == [["93.184.216.34"]] * 17
+        assert await asyncio.gather(*asked, same) == [["93.184.216.34"]] * (most + 1)
         assert await found.addresses("n16.test") == ["93.184.216.34"]
 
     asyncio.run(scenario())
+
+
+def test_a_question_that_was_given_up_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds a thread of the machine's resolver until it ends, whoever still waits."""
+    monkeypatch.setattr(resolver, "RESOLVE_S", 0.01)
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        most = resolver._MOST_ASKED
+        known = {f"n{number}_test": gate for number in range(most)}
+        found = resolver.Answers(_Resolver(**known, last_test=["93.184.216.34"]))
+        for number in range(most):
+            with pytest.raises(resolver.NoSuchName, match="no answer"):
+                await found.addresses(f"n{number}.test")
+        with pytest.raises(resolver.Busy):
+            await found.addresses("last.test")
+        gate.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await found.addresses("last.test") == ["93.184.216.34"]
+
+    asyncio.run(scenario())
+
+
+def test_refusals_that_are_alike_are_counted_and_none_is_lost() -> None:
+    records: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        policy, listed = NetworkPolicy.of([]), AddressPolicy([])
+        network = SandboxNetwork(policy, listed, _Resolver(), records.append)
+        for _ in range(10):
+            network.note_refusal("a.test", 80, "direct", "no rule")
+        for number in range(1000):
+            network.note_refusal(f"n{number}.test", 0, "dns", "no rule")
+        await network.close()
+
+    asyncio.run(scenario())
+    assert sum(each["times"] for each in records) == 1010
+    assert len(records) < 300
+    assert [each["times"] for each in records if each["host"] == "a.test"] == [1, 9]
