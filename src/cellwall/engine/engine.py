@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.parts.network import Outside
+from cellwall.engine.parts.trust import Egress
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
@@ -48,7 +49,6 @@ from cellwall.surface.tools.tools import Tools, box_of
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.model.limits import Limits
-    from cellwall.model.network import NetworkPolicy
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
 
@@ -92,7 +92,7 @@ class _Watch:
     before_code: BeforeCode | None
     trust: str | None
     """Trust word repeated in the answer."""
-    network: NetworkPolicy
+    egress: Egress
 
 
 class Engine:
@@ -208,8 +208,8 @@ class Engine:
         again for another sandbox, if the first one ended before the program began.
         """
         with self._calling():
-            network = self.outside.checked(request.network, request.trust)
-            watch = _Watch(on_event, on_start, before_code, request.trust, network)
+            egress = self._egress(request.network, request.secrets, request.env, request.trust)
+            watch = _Watch(on_event, on_start, before_code, request.trust, egress)
             return await self._execute(request, watch)
 
     async def _execute(self, request: Request, watch: _Watch) -> Execution:
@@ -248,16 +248,28 @@ class Engine:
                 return made
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
-        has_network = not watch.network.is_none
-        spec = replace(spec, purpose=purpose_of(work, program), has_network=has_network)
+        egress = watch.egress
+        # The files of trust need more than a sandbox of a single program has.
+        purpose = purpose_of(work, program) if egress.opened is None else "program"
+        spec = replace(
+            spec,
+            purpose=purpose,
+            has_network=not egress.policy.is_none,
+            env={**egress.variables, **spec.env},
+        )
 
         async def run(live: ClaimedSandbox) -> Execution:
-            if not watch.network.is_none:
-                await self.outside.open(live, watch.network, request.tenant)
+            if not egress.policy.is_none:
+                await self.outside.open(live, egress.policy, request.tenant, egress.opened)
             return await self._run_in(live, work, program, watch, stages)
 
         execution = await self._anew(runtime, spec, watch, run)
         return execution if compilation is None else replace(execution, compilation=compilation)
+
+    def _egress(
+        self, network: object, secrets: object, env: Mapping[str, str] | None, trust: str | None
+    ) -> Egress:
+        return Egress.of(self.outside.checked(network, trust), secrets, env or {})
 
     async def _anew(
         self,
@@ -359,6 +371,7 @@ class Engine:
         floor: Floor = NO_FLOOR,
         tools: Tools | None = None,
         network: object = None,
+        secrets: object = None,
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -366,11 +379,12 @@ class Engine:
         `isolation` is a level, None for the operator's default; `trust` (`untrusted`, `semi`,
         `trusted`) stands for one. `floor` is the operator's demand on this tenant. `tools`:
         functions of this process that its Python code may call as `tools.name(…)`. `network`:
-        what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `tenant`:
-        whose it is, for the records of its connections.
+        what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `secrets`:
+        what `secrets_of` takes, a list of `Secret`, whose values never enter the sandbox.
+        `tenant`: whose it is, for the records of its connections.
         """
         box = box_of(tools)
-        policy = self.outside.checked(network, trust)
+        egress = self._egress(network, secrets, env, trust)
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)
@@ -379,15 +393,15 @@ class Engine:
                 new_id(),
                 built,
                 found,
-                env=check_env(env or {}),
+                env=egress.variables | check_env(env or {}),
                 demand_hard=demand_hard,
                 start=check_start(start),
-                has_network=not policy.is_none,
+                has_network=not egress.policy.is_none,
             )
             live = await self._claim(chosen, spec)
             live.trust = trust
-            if not policy.is_none:
-                await self._opened(live, chosen, policy, tenant)
+            if not egress.policy.is_none:
+                await self._opened(live, chosen, egress, tenant)
             sandbox = AsyncSandbox(
                 live, self._tasks, partial(self._released, chosen), box, self.outside, tenant
             )
@@ -395,11 +409,11 @@ class Engine:
             return sandbox
 
     async def _opened(
-        self, live: ClaimedSandbox, runtime: Runtime, policy: NetworkPolicy, tenant: str
+        self, live: ClaimedSandbox, runtime: Runtime, egress: Egress, tenant: str
     ) -> None:
         """Give a claimed sandbox its way out, or destroy it."""
         try:
-            await self.outside.open(live, policy, tenant)
+            await self.outside.open(live, egress.policy, tenant, egress.opened)
         except BaseException:
             live.kill("its network could not be opened")
             self._release(live, runtime)

@@ -45,7 +45,8 @@ class NetworkRule:
     """Literal addresses that may be dialled."""
     ports: tuple[int, ...] = WEB_PORTS
     methods: tuple[str, ...] = ()
-    """HTTP methods; empty: all. With methods or paths the rule allows plain HTTP only."""
+    """HTTP methods; empty: all. With methods or paths the rule allows HTTP only, and TLS is opened
+    to see it."""
     paths: tuple[str, ...] = ()
     """Prefixes of the request's path; empty: all."""
 
@@ -59,6 +60,11 @@ class NetworkRule:
     def looks_at_requests(self) -> bool:
         """Whether single HTTP requests decide."""
         return bool(self.methods or self.paths)
+
+    @property
+    def opens_tls(self) -> bool:
+        """Whether requests in TLS are looked at as well; port 80 has none."""
+        return self.looks_at_requests and set(self.ports) != {80}
 
     def __str__(self) -> str:
         """Return the rule as text; ports are left out where they are the web's."""
@@ -134,6 +140,17 @@ class NetworkPolicy:
     def is_none(self) -> bool:
         """Whether the sandbox has no network at all."""
         return self.mode == "none"
+
+    @property
+    def opens_tls(self) -> bool:
+        """Whether a rule looks at requests in TLS, for which programs trust the proxy."""
+        return any(rule.opens_tls for rule in self.rules)
+
+    def allows_name(self, name: str, port: int) -> bool:
+        """Whether a name, in lower case, may be connected to at a port."""
+        if self.mode == "open":
+            return True
+        return any(rule.matches_name(name) and port in rule.ports for rule in self.rules)
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON, which `of` reads."""
@@ -217,11 +234,6 @@ def _rule_of_mapping(value: Mapping[Any, Any]) -> NetworkRule:
     methods = _texts(value.get("methods"), _METHOD, "methods", "a method in capitals, such as GET")
     paths = _texts(value.get("paths"), _PATH, "paths", "a path that begins with /")
     found = _destination(host, host, ports=ports)
-    if (methods or paths) and 443 in ports:
-        raise _wrong(
-            f"allow: {host}: methods and paths cannot be seen in TLS, and port 443 is allowed",
-            'say "ports": [80], or leave methods and paths out',
-        )
     return replace(found, methods=methods, paths=paths)
 
 

@@ -37,6 +37,8 @@ class World:
     runner: Runner
     web: WebServer
     tls_web: WebServer
+    tls: ssl.SSLContext
+    """Context of `tls_web`, for further servers that the engine takes for web.test."""
     host: Sink
     """Witness on the host's loopback: nothing of a sandbox may ever reach it."""
     sink: Sink
@@ -96,12 +98,13 @@ def world(runtime: str = "jail", **engine: Any) -> Iterator[World]:
         chosen = EngineSettings(
             network_addresses=LISTED,
             name_servers=(names.address,),
+            network_authorities=str(folder / "certificate.pem"),
             **{"network": "open", "pool_min": 1, "pool_max": 2} | settings,
         )
         runner = Runner(partial(Engine, settings=chosen, **engine))
         stack.callback(runner.close)
         authority = (folder / "certificate.pem").read_text(encoding="ascii")
-        made = World(names, runner, web, tls_web, host, sink)
+        made = World(names, runner, web, tls_web, tls, host, sink)
         made.runtime, made.isolation, made.authority = runtime, isolation, authority
 
         def note(_tenant: str, sandbox: str, record: dict[str, Any]) -> None:

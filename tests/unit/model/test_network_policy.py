@@ -72,7 +72,6 @@ def test_what_callers_write(value: object, text: str) -> None:
         ([5], "is no rule"),
         ([{"ports": [80]}], "is no text"),
         ([{"host": "a.b", "port": 80}], "unknown name"),
-        ([{"host": "a.b", "paths": ["/x"]}], "cannot be seen in TLS"),
         ([{"host": "a.b", "ports": [80], "paths": ["x"]}], "paths"),
         ([{"host": "a.b", "ports": [80], "methods": ["get"]}], "methods"),
         ([{"host": "a.b", "ports": [80], "methods": "GET"}], "is no list"),
@@ -93,6 +92,15 @@ def test_what_is_no_policy(value: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         NetworkPolicy.of(value)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("ports", "opens"), [(None, True), ([80], False), ([8443], True), ([80, 443], True)]
+)
+def test_a_rule_for_requests_opens_tls(ports: list[int] | None, *, opens: bool) -> None:
+    rule = {"host": "a.b", "ports": ports, "methods": ["GET"]}
+    assert NetworkPolicy.of([rule, "c.d"]).opens_tls is opens
+    assert not NetworkPolicy.of([{"host": "a.b", "ports": ports}]).opens_tls
 
 
 def test_the_default_is_no_network() -> None:

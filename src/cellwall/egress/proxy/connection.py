@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,14 +21,17 @@ from cellwall.egress.proxy import hello, http_relay
 from cellwall.egress.proxy.destinations import FixedServer, ServerByRequest, authority
 from cellwall.egress.proxy.http_relay import Side
 from cellwall.egress.proxy.meter import LimitReached
-from cellwall.egress.proxy.relay import PIECE, both_of, pump, ready, relay
+from cellwall.egress.proxy.relay import PIECE, PlainStream, both_of, pump, ready, relay
 from cellwall.egress.proxy.sandbox_network import (
+    CONNECT_S,
     Destination,
     Open,
     Refused,
     SandboxNetwork,
     Unreachable,
 )
+from cellwall.egress.tls.opening import Opening
+from cellwall.egress.tls.stream import TlsStream
 from cellwall.model.network import WEB_PORTS
 
 _FIRST_S = 15.0
@@ -65,7 +69,7 @@ async def serve_proxy(network: SandboxNetwork, inner: socket.socket) -> None:
 
 async def _serve_proxied(network: SandboxNetwork, entry: Open, inner: socket.socket) -> None:
     """Answer the first request: a tunnel (CONNECT), or requests with whole URLs."""
-    client = Side(inner, h11.SERVER, b"", entry.meter.count_sent)
+    client = Side(PlainStream(inner, entry.meter.count_sent), h11.SERVER)
     try:
         async with asyncio.timeout(_FIRST_S):
             request = await client.next_event()
@@ -85,7 +89,7 @@ async def _serve_tunnel(
     network: SandboxNetwork, entry: Open, client: Side, request: h11.Request
 ) -> None:
     """Answer CONNECT, and relay what comes through the tunnel."""
-    inner = client.socket
+    inner = client.stream.socket
     destination = authority(request.target.decode("ascii"), None)
     if destination is None:
         why = f"CONNECT to {request.target!r:.80} names no host and port"
@@ -142,12 +146,17 @@ async def _relay_looked_at(
     async with asyncio.timeout(_FIRST_S):
         first = await _first_bytes(inner, destination, early)
     await entry.meter.count_sent(len(first.data) - len(early))
+    if first.kind == "tls" and (opening := network.opening_for(destination)) is not None:
+        opened = _Opened(network, entry, destination, opening)
+        await opened.serve(inner, outer, first.data)
+        return
     if first.kind == "tls":
         what = "TLS, whose requests cannot be seen"
         _only_http(destination, looks=looks, what=what, said=first.data)
     elif first.kind == "http":
-        client = Side(inner, h11.SERVER, first.data, entry.meter.count_sent)
-        route = FixedServer(network, entry, outer, destination).route
+        client = Side(PlainStream(inner, entry.meter.count_sent), h11.SERVER, first.data)
+        server = PlainStream(outer, entry.meter.count_received)
+        route = FixedServer(network, entry, server, destination, is_plain=True).route
         await http_relay.serve(client, entry.meter, route)
         return
     elif destination.port in WEB_PORTS or looks:
@@ -158,6 +167,71 @@ async def _relay_looked_at(
         await pump(outer, inner, entry.meter.count_received)
     else:
         await relay(inner, outer, entry.meter)
+
+
+class _Opened:
+    """TLS that is opened: the proxy is the server to the program, and the client to the server."""
+
+    def __init__(
+        self, network: SandboxNetwork, entry: Open, destination: Destination, opening: Opening
+    ) -> None:
+        self._network = network
+        self._entry = entry
+        self._destination = destination
+        self._opening = opening
+
+    async def serve(self, inner: socket.socket, outer: socket.socket, first: bytes) -> None:
+        """Serve the requests of a program; `first` is its first message, which was counted."""
+        host, meter = self._destination.host, self._entry.meter
+        ours = TlsStream(inner, meter.count_sent, self._opening.program_end(host), first)
+        theirs = TlsStream(outer, meter.count_received, self._opening.server_end(host))
+        verifying = asyncio.ensure_future(self._verified(theirs))
+        try:
+            if not await self._is_trusted(ours):
+                return
+            await self._serve(ours, theirs, await verifying)
+            await ours.end()
+        finally:
+            verifying.cancel()
+            await asyncio.gather(verifying, return_exceptions=True)
+
+    async def _serve(self, ours: TlsStream, theirs: TlsStream, problem: str) -> None:
+        client = Side(ours, h11.SERVER)
+        if problem:
+            self._note(problem)
+            async with asyncio.timeout(_FIRST_S):
+                await client.next_event()
+            await http_relay.answer(client, 502, f"not reached: {problem}")
+            return
+        server = FixedServer(self._network, self._entry, theirs, self._destination, is_plain=False)
+        await http_relay.serve(client, self._entry.meter, server.route)
+
+    async def _is_trusted(self, ours: TlsStream) -> bool:
+        """Agree on keys with the program; whether it took the sandbox's certificate."""
+        try:
+            async with asyncio.timeout(_FIRST_S):
+                await ours.handshake()
+        except ssl.SSLError as error:
+            why = error.reason or "it ended the connection"
+            self._note(f"the program did not take the certificate of the sandbox's proxy: {why}")
+            return False
+        return True
+
+    async def _verified(self, theirs: TlsStream) -> str:
+        """Agree on keys with the server; return what is wrong with it, or nothing."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await theirs.handshake()
+        except ssl.SSLCertVerificationError as error:
+            return f"{self._destination}: its certificate is wrong: {error.verify_message}"
+        except TimeoutError:
+            return f"{self._destination}: its TLS did not answer in time"
+        except OSError as error:  # ssl.SSLError is one
+            return f"{self._destination}: its TLS failed: {error.strerror or error}"
+        return ""
+
+    def _note(self, why: str) -> None:
+        self._network.note_refusal(self._destination.host, self._destination.port, "tls", why)
 
 
 async def _pump_answers(
@@ -276,7 +350,7 @@ async def _tell(inner: socket.socket, sentence: str, status: int, said: bytes = 
                 await loop.sock_sendall(inner, hello.ACCESS_DENIED)
                 return
             if http_relay.REQUEST_LINE.match(data):
-                client = Side(inner, h11.SERVER, data.lstrip(), _uncounted)
+                client = Side(PlainStream(inner, _uncounted), h11.SERVER, data.lstrip())
                 await client.next_event()
                 await http_relay.answer(client, status, sentence)
                 return

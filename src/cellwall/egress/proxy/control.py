@@ -19,12 +19,12 @@ MOST_DESCRIPTORS = 8
 
 
 def packed(message: dict[str, Any]) -> bytes:
-    """Return the bytes of a message; `UsageError` if it is too long, which only a policy can be."""
+    """Return the bytes of a message; `UsageError` if a policy with secrets is too long."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > MOST_BYTES:
         raise UsageError(
-            f"network: the policy takes {len(data)} bytes, of {MOST_BYTES}",
-            remedy="give fewer rules, or wider ones",
+            f"network: policy and secrets take {len(data)} bytes, of {MOST_BYTES}",
+            remedy="give fewer rules, or wider ones, and fewer or shorter secrets",
         )
     return data
 

@@ -8,7 +8,6 @@ request, its `Host` header and the destination that was decided on must be one.
 from __future__ import annotations
 
 import contextlib
-import socket
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Self
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import h11
 
 from cellwall.egress.proxy.http_relay import Side, Way
+from cellwall.egress.proxy.relay import PlainStream, Stream
 from cellwall.egress.proxy.sandbox_network import Destination, Open, Refused, SandboxNetwork
 
 _MOST_REQUESTS_KEPT = 20
@@ -75,13 +75,23 @@ class FixedServer:
     """Requests on a connection that the program dialled itself."""
 
     def __init__(
-        self, network: SandboxNetwork, entry: Open, outer: socket.socket, destination: Destination
+        self,
+        network: SandboxNetwork,
+        entry: Open,
+        outer: Stream,
+        destination: Destination,
+        *,
+        is_plain: bool,
     ) -> None:
-        """`outer` is connected to `destination`, which is decided on; its owner closes it."""
+        """`outer` is connected to `destination`, which is decided on; its owner closes it.
+
+        `is_plain`: whether requests travel without TLS.
+        """
         self._network = network
         self._entry = entry
         self._destination = destination
-        self._side = Side(outer, h11.CLIENT, b"", entry.meter.count_received)
+        self._side = Side(outer, h11.CLIENT)
+        entry.secrets = network.substitution(destination, is_plain=is_plain)
 
     async def route(self, request: h11.Request) -> Way:
         """Return the way of one request. Raises `Refused`."""
@@ -92,7 +102,8 @@ class FixedServer:
             self._network.note_refusal(ours.host, ours.port, "request", str(error))
             raise
         _note(self._entry, line)
-        return Way(self._side, request.target, _host_header(request).encode("latin-1"))
+        host = _host_header(request).encode("latin-1")
+        return Way(self._side, request.target, host, self._entry.secrets)
 
     def _checked(self, request: h11.Request) -> str:
         ours, host = self._destination, _host_header(request)
@@ -142,13 +153,15 @@ class ServerByRequest:
             raise
         _, side, entry = self._now
         _note(entry, line)
-        return Way(side, path.encode("ascii"), _host_header(request).encode("latin-1"))
+        host = _host_header(request).encode("latin-1")
+        return Way(side, path.encode("ascii"), host, entry.secrets)
 
     async def _connect(self, destination: Destination) -> tuple[Side, Open]:
         self._held.close()
         entry = self._held.enter_context(self._network.connection("proxy"))
         outer = self._held.enter_context(await self._network.connect(entry, destination))
-        return Side(outer, h11.CLIENT, b"", entry.meter.count_received), entry
+        entry.secrets = self._network.substitution(destination, is_plain=True)
+        return Side(PlainStream(outer, entry.meter.count_received), h11.CLIENT), entry
 
 
 def _absolute(request: h11.Request) -> tuple[Destination, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,9 @@ from typing import Any
 import h11
 
 from cellwall.egress.proxy.meter import Meter
-from cellwall.egress.proxy.relay import PIECE, relay
+from cellwall.egress.proxy.relay import Stream, relay_streams
 from cellwall.egress.proxy.sandbox_network import Refused, Unreachable
+from cellwall.egress.tls.substitution import Substitution
 
 MOST_HEAD_BYTES = 65_536
 HTTP_2 = b"PRI "
@@ -41,6 +41,10 @@ _HOP_BY_HOP = frozenset(
 """Header fields of one connection, RFC 9110, section 7.6.1; h11 writes the transfer's own."""
 
 
+class Unsearchable(Exception):
+    """An answer that has to be searched for values of secrets, and cannot be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """Where one request goes."""
@@ -50,39 +54,33 @@ class Way:
     """Request target in origin form."""
     host: bytes
     """Value of the `Host` header that the server gets."""
+    secrets: Substitution | None = None
+    """What is replaced in the request and in its answer; None: nothing."""
 
 
 class Side:
-    """One socket and what h11 knows of it."""
+    """One end of a connection and what h11 knows of it."""
 
     def __init__(
-        self,
-        held: socket.socket,
-        role: type[h11.CLIENT] | type[h11.SERVER],
-        first: bytes,
-        count: Callable[[int], Awaitable[None]],
+        self, stream: Stream, role: type[h11.CLIENT] | type[h11.SERVER], first: bytes = b""
     ) -> None:
-        """`role` is ours; `first` was read already; `count` counts what is read."""
-        self.socket = held
+        """`role` is ours; `first` was read already."""
+        self.stream = stream
         self.http = h11.Connection(role, max_incomplete_event_size=MOST_HEAD_BYTES)
-        self._count = count
-        self._loop = asyncio.get_running_loop()
         if first:
             self.http.receive_data(first)
 
     async def next_event(self) -> Any:  # noqa: ANN401 - one of h11's events
         """Return the next event of the other end. Raises h11.RemoteProtocolError, OSError."""
         while (event := self.http.next_event()) is h11.NEED_DATA:
-            data = await self._loop.sock_recv(self.socket, PIECE)
-            await self._count(len(data))
-            self.http.receive_data(data)
+            self.http.receive_data(await self.stream.receive())
         return event
 
     async def send(self, event: Any) -> None:  # noqa: ANN401 - one of h11's events
         """Write an event to the other end."""
         data = self.http.send(event)
         if data:
-            await self._loop.sock_sendall(self.socket, data)
+            await self.stream.send(data)
 
     def rest(self) -> bytes:
         """Return what was read and belongs to no request; after a change of protocols."""
@@ -117,7 +115,12 @@ async def serve(
         except h11.RemoteProtocolError as error:
             await answer(client, 400, f"no request that can be passed on: {error}")
             return
-        if not await _exchange(client, way, event, meter):
+        try:
+            goes_on = await _exchange(client, way, event, meter)
+        except Unsearchable as error:
+            await answer(client, 502, str(error))
+            return
+        if not goes_on:
             return
         client.http.start_next_cycle()
 
@@ -151,7 +154,7 @@ async def answer(client: Side, status: int, sentence: str) -> None:
     with contextlib.suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
         data += client.http.send(h11.Data(data=body))
         data += client.http.send(h11.EndOfMessage())
-    await asyncio.get_running_loop().sock_sendall(client.socket, data)
+    await client.stream.send(data)
 
 
 async def _exchange(client: Side, way: Way, request: h11.Request, meter: Meter) -> bool:
@@ -159,14 +162,18 @@ async def _exchange(client: Side, way: Way, request: h11.Request, meter: Meter) 
     server = way.server
     upgrades = _wants_upgrade(request)
     fields = _passed(request.headers, keep_upgrade=upgrades)
+    target, replaced = way.target, way.secrets
+    if replaced is not None:
+        # SECURITY: the last step, behind every decision and record of the request.
+        target, fields = replaced.request(target, fields)
     fields.insert(0, (b"Host", way.host))
-    await server.send(h11.Request(method=request.method, target=way.target, headers=fields))
-    is_switched = await _both_ways(client, server, upgrades=upgrades)
+    await server.send(h11.Request(method=request.method, target=target, headers=fields))
+    answers = _Answers(client, replaced, upgrades=upgrades)
+    is_switched = await _both_ways(client, server, answers)
     if is_switched:
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(server.socket, client.rest())
-        await loop.sock_sendall(client.socket, server.rest())
-        await relay(client.socket, server.socket, meter)
+        await server.stream.send(client.rest())
+        await client.stream.send(server.rest())
+        await relay_streams(client.stream, server.stream, meter)
         return False
     if not (client.http.our_state is client.http.their_state is h11.DONE):
         return False
@@ -176,10 +183,10 @@ async def _exchange(client: Side, way: Way, request: h11.Request, meter: Meter) 
     return True
 
 
-async def _both_ways(client: Side, server: Side, *, upgrades: bool) -> bool:
+async def _both_ways(client: Side, server: Side, answers: _Answers) -> bool:
     """Pass on the request's body and the answer, which may come before the body has ended."""
     sending = asyncio.ensure_future(_send_body(client, server))
-    answering = asyncio.ensure_future(_answer(client, server, upgrades=upgrades))
+    answering = asyncio.ensure_future(answers.pass_on(server))
     try:
         await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
         if sending.done() and not answering.done():
@@ -203,36 +210,85 @@ async def _send_body(client: Side, server: Side) -> None:
             return  # the program has gone; the answer finds out
 
 
-async def _answer(client: Side, server: Side, *, upgrades: bool) -> bool:
-    """Pass on the answer; whether the protocol was changed."""
-    while True:
-        event = await server.next_event()
-        if isinstance(event, h11.InformationalResponse):
-            is_switched = event.status_code == 101
-            if is_switched and not upgrades:
-                raise h11.RemoteProtocolError("the server changed a protocol unasked")
-            fields = _passed(event.headers, keep_upgrade=is_switched)
-            await client.send(
-                h11.InformationalResponse(
-                    status_code=event.status_code, headers=fields, reason=event.reason
-                )
+class _Answers:
+    """The answer to one request on its way to the program."""
+
+    def __init__(self, client: Side, replaced: Substitution | None, *, upgrades: bool) -> None:
+        """`replaced`: what may have to be hidden in it; None: nothing."""
+        self._client = client
+        self._replaced = replaced if replaced is not None and replaced.searches else None
+        self._search = None if self._replaced is None else self._replaced.body()
+        self._upgrades = upgrades
+
+    async def pass_on(self, server: Side) -> bool:
+        """Pass on the answer; whether the protocol was changed."""
+        while True:
+            event = await server.next_event()
+            if isinstance(event, h11.InformationalResponse):
+                if await self._interim(event):
+                    return True
+            elif isinstance(event, h11.Response):
+                closes = server.http.their_state is h11.MUST_CLOSE or _closes(event)
+                await self._begin(event, closes=closes)
+            elif isinstance(event, h11.Data):
+                await self._data(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                if self._search is not None and (rest := self._search.rest()):
+                    await self._client.send(h11.Data(data=rest))
+                await self._client.send(h11.EndOfMessage())
+                return False
+            else:
+                raise h11.RemoteProtocolError("the server ended before its answer")
+
+    async def _interim(self, event: h11.InformationalResponse) -> bool:
+        is_switched = event.status_code == 101
+        if is_switched and not self._upgrades:
+            raise h11.RemoteProtocolError("the server changed a protocol unasked")
+        fields, reason = self._hidden(_passed(event.headers, keep_upgrade=is_switched), event)
+        await self._client.send(
+            h11.InformationalResponse(status_code=event.status_code, headers=fields, reason=reason)
+        )
+        return is_switched
+
+    async def _begin(self, event: h11.Response, *, closes: bool) -> None:
+        fields, reason = self._hidden(_passed(event.headers), event)
+        if self._replaced is not None:
+            fields = _searchable(fields, keeps_length=self._replaced.keeps_length)
+        if closes:
+            fields.append((b"Connection", b"close"))
+        await self._client.send(
+            h11.Response(status_code=event.status_code, headers=fields, reason=reason)
+        )
+
+    async def _data(self, data: bytes) -> None:
+        if self._search is not None:
+            data = self._search.feed(bytes(data))
+        if data:
+            await self._client.send(h11.Data(data=data))
+
+    def _hidden(
+        self, fields: list[tuple[bytes, bytes]], event: h11.Response | h11.InformationalResponse
+    ) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Return header fields and reason of an answer without a value."""
+        reason = bytes(event.reason)
+        if self._replaced is None:
+            return fields, reason
+        return self._replaced.fields(fields), self._replaced.hidden(reason)
+
+
+def _searchable(
+    fields: list[tuple[bytes, bytes]], *, keeps_length: bool
+) -> list[tuple[bytes, bytes]]:
+    """Return the fields of an answer that is searched. Raises `Unsearchable`."""
+    for name, value in fields:
+        if name.lower() == b"content-encoding" and value.strip().lower() != b"identity":
+            raise Unsearchable(
+                f"the answer is compressed ({value!r:.30}), although it was asked for as it is: it "
+                "cannot be searched for the value of a secret"
             )
-            if is_switched:
-                return True
-        elif isinstance(event, h11.Response):
-            fields = _passed(event.headers)
-            if server.http.their_state is h11.MUST_CLOSE or _closes(event):
-                fields.append((b"Connection", b"close"))
-            await client.send(
-                h11.Response(status_code=event.status_code, headers=fields, reason=event.reason)
-            )
-        elif isinstance(event, h11.Data):
-            await client.send(h11.Data(data=event.data))
-        elif isinstance(event, h11.EndOfMessage):
-            await client.send(h11.EndOfMessage())
-            return False
-        else:
-            raise h11.RemoteProtocolError("the server ended before its answer")
+    if keeps_length:
+        return fields
+    return [each for each in fields if each[0].lower() != b"content-length"]
 
 
 def _passed(

@@ -13,8 +13,10 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.proxy import control, resolver
@@ -22,6 +24,10 @@ from cellwall.egress.proxy.listening import Listening
 from cellwall.egress.proxy.sandbox_network import SandboxNetwork
 from cellwall.linux.syscalls import process
 from cellwall.model.network import NetworkPolicy
+from cellwall.model.secret import Secret
+
+if TYPE_CHECKING:
+    from cellwall.egress.tls.opening import Opening
 
 _MOST_WAITING = 10_000
 """Most records that wait for an engine that does not read; more are counted and lost."""
@@ -34,13 +40,25 @@ _FLUSH_S = 0.02
 class Proxy:
     """All sandboxes of one engine."""
 
-    def __init__(self, held: socket.socket, listed: list[str], name_servers: list[str]) -> None:
-        """`listed` are the operator's networks that may be dialled beside public addresses."""
+    def __init__(
+        self,
+        held: socket.socket,
+        listed: list[str],
+        name_servers: list[str],
+        authorities: str = "",
+    ) -> None:
+        """`listed` are the operator's networks that may be dialled beside public addresses.
+
+        `authorities` are the operator's certificates, as PEM, by which servers are verified beside
+        this machine's.
+        """
         self._control = held
         self._listed = AddressPolicy(listed)
         self._ask = resolver.by_servers(name_servers) if name_servers else resolver.by_the_machine()
         self._loop = asyncio.get_running_loop()
         self._served: dict[str, Listening] = {}
+        self._authorities = authorities
+        self._servers: ssl.SSLContext | None = None
         self._records: list[dict[str, Any]] = []
         self._lost = 0
         self._flushing: asyncio.TimerHandle | None = None
@@ -71,7 +89,7 @@ class Proxy:
         try:
             match message["op"]:
                 case "add":
-                    self._add(sandbox, message, descriptors)
+                    reply["certificate"] = self._add(sandbox, message, descriptors)
                 case "policy":
                     policy = NetworkPolicy.of(message["policy"])
                     self._served[sandbox].network.set_policy(policy)
@@ -90,7 +108,8 @@ class Proxy:
             reply["error"] = f"{type(error).__name__}: {error}"
         self._loop.create_task(self._say(reply))
 
-    def _add(self, sandbox: str, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _add(self, sandbox: str, message: dict[str, Any], descriptors: list[int]) -> str | None:
+        """Serve a sandbox; return the certificate of its authority, if TLS is opened."""
         if sandbox in self._served:
             raise ValueError("the sandbox is served already")
         policy = NetworkPolicy.of(message["policy"])
@@ -98,10 +117,24 @@ class Proxy:
         def report(record: dict[str, Any]) -> None:
             self._report({"id": sandbox, **record})
 
-        network = SandboxNetwork(policy, self._listed, self._ask, report)
+        opening = self._opening(sandbox, message.get("opening"))
+        network = SandboxNetwork(policy, self._listed, self._ask, report, opening)
         listeners = [socket.socket(fileno=fd) for fd in descriptors]
         descriptors.clear()  # the sockets own them now
         self._served[sandbox] = Listening(network, listeners)
+        return None if opening is None else opening.certificate
+
+    def _opening(self, sandbox: str, asked: dict[str, Any] | None) -> Opening | None:
+        """Return with what a sandbox's TLS is opened, if that was asked for."""
+        if asked is None:
+            return None
+        # Imported here: most proxies open nothing.
+        from cellwall.egress.tls import authority, opening
+
+        if self._servers is None:
+            self._servers = authority.context_to_servers(self._authorities)
+        secrets = [Secret.of_proxy(each) for each in asked["secrets"]]
+        return opening.Opening(sandbox, secrets, self._servers)
 
     async def _drop(self, sandbox: str, reply: dict[str, Any]) -> None:
         served = self._served.pop(sandbox, None)
@@ -167,17 +200,20 @@ def _drop_privileges(uid: int | None) -> None:
 
 
 def main() -> None:
-    """Run `CONTROL_FD SETTINGS`: JSON with `listed`, `name_servers`, `uid` and `parent`."""
+    """Run `CONTROL_FD SETTINGS`: JSON with `listed`, `name_servers`, `authorities` and others."""
     control_fd, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal must not end it
     os.setsid()
+    # Before the drop: an ordinary user may not be able to read it.
+    file = settings["authorities"]
+    authorities = Path(file).read_text(encoding="ascii") if file else ""
     _drop_privileges(settings["uid"])
     if os.getppid() != settings["parent"]:
         sys.exit(0)  # the engine died before the death signal was set
     held = socket.socket(fileno=control_fd)
 
     async def serve() -> None:
-        await Proxy(held, settings["listed"], settings["name_servers"]).serve()
+        await Proxy(held, settings["listed"], settings["name_servers"], authorities).serve()
 
     asyncio.run(serve())

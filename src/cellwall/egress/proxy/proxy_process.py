@@ -23,6 +23,7 @@ from cellwall.egress.proxy import control
 from cellwall.linux import own_module, uid_ranges
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.network import NetworkPolicy
+from cellwall.model.secret import Secret
 
 _log = logging.getLogger("cellwall")
 
@@ -45,6 +46,9 @@ class ProxySettings:
     allows it, beside public addresses."""
     name_servers: tuple[str, ...] = ()
     """Name servers, as `address` or `address:port`; empty: as this machine resolves."""
+    authorities: str = ""
+    """Path of a PEM file with the operator's certificates, by which servers are verified beside
+    this machine's; empty: none."""
 
 
 class EgressProxy:
@@ -67,19 +71,27 @@ class EgressProxy:
         listeners: Sequence[socket.socket],
         policy: NetworkPolicy,
         on_lost: Callable[[str], None],
-    ) -> None:
+        opened: Sequence[Secret] | None = None,
+    ) -> str:
         """Serve a sandbox. The listeners are closed here in any case, also on an error.
 
         It does not wait for the proxy's answer: until the proxy serves them, connections wait in
         the listeners. `on_lost` is called with the reason if the proxy ends before `drop`, or
-        cannot serve the sandbox.
+        cannot serve the sandbox. Where TLS is opened, for `opened` secrets or for none, it does
+        wait, and returns the certificate of the sandbox's authority.
         """
         try:
             running = await self._running()
             fds = [each.fileno() for each in listeners]
             message = {"op": "add", "id": sandbox, "policy": policy.as_json()}
+            if opened is not None:
+                message["opening"] = {"secrets": [each.for_proxy() for each in opened]}
+                reply = await running.ask(message, fds)
+                self._sandboxes[sandbox] = on_lost
+                return str(reply["certificate"])
             await running.tell(message, fds, lambda why: self._not_served(sandbox, why))
             self._sandboxes[sandbox] = on_lost
+            return ""
         finally:
             for each in listeners:
                 each.close()
@@ -391,6 +403,7 @@ def _spawn(control_fd: int, settings: ProxySettings, uid: int | None) -> subproc
     words = {
         "listed": settings.networks,
         "name_servers": settings.name_servers,
+        "authorities": settings.authorities,
         "uid": uid,
         "parent": os.getpid(),
     }

@@ -13,7 +13,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from cellwall.egress.proxy.meter import Meter
 
@@ -25,6 +25,60 @@ _PIPE_BYTES = 1 << 20
 _SPLICE_FLAGS = 0x01 | 0x02  # SPLICE_F_MOVE, SPLICE_F_NONBLOCK
 
 Count = Callable[[int], Awaitable[None]]
+
+
+class Stream(Protocol):
+    """One end of a connection: a socket, or TLS over one."""
+
+    socket: socket.socket
+    """The socket below; its owner closes it."""
+
+    async def receive(self) -> bytes:
+        """Return what came next, which is counted; empty at the end. Raises OSError."""
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`. Raises OSError."""
+
+    async def end(self) -> None:
+        """Say that nothing more comes."""
+
+
+class PlainStream:
+    """A socket as it is."""
+
+    def __init__(self, held: socket.socket, count: Count) -> None:
+        """`count` counts what is read."""
+        self.socket = held
+        self._count = count
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self) -> bytes:
+        """Return what came next; empty at the end."""
+        data = await self._loop.sock_recv(self.socket, PIECE)
+        await self._count(len(data))
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`."""
+        await self._loop.sock_sendall(self.socket, data)
+
+    async def end(self) -> None:
+        """Say that nothing more comes."""
+        _end(self.socket)
+
+
+async def relay_streams(inner: Stream, outer: Stream, meter: Meter) -> None:
+    """Do what `relay` does; by the kernel where neither side is TLS."""
+    if isinstance(inner, PlainStream) and isinstance(outer, PlainStream):
+        await relay(inner.socket, outer.socket, meter)
+    else:
+        await both_of(_pump_stream(inner, outer), _pump_stream(outer, inner))
+
+
+async def _pump_stream(source: Stream, target: Stream) -> None:
+    while data := await source.receive():
+        await target.send(data)
+    await target.end()
 
 
 async def relay(inner: socket.socket, outer: socket.socket, meter: Meter) -> None:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.proxy import decision
@@ -20,7 +20,11 @@ from cellwall.egress.proxy.decision import Decision
 from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
 from cellwall.egress.proxy.names import Names
 from cellwall.egress.proxy.resolver import Answers, Ask, Busy, NoSuchName
+from cellwall.egress.tls.substitution import Substitution
 from cellwall.model.network import NetworkPolicy
+
+if TYPE_CHECKING:
+    from cellwall.egress.tls.opening import Opening
 
 CONNECT_S = 10.0
 """Seconds in which one of the addresses of a destination must have answered."""
@@ -74,15 +78,26 @@ class Open:
     address: str = ""
     rule: str = ""
     requests: list[str] = field(default_factory=list)
+    secrets: Substitution | None = None
+    """What was replaced in its requests, if the sandbox has secrets."""
 
 
 class SandboxNetwork:
     """The network of one sandbox."""
 
     def __init__(
-        self, policy: NetworkPolicy, listed: AddressPolicy, ask: Ask, report: Report
+        self,
+        policy: NetworkPolicy,
+        listed: AddressPolicy,
+        ask: Ask,
+        report: Report,
+        opening: Opening | None = None,
     ) -> None:
-        """`report` takes a record of each connection when it has ended, or was refused."""
+        """`report` takes a record of each connection when it has ended, or was refused.
+
+        `opening`: with what TLS is opened; None: it never is.
+        """
+        self._opening = opening
         self.policy = policy
         self._listed = listed
         self._report = report
@@ -127,6 +142,23 @@ class SandboxNetwork:
         found = decision.for_request(self.policy, destination.host, destination.port, method, path)
         if not found.is_allowed:
             raise Refused(found.rule)
+
+    def opening_for(self, destination: Destination) -> Opening | None:
+        """Return with what TLS to a destination is opened; None: it passes as it is."""
+        found = self._opening
+        if found is None:
+            return None
+        has_secret = destination.is_name and found.has_secret_for(
+            destination.host, destination.port
+        )
+        return found if has_secret or self.decide(destination).looks_at_requests else None
+
+    def substitution(self, destination: Destination, *, is_plain: bool) -> Substitution | None:
+        """Return what is replaced in requests to a destination; None: nothing."""
+        found = self._opening
+        if found is None or not destination.is_name:
+            return None
+        return found.substitution(destination.host, destination.port, is_plain=is_plain)
 
     async def _addresses(self, name: str) -> list[str]:
         """Return the addresses of `name` that may be dialled. Raises `NoSuchName`, `Busy`."""
@@ -297,4 +329,15 @@ def _record(entry: Open) -> dict[str, Any]:
         "sent_bytes": entry.meter.sent,
         "received_bytes": entry.meter.received,
         "requests": entry.requests,
+        **_secrets_of(entry),
+    }
+
+
+def _secrets_of(entry: Open) -> dict[str, list[str]]:
+    """Return the names of secrets that a connection was given, and of those it was not."""
+    if entry.secrets is None:
+        return {}
+    return {
+        "secrets": sorted(entry.secrets.used),
+        "secrets_withheld": sorted(entry.secrets.withheld),
     }

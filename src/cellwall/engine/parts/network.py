@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from cellwall.engine.parts import trust
 from cellwall.model.errors import CellwallError, SandboxBroken, UsageError
 from cellwall.model.network import MODES, NO_NETWORK, Mode, NetworkPolicy
 from cellwall.model.outcome import NetworkUsage, Outcome
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cellwall.egress.proxy.proxy_process import EgressProxy
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.model.secret import Secret
 
 _log = logging.getLogger("cellwall")
 
@@ -67,9 +69,18 @@ class Outside:
             _check_mode(policy, word.network, f"trust {trust!r} means", remedy)
         return policy
 
-    async def open(self, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str) -> None:
-        """Give a sandbox its way out. Raises HostUnsupported if its runtime cannot have one."""
-        network = SandboxNetwork(self, live, policy, tenant)
+    async def open(
+        self,
+        live: ClaimedSandbox,
+        policy: NetworkPolicy,
+        tenant: str,
+        opened: Sequence[Secret] | None = None,
+    ) -> None:
+        """Give a sandbox its way out. Raises HostUnsupported if its runtime cannot have one.
+
+        TLS is opened for `opened` secrets, and where a rule looks at requests; None: never.
+        """
+        network = SandboxNetwork(self, live, policy, tenant, opened)
         # Known before it is served: what the proxy says of it may come at once.
         live.network = self._networks[live.spec.sandbox_id] = network
         try:
@@ -86,7 +97,11 @@ class Outside:
             # Imported here: most engines never need it.
             from cellwall.egress.proxy.proxy_process import EgressProxy, ProxySettings
 
-            settings = ProxySettings(self._settings.network_addresses, self._settings.name_servers)
+            settings = ProxySettings(
+                self._settings.network_addresses,
+                self._settings.name_servers,
+                self._settings.network_authorities,
+            )
             self._proxy = EgressProxy(settings, self.heard)
         return self._proxy
 
@@ -133,13 +148,19 @@ class SandboxNetwork:
     """The network of one sandbox that has, or had, a way out."""
 
     def __init__(
-        self, outside: Outside, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str
+        self,
+        outside: Outside,
+        live: ClaimedSandbox,
+        policy: NetworkPolicy,
+        tenant: str,
+        opened: Sequence[Secret] | None,
     ) -> None:
         """Nothing is opened here; `Outside.open` does that."""
         self._outside = outside
         self.live = live
         self.policy = policy
         self.tenant = tenant
+        self._opened = opened
         self._id = live.spec.sandbox_id
         self._changing = asyncio.Lock()
         self._times_lost = 0
@@ -163,7 +184,10 @@ class SandboxNetwork:
         if not isinstance(sandbox, OpensListeners):
             raise no_network(self.live.isolation.runtime)
         await proxy.start()  # after the end of the one before, which had the same ports
-        await proxy.add(self._id, await sandbox.open_listeners(), self.policy, self.on_lost)
+        listeners = await sandbox.open_listeners()
+        certificate = await proxy.add(self._id, listeners, self.policy, self.on_lost, self._opened)
+        if self._opened is not None:  # each proxy process makes an authority of its own
+            await trust.install(self.live, certificate)
 
     def on_lost(self, why: str) -> None:
         """Take note that the proxy has ended, and ask for the way out again."""
@@ -202,8 +226,11 @@ class SandboxNetwork:
     async def set(self, policy: NetworkPolicy) -> None:
         """Change the policy; connections that it does not allow are closed.
 
-        One change after the other: what is served is always by the last one.
+        One change after the other: what is served is always by the last one. Raises `UsageError`
+        for one that opens TLS in a sandbox that was made without trust in its proxy.
         """
+        if self._opened is None:
+            trust.check_without(policy)
         async with self._changing:
             proxy = self._outside.proxy
             if proxy.serves(self._id):
@@ -253,6 +280,7 @@ async def change(
     if live.network is not None:
         await live.network.set(policy)
     elif not policy.is_none:
+        trust.check_without(policy)
         await outside.open(live, policy, tenant)
 
 

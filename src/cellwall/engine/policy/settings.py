@@ -66,6 +66,9 @@ class EngineSettings:
     name_servers: tuple[str, ...] = ()
     """Name servers for sandboxes, as `address` or `address:port`; empty: as this machine
     resolves."""
+    network_authorities: str = ""
+    """Path of a PEM file with certificates of the operator's, by which the servers behind opened
+    TLS are verified beside this machine's authorities; empty: none."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -89,6 +92,11 @@ class EngineSettings:
             from cellwall.egress.addresses import AddressPolicy  # most engines list none
 
             AddressPolicy(self.network_addresses)  # UsageError on one that is no network
+        if self.network_authorities and not os.path.isfile(self.network_authorities):
+            raise UsageError(
+                f"settings: network_authorities: {self.network_authorities!r} is no file",
+                remedy="give the path of a PEM file",
+            )
         if set(self.trust) != set(TRUST_WORDS):
             odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
             raise UsageError(
@@ -103,7 +111,7 @@ class EngineSettings:
         `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
         `CELLWALL_TRUST` (`untrusted=kernel,trusted=process:allow`), `CELLWALL_ALLOW_PROCESS`,
         `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
-        and `CELLWALL_POOL_SIZE`.
+        `CELLWALL_NETWORK_AUTHORITIES` and `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
         names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
@@ -116,6 +124,7 @@ class EngineSettings:
             network=source.get("CELLWALL_NETWORK", "allow"),
             network_addresses=_listed(source.get("CELLWALL_NETWORK_ADDRESSES", "")),
             name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),
+            network_authorities=source.get("CELLWALL_NETWORK_AUTHORITIES", ""),
         )
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:

@@ -72,6 +72,8 @@ class Request:
     """Functions of the caller that the program may call as `tools.name(…)`."""
     network: object = None
     """What `NetworkPolicy.of` takes; None is no network. A compile stage never has one."""
+    secrets: object = None
+    """What `secrets_of` takes, such as a list of `Secret`; the values never enter the sandbox."""
 
     @property
     def isolation_request(self) -> IsolationRequest:

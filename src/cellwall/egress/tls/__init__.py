@@ -1,0 +1,1 @@
+"""What the egress proxy needs where it opens TLS: an authority, the two ends, and secrets."""
