@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from cellwall.model.files import Change, FileEntry
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
+    from cellwall.model.secret import Secret
     from cellwall.surface.tools.tools import Tool, ToolBox, ToolCall, ToolError
 
 __version__ = "0.1.0"
@@ -73,6 +74,7 @@ _HOMES = {
     "cellwall.model.files": ("Change", "FileEntry"),
     "cellwall.model.limits": ("Limits",),
     "cellwall.model.outcome": ("Isolation", "IsolationLevel", "Outcome", "Verdict"),
+    "cellwall.model.secret": ("Secret",),
     "cellwall.surface.tools.tools": ("Tool", "ToolBox", "ToolCall", "ToolError"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -106,6 +108,7 @@ __all__ = [
     "Sandbox",
     "SandboxBroken",
     "SandboxUnavailable",
+    "Secret",
     "ServerUnreachable",
     "Terminal",
     "Tool",

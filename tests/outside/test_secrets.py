@@ -21,8 +21,9 @@ from cellwall import Sandbox
 from cellwall.model.errors import UsageError
 from cellwall.model.secret import Secret
 from conftest import require_command
+from kit import command_line
 from kit.outside.servers import WebServer
-from kit.outside.world import World, certificate
+from kit.outside.world import LISTED, World, certificate
 
 pytestmark = pytest.mark.root
 
@@ -290,6 +291,26 @@ def test_a_new_proxy_has_a_new_authority_that_programs_trust(
 async def _pid(engine: Any) -> int:
     assert engine.outside.proxy.pid is not None
     return int(engine.outside.proxy.pid)
+
+
+def test_the_command_line_gives_a_secret(
+    outside: World, jail_mirror: Mirror, tmp_path: Path
+) -> None:
+    port, authority = jail_mirror.port, tmp_path / "authority.pem"
+    authority.write_text(outside.authority, encoding="ascii")
+    code = f"{ASK}\nprint(ask('https://web.test:{port}/cli', {{'X-Key': KEY}}))"
+    told = {
+        "CELLWALL_NETWORK_ADDRESSES": ",".join(LISTED),
+        "CELLWALL_NAME_SERVERS": outside.names.address,
+        "CELLWALL_NETWORK_AUTHORITIES": str(authority),
+        "MY_KEY": VALUE,
+    }
+    secret = f"API_KEY=env:MY_KEY@web.test:{port}"
+    done = command_line.start("run", "--json", "--secret", secret, "-c", code, **told)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stdout"].startswith("200")
+    assert jail_mirror.requests[-1][2]["X-Key"] == VALUE
+    assert VALUE not in done.stdout + done.stderr
 
 
 _FIND = '''

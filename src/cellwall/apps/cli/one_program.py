@@ -68,6 +68,12 @@ def _read(given: Mapping[str, Any]) -> Request:
         from cellwall.apps.cli.console.artifacts import place_of
 
         request.place = place_of(given["artifacts"], given["into"])
+    allow = given["allow"]
+    if given["secret"]:
+        from cellwall.apps.cli.console.secret_words import allowed_with, secrets_of_words
+
+        secrets = request.options["secrets"] = secrets_of_words(given["secret"])
+        allow = allow if given["network"] else allowed_with(allow, secrets)
     request.options.update(
         template=given["template"] or _template_of(request.language),
         stdin=_stdin(given["stdin"]),
@@ -82,7 +88,7 @@ def _read(given: Mapping[str, Any]) -> Request:
         start=given["start"],
         compile_options=given["compile_option"] or (),
         compile_limits=_pairs(given["compile_limit"], "--compile-limit") or None,
-        network=network_of(given["allow"], given["network"]),
+        network=network_of(allow, given["network"]),
     )
     return request
 

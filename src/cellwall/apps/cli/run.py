@@ -84,6 +84,14 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None,
         typer.Option(metavar="none|open", help="Instead of --allow: nothing, or every address."),
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=env:VAR@HOST",
+            help="Put the value of our variable VAR into requests to that host, which is allowed "
+            "with it; inside, NAME has a placeholder. Hosts with commas; repeatable.",
+        ),
+    ] = None,
     isolation: Annotated[
         str | None, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
     ] = None,

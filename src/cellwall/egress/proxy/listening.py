@@ -117,6 +117,8 @@ class Listening:
                 )
                 continue
             accepted.setblocking(False)
+            # Head and body of an answer are two pieces: the second must not wait for an ACK.
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._spawn(serve(self.network, accepted))
 
     def _pause(self, listener: socket.socket, serve: Serve) -> None:
