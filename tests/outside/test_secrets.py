@@ -9,6 +9,8 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from conftest import require_command
 from kit import command_line
 from kit.outside.servers import WebServer
 from kit.outside.world import LISTED, World, certificate
+from kit.places import ROOT
 
 pytestmark = pytest.mark.root
 
@@ -311,6 +314,14 @@ def test_the_command_line_gives_a_secret(
     assert json.loads(done.stdout)["stdout"].startswith("200")
     assert jail_mirror.requests[-1][2]["X-Key"] == VALUE
     assert VALUE not in done.stdout + done.stderr
+
+
+def test_the_documented_example_runs() -> None:
+    path = ROOT / "docs" / "snippets" / "network" / "a_secret.py"
+    done = subprocess.run(
+        [sys.executable, str(path)], check=False, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 _FIND = '''
