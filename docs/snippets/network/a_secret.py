@@ -7,8 +7,8 @@ key = Secret("API_KEY", VALUE, hosts=["api.example.org"])
 assert VALUE not in repr(key)
 
 with Sandbox(network=["api.example.org"], secrets=[key]) as sandbox:
-    shown = sandbox.run("import os; os.environ['API_KEY']").result
+    shown = sandbox.run("import os; print(os.environ['API_KEY'])").stdout
     assert shown.startswith("sk-proj-")  # clients that look at the form of a key are content
-    assert shown != VALUE
+    assert VALUE not in shown
     # What code inside sends to api.example.org has the placeholder in its header as far as the
     # egress proxy, and the value from there on.

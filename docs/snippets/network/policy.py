@@ -13,7 +13,7 @@ def fetch(url):
 
 with Sandbox(network=["example.org", "*.example.org:443"]) as sandbox:
     sandbox.run(FETCH)
-    print(sandbox.run("fetch('https://elsewhere.example.com/')").result)
+    print(sandbox.run("fetch('https://elsewhere.example.com/')").text)
     assert sandbox.network_usage().refused > 0
     assert sandbox.network_log()[0]["host"] == "elsewhere.example.com"
 
