@@ -75,12 +75,14 @@ class AsyncClient(AsyncClosing):
         compile_options: Sequence[str] = (),
         compile_limits: Limits | Mapping[str, Any] | None = None,
         network: object = None,
+        secrets: Sequence[str] = (),
         on_event: OnEvent | None = None,
         tools: Tools | None = None,
     ) -> Execution:
         """Run `code` once in a fresh sandbox and return the execution.
 
-        `tools`: functions of this process that it may call as `tools.name(…)`.
+        `tools`: functions of this process that it may call as `tools.name(…)`. `secrets`: names of
+        secrets that the server keeps.
         """
         box = box_of(tools)
         body = _program(
@@ -104,6 +106,7 @@ class AsyncClient(AsyncClosing):
             compile_options=compile_options,
             compile_limits=compile_limits,
             network=network,
+            secrets=secrets,
         )
         body |= asking.tools(None if box is None else box.manifest)
         attempt = Attempt(self._transport, "/execute", body, tools=box)
@@ -141,12 +144,13 @@ class AsyncClient(AsyncClosing):
         metadata: Mapping[str, str] | None = None,
         tools: Tools | None = None,
         network: object = None,
+        secrets: Sequence[str] = (),
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
         `tools`: functions of this process that its code may call as `tools.name(…)`; only
         executions started by this object may call them. `network`: where it may connect to, such as
-        `["example.org"]`; None is no network.
+        `["example.org"]`; None is no network. `secrets`: names of secrets that the server keeps.
         """
         box = box_of(tools)
         body = {
@@ -156,6 +160,7 @@ class AsyncClient(AsyncClosing):
                 name=name,
                 metadata=None if metadata is None else dict(metadata),
                 network=asking.network(network),
+                secrets=asking.secrets(secrets),
             ),
             **_place(template, (runtime, isolation, trust), demand_hard, start),
         }
@@ -226,6 +231,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     compile_options: Sequence[str] = (),
     compile_limits: Limits | Mapping[str, Any] | None = None,
     network: object = None,
+    secrets: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the request body for one program."""
     wanted = asking.limits(limits)
@@ -243,6 +249,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
             artifacts=artifacts,
             compile_limits=asking.limits(compile_limits),
             network=asking.network(network),
+            secrets=asking.secrets(secrets),
         ),
         **_place(template, (runtime, isolation, trust), demand_hard, start),
         "compile_options": asking.words(compile_options, "compile_options"),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.parts.network import Outside
-from cellwall.engine.parts.trust import Egress
+from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
@@ -135,6 +135,8 @@ class Engine:
         self._no_caller = asyncio.Event()
         self._no_caller.set()
         self._is_open = True
+        self.find_secrets: FindSecrets = no_stored_secrets
+        """How secrets are found that a request names; a server with a store has some."""
         self.on_taken_out: Callable[[str, str], None] = lambda _name, _reason: None
         """Callback with the name of a runtime that broke while it was in use, and the reason; the
         runtime is probed anew."""
@@ -208,7 +210,9 @@ class Engine:
         again for another sandbox, if the first one ended before the program began.
         """
         with self._calling():
-            egress = self._egress(request.network, request.secrets, request.env, request.trust)
+            policy = self.outside.checked(request.network, request.trust)
+            secrets = await self._secrets(request.secrets, request.tenant)
+            egress = Egress.of(policy, secrets, request.env or {})
             watch = _Watch(on_event, on_start, before_code, request.trust, egress)
             return await self._execute(request, watch)
 
@@ -266,10 +270,15 @@ class Engine:
         execution = await self._anew(runtime, spec, watch, run)
         return execution if compilation is None else replace(execution, compilation=compilation)
 
-    def _egress(
-        self, network: object, secrets: object, env: Mapping[str, str] | None, trust: str | None
-    ) -> Egress:
-        return Egress.of(self.outside.checked(network, trust), secrets, env or {})
+    async def _secrets(self, given: object, tenant: str) -> object:
+        """Return secrets with those of a store in the place of their names."""
+        if not isinstance(given, (list, tuple)):
+            return given
+        names = [each for each in given if isinstance(each, str)]
+        if not names:
+            return given
+        stored = await self.find_secrets(tenant, names)
+        return [*stored, *(each for each in given if not isinstance(each, str))]
 
     async def _anew(
         self,
@@ -380,11 +389,13 @@ class Engine:
         `trusted`) stands for one. `floor` is the operator's demand on this tenant. `tools`:
         functions of this process that its Python code may call as `tools.name(…)`. `network`:
         what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `secrets`:
-        what `secrets_of` takes, a list of `Secret`, whose values never enter the sandbox.
+        what `secrets_of` takes, a list of `Secret`, whose values never enter the sandbox, or
+        names of stored ones.
         `tenant`: whose it is, for the records of its connections.
         """
         box = box_of(tools)
-        egress = self._egress(network, secrets, env, trust)
+        policy = self.outside.checked(network, trust)
+        egress = Egress.of(policy, await self._secrets(secrets, tenant), env or {})
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)

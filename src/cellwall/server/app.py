@@ -30,6 +30,7 @@ from cellwall.server.routes import (
     ports,
     quota,
     sandboxes,
+    secrets,
     signed,
     terminal,
     tool_calls,
@@ -61,6 +62,7 @@ _HANDLERS: tuple[Endpoint, ...] = (
     *quota.ENDPOINTS,
     *webhooks.ENDPOINTS,
     *keys.ENDPOINTS,
+    *secrets.ENDPOINTS,
     *health.ENDPOINTS,
 )
 ENDPOINTS: tuple[Endpoint, ...] = (*_HANDLERS, *pages.Pages(_HANDLERS).endpoints)

@@ -41,6 +41,7 @@ from cellwall.server.http.connections import Connections
 from cellwall.server.http.vocabulary import words_of
 from cellwall.server.observability.observer import Observer
 from cellwall.server.observability.redaction import Redactor
+from cellwall.server.secrets.vault import Vault
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class State:
         self.keys = keys
         self.store = store
         self.stored_keys = None if store is None else StoredKeys(store, keys)
+        self.vault = (
+            None if store is None else Vault(store, engine.state_dir, settings.secrets_key_file)
+        )
+        if self.vault is not None:
+            engine.find_secrets = self.vault.find
         self.failures = Failures()
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)

@@ -31,6 +31,7 @@ from cellwall.store.records.rows import (
     Recovery,
     ReplayRow,
     SandboxRow,
+    SecretRow,
 )
 from cellwall.store.records.write_statements import KEYS_VERSION
 from cellwall.store.writer import Writer
@@ -242,6 +243,10 @@ class Store:
     async def keys(self) -> list[KeyRow]:
         """Return every key, oldest first; also the revoked and the expired ones."""
         return await self._read("read keys", queries.keys)
+
+    async def secrets(self, tenant: str) -> list[SecretRow]:
+        """Return a tenant's secrets by name, with their values encrypted."""
+        return await self._read("read secrets", partial(queries.secrets, tenant=tenant))
 
     async def version(self) -> str:
         """Return a token that changes when a key does, whichever process changed it."""

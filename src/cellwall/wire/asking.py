@@ -81,6 +81,20 @@ def network(value: object) -> Body | None:
     return None if value is None else NetworkPolicy.of(value).as_json()
 
 
+def secrets(value: Sequence[str]) -> list[str] | None:
+    """Return names of stored secrets; None for none.
+
+    SECURITY: a value is never part of a request that runs something, because those are written
+    down.
+    """
+    if isinstance(value, (str, bytes)) or not all(isinstance(each, str) for each in value):
+        raise UsageError(
+            "secrets: over HTTP they are given by name",
+            remedy="set them with `cellwall secrets set`, or PUT /secrets/NAME, and give names",
+        )
+    return [*value] or None
+
+
 def files(value: Mapping[str, str | bytes] | None) -> Body | None:
     """Return input files by name."""
     return None if value is None else {path: _file(path, data) for path, data in value.items()}

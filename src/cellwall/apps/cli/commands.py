@@ -37,6 +37,7 @@ _GROUPS = {
     "audit": "audit",
     "settings": "settings",
     "keys": "keys",
+    "secrets": "secrets",
     "jail": "jail_explain",
 }
 """Groups of commands: the module of each, which has an `app`."""

@@ -6,7 +6,6 @@ the key alone, shown this once; no other command can show it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cellwall.apps.cli.console import table
-from cellwall.apps.cli.console.extras import check_server
+from cellwall.apps.cli.console.server_store import Config, Where, with_store
 from cellwall.apps.cli.console.terminal import complain
 from cellwall.model.errors import UsageError
 
@@ -35,13 +34,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-Where = Annotated[
-    str | None, typer.Option("--store", help="URL of the server's store; default: as `serve`.")
-]
-Config = Annotated[
-    Path | None, typer.Option(envvar="CELLWALL_CONFIG", help="The server's settings, as TOML.")
-]
 
 
 @app.command("create")
@@ -117,24 +109,7 @@ def life(text: str) -> float:
 
 
 def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
-    check_server()
-    from cellwall.apps.settings_loader import load
-    from cellwall.apps.store_place import open_store, store_url
-    from cellwall.engine.templates.store import state_dir
-
-    settings = load(config, {"store": url}).server
-    where = store_url(settings, state_dir())
-    if where is None:
-        raise UsageError("keys: that server keeps nothing", remedy="name a store with --store")
-
-    async def opened() -> T:
-        store = await open_store(where)
-        try:
-            return await work(store)
-        finally:
-            await store.aclose()
-
-    return asyncio.run(opened())
+    return with_store("keys", url, config, lambda store, _settings: work(store))
 
 
 def _shown(row: KeyRow) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,6 +45,18 @@ _BUNDLE_VARIABLES = (
 )
 _WORD = "changeit"
 """Password of the file for Java, which refuses one without."""
+
+
+FindSecrets = Callable[[str, Sequence[str]], Awaitable[list["Secret"]]]
+"""Function that returns secrets of a tenant by their names."""
+
+
+async def no_stored_secrets(_tenant: str, names: Sequence[str]) -> list[Secret]:
+    """Raise `UsageError`: an engine has no store of its own."""
+    raise UsageError(
+        f"secrets: {names[0]!r:.60} is a name, and nothing is stored here",
+        remedy="give Secret(name, value, hosts=[…]), or ask a server that keeps secrets",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,7 @@ def check_without(policy: NetworkPolicy) -> None:
 
 async def install(live: ClaimedSandbox, certificate: str) -> None:
     """Write the files that the variables name. Raises what the guest's channel does."""
+    live.channel.may_hold = False  # only the first that a guest hears can be held
     bundle = _this_machines() + certificate.encode("ascii")
     java = await asyncio.to_thread(_java_store, certificate)
     for path, content in ((BUNDLE, bundle), (_JAVA, java)):

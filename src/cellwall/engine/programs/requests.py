@@ -73,7 +73,8 @@ class Request:
     network: object = None
     """What `NetworkPolicy.of` takes; None is no network. A compile stage never has one."""
     secrets: object = None
-    """What `secrets_of` takes, such as a list of `Secret`; the values never enter the sandbox."""
+    """What `secrets_of` takes, such as a list of `Secret`, or names of those that a server keeps.
+    The values never enter the sandbox."""
 
     @property
     def isolation_request(self) -> IsolationRequest:

@@ -86,6 +86,9 @@ class ServerSettings:
     journal: bool = True
     """A store of `sqlite` has a journal in front, which makes an execution durable in less time;
     `false`: each write goes to the database alone. PostgreSQL never has one."""
+    secrets_key_file: str = ""
+    """Path of the file with the key of stored secrets, 64 hexadecimal digits, which the server's
+    user alone may read; empty: `secrets.key` in the state directory, made at its first use."""
     webhooks: bool = False
     """Callers may name a URL that is told of the end of an execution; only public addresses."""
     webhook_networks: tuple[str, ...] = ()

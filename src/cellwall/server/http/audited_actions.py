@@ -50,6 +50,8 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", f"{_BOX}/ports/sign"): "port.sign",
     ("POST", "/keys"): "key.create",
     ("DELETE", "/keys/{key_id}"): "key.revoke",
+    ("PUT", "/secrets/{name}"): "secret.set",
+    ("DELETE", "/secrets/{name}"): "secret.remove",
 }
 """Actions that are written to the audit before the handler runs."""
 

@@ -116,6 +116,9 @@ class _Placed(StrictModel):
         "none", description="Where it may connect to: nothing, rules, or `open` if permitted."
     )
     env: Environment | None = None
+    secrets: Annotated[list[Name], Field(max_length=32)] = Field(
+        [], description="Names of the tenant's secrets; inside, variables have placeholders."
+    )
 
     @model_validator(mode="after")
     def _one_runtime(self) -> _Placed:
@@ -287,6 +290,22 @@ class KeyBody(StrictModel):
     name: Name | None = None
     expires_s: Seconds | None = Field(
         None, description="Seconds from now until it ends; without it, when it is revoked."
+    )
+
+
+class SecretBody(StrictModel):
+    """A secret, which is bound to hosts and never shown."""
+
+    value: Annotated[str, Field(max_length=4096)] = Field(
+        description="8 to 4096 printable ASCII characters.",
+        json_schema_extra={"writeOnly": True},
+    )
+    hosts: Annotated[list[Annotated[str, Field(max_length=300)]], Field(max_length=64)] = Field(
+        description="Names of hosts that get it over TLS, with `:PORT` unless it is 443; `http://` "
+        "before one means a server without TLS."
+    )
+    places: list[Literal["header", "query", "basic"]] | None = Field(
+        None, description="Where in a request it may stand; without this, in all of these."
     )
 
 

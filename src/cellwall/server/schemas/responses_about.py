@@ -189,6 +189,21 @@ class Key(Shown):
     source: Literal["store", "configuration"]
 
 
+class Secret(Shown):
+    """A secret, without its value."""
+
+    name: str
+    hosts: list[str]
+    places: list[Literal["header", "query", "basic"]]
+    changed_at: str
+
+
+class Secrets(Shown):
+    """A tenant's secrets, by name."""
+
+    secrets: list[Secret]
+
+
 class Keys(Shown):
     """The API keys, oldest first."""
 

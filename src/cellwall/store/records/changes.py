@@ -18,6 +18,7 @@ from cellwall.store.records.rows import (
     KeyRow,
     ReplayRow,
     SandboxRow,
+    SecretRow,
 )
 
 
@@ -106,6 +107,21 @@ class RevokeKey:
 
 
 @dataclass(frozen=True, slots=True)
+class PutSecret:
+    """A secret, in the place of one with its name."""
+
+    row: SecretRow
+
+
+@dataclass(frozen=True, slots=True)
+class DropSecret:
+    """A secret is there no longer."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class PutFact:
     """A fact about the whole store, by name."""
 
@@ -135,6 +151,8 @@ Change = (
     | EndSandbox
     | PutKey
     | RevokeKey
+    | PutSecret
+    | DropSecret
     | PutFact
     | AppendAudit
 )

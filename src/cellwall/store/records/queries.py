@@ -19,6 +19,7 @@ from cellwall.store.records.rows import (
     KeyRow,
     ReplayRow,
     SandboxRow,
+    SecretRow,
 )
 
 _executions, _events, _audit = schema.executions, schema.events, schema.audit
@@ -39,6 +40,7 @@ _CHUNKS = (
 )
 _SANDBOXES = select(schema.sandboxes).order_by(schema.sandboxes.c.created_at)
 _KEYS = select(schema.keys).order_by(schema.keys.c.created_at)
+_SECRETS = select(schema.secrets).order_by(schema.secrets.c.name)
 _REPLAY = select(schema.replays).where(
     schema.replays.c.tenant == bindparam("a_tenant"), schema.replays.c.key == bindparam("a_key")
 )
@@ -120,6 +122,12 @@ def kept(connection: Connection, above: int) -> list[KeptRow]:
 def keys(connection: Connection) -> list[KeyRow]:
     """Return every key, oldest first; also the revoked and the expired ones."""
     return [KeyRow(**row._mapping) for row in connection.execute(_KEYS)]
+
+
+def secrets(connection: Connection, tenant: str) -> list[SecretRow]:
+    """Return a tenant's secrets, by name."""
+    statement = _SECRETS.where(schema.secrets.c.tenant == tenant)
+    return [SecretRow(**row._mapping) for row in connection.execute(statement)]
 
 
 def replay(connection: Connection, tenant: str, key: str) -> ReplayRow | None:

@@ -7,7 +7,7 @@ strict JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ExecutionState = Literal["queued", "running", "ended"]
@@ -87,6 +87,19 @@ class KeyRow:
     created_at: float
     expires_at: float | None = None
     revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRow:
+    """One secret of a tenant; its value is encrypted."""
+
+    tenant: str
+    name: str
+    facts: Json
+    """What may be shown of it: its hosts and places."""
+    sealed: bytes = field(repr=False)
+    """The value, encrypted, and only for this tenant, name and facts."""
+    changed_at: float
 
 
 @dataclass(frozen=True, slots=True)

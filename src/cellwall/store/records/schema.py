@@ -27,7 +27,7 @@ from sqlalchemy.types import TypeDecorator
 
 from cellwall.store.records.rows import Json
 
-VERSION = "v0001"
+VERSION = "v0002"
 """The Alembic revision that `tables` show."""
 
 
@@ -132,6 +132,16 @@ keys = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),
+)
+
+secrets = Table(
+    "secrets",
+    tables,
+    Column("tenant", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("facts", JsonText, nullable=False),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("changed_at", Double, nullable=False),
 )
 
 audit = Table(

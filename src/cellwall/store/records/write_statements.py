@@ -38,12 +38,15 @@ KEYS_VERSION = "keys_version"
 def _upserts(name: str) -> dict[str, Executable]:
     build = postgresql.insert if name == "postgresql" else sqlite.insert
     replay, shown, fact = build(schema.replays), build(schema.sandboxes), build(schema.facts)
+    secret = build(schema.secrets)
+    changed = {column: secret.excluded[column] for column in ("facts", "sealed", "changed_at")}
     kept = {column: replay.excluded[column] for column in ("digest", "kind", "thing_id", "at")}
     return {
         "replay": replay.on_conflict_do_update(index_elements=["tenant", "key"], set_=kept),
         "sandbox": shown.on_conflict_do_update(
             index_elements=["id"], set_={"shown": shown.excluded.shown}
         ),
+        "secret": secret.on_conflict_do_update(index_elements=["tenant", "name"], set_=changed),
         "fact": fact.on_conflict_do_update(
             index_elements=["name"], set_={"value": fact.excluded.value}
         ),
@@ -83,6 +86,10 @@ _REVOKE = (
     .where(_keys.c.digest == bindparam("a_digest"), _keys.c.revoked_at.is_(None))
     .values(revoked_at=bindparam("at"))
 )
+_DROP_SECRET = delete(schema.secrets).where(
+    schema.secrets.c.tenant == bindparam("a_tenant"), schema.secrets.c.name == bindparam("a_name")
+)
+_LANES = ("accept", "start", "end", "events", "replays", "sandboxes", "keys", "secrets")
 _AUDIT = insert(schema.audit)
 _AUDIT_HEAD = (
     select(schema.audit.c.seq, schema.audit.c.hash).order_by(schema.audit.c.seq.desc()).limit(1)
@@ -104,12 +111,7 @@ class _Plan:
     """Runs in the order in which they are sent; rows of different lanes are independent."""
 
     dialect: str
-    lanes: dict[str, list[_Run]] = field(
-        default_factory=lambda: {
-            name: []
-            for name in ("accept", "start", "end", "events", "replays", "sandboxes", "keys")
-        }
-    )
+    lanes: dict[str, list[_Run]] = field(default_factory=lambda: {name: [] for name in _LANES})
     records: list[change.AppendAudit] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
 
@@ -197,6 +199,15 @@ def _revoke_key(plan: _Plan, it: change.RevokeKey) -> None:
     plan.facts[KEYS_VERSION] = secrets.token_hex(8)
 
 
+def _put_secret(plan: _Plan, it: change.PutSecret) -> None:
+    values = _values_of(it.row, schema.secrets)
+    plan.add("secrets", _Run(_UPSERTS[plan.dialect]["secret"], [values]))
+
+
+def _drop_secret(plan: _Plan, it: change.DropSecret) -> None:
+    plan.add("secrets", _Run(_DROP_SECRET, [{"a_tenant": it.tenant, "a_name": it.name}]))
+
+
 def _put_fact(plan: _Plan, it: change.PutFact) -> None:
     plan.facts[it.name] = it.value
 
@@ -216,6 +227,8 @@ _PLANNERS: dict[type, Callable[[_Plan, Any], None]] = {
     change.EndSandbox: _end_sandbox,
     change.PutKey: _put_key,
     change.RevokeKey: _revoke_key,
+    change.PutSecret: _put_secret,
+    change.DropSecret: _drop_secret,
     change.PutFact: _put_fact,
     change.AppendAudit: _append_audit,
 }
