@@ -301,8 +301,8 @@ class SecretBody(StrictModel):
         json_schema_extra={"writeOnly": True},
     )
     hosts: Annotated[list[Annotated[str, Field(max_length=300)]], Field(max_length=64)] = Field(
-        description="Names of hosts that get it over TLS, with `:PORT` unless it is 443; `http://` "
-        "before one means a server without TLS."
+        description="Names of hosts that get it over TLS, with `:PORT` unless it is 443. A "
+        "scheme of http before one means a server without TLS."
     )
     places: list[Literal["header", "query", "basic"]] | None = Field(
         None, description="Where in a request it may stand; without this, in all of these."
