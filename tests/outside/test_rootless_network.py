@@ -4,11 +4,13 @@ that enters the user's own namespaces, and the proxy has the user's id and no ca
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from kit.outside.name_server import NameServer
 from kit.outside.servers import HOST, OUTSIDE, Sink, WebServer
+from kit.outside.world import certificate
 from kit.unprivileged import SHARING_ITS_ID, OrdinaryUser
 
 # The user builds its own template first: half a minute.
@@ -17,15 +19,17 @@ pytestmark = [pytest.mark.rootless, pytest.mark.attack, pytest.mark.timeout(180)
 _PROGRAM = """
 import json, sys
 from functools import partial
-from cellwall import EngineSettings, Sandbox
+from cellwall import EngineSettings, Sandbox, Secret
 from cellwall.embedded import Runner
 from cellwall.engine.engine import Engine
 from pathlib import Path
 
 port, host, names = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+tls_port, authorities = int(sys.argv[4]), Path("authorities.pem").absolute()
+authorities.write_text(sys.argv[5])
 settings = EngineSettings(
     network="open", network_addresses=("127.0.1.0/24",), name_servers=(names,),
-    pool_min=0, pool_max=0,
+    network_authorities=str(authorities), pool_min=0, pool_max=0,
 )
 runner = Runner(partial(Engine, settings=settings))
 get = '''
@@ -51,6 +55,11 @@ with Sandbox(runner=runner, network=[f"web.test:{port}"]) as sandbox:
     async def pid(engine): return engine.outside.proxy.pid
     number = runner.call(lambda engine, _put: pid(engine))
     said["status"] = Path(f"/proc/{number}/status").read_text()
+secret = Secret("KEY", "a-value-of-an-ordinary-user", hosts=[f"web.test:{tls_port}"])
+with Sandbox(runner=runner, network=[f"web.test:{tls_port}"], secrets=[secret]) as sandbox:
+    sandbox.run(get)
+    code = f"import os; print(get('https://web.test:{tls_port}/?k=' + os.environ['KEY']))"
+    said["opened"] = sandbox.run(code).stdout.strip()
 with Sandbox(runner=runner) as sandbox:
     sandbox.run(get)
     said["none"] = sandbox.run(f"print(get('http://web.test:{port}/'))").stdout.strip()
@@ -60,21 +69,25 @@ print(json.dumps(said))
 
 
 @pytest.mark.parametrize("before", ["", SHARING_ITS_ID], ids=["usual", "shared id"])
-def test_an_ordinary_users_sandbox_reaches_what_its_policy_names(before: str) -> None:
+def test_an_ordinary_users_sandbox_reaches_what_its_policy_names(
+    before: str, tmp_path: Path
+) -> None:
     names = {"web.test": [OUTSIDE], "other.test": [OUTSIDE], "inner.test": [HOST]}
     with (
         OrdinaryUser() as user,
         WebServer() as web,
+        WebServer(certificate(tmp_path, "web.test")) as tls_web,
         Sink(address=HOST) as host,
         NameServer(names) as server,
     ):
-        done = user.run(
-            before + _PROGRAM, str(web.port), str(host.port), server.address, timeout_s=150
-        )
+        words = [str(web.port), str(host.port), server.address, str(tls_web.port)]
+        words.append((tmp_path / "certificate.pem").read_text(encoding="ascii"))
+        done = user.run(before + _PROGRAM, *words, timeout_s=150)
         assert done.code == 0, done.stderr
         said = json.loads(done.stdout)
         assert host.connections == 0
         assert len(web.requests) == 1
+        assert [each[1] for each in tls_web.requests] == ["/?k=a-value-of-an-ordinary-user"]
         uid = user.uid
     status = dict(line.split(":\t", 1) for line in said.pop("status").splitlines() if ":\t" in line)
     assert set(status["Uid"].split()) == {str(uid)}
@@ -86,5 +99,6 @@ def test_an_ordinary_users_sandbox_reaches_what_its_policy_names(before: str) ->
         "address": "403",
         "host": "URLError",
         "udp": "PermissionError",
+        "opened": "200",
         "none": "URLError",
     }

@@ -6,6 +6,7 @@ With a witness outside that records what it got.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import signal
@@ -250,6 +251,69 @@ def test_methods_and_paths_are_looked_at_in_tls(any_outside: World, mirror: Mirr
     assert by_path.startswith("403")
     assert by_host.startswith("403")
     assert "names another server in its Host header" in by_host
+
+
+_RAW = """
+import socket, ssl
+def raw(port, name, said, **versions):
+    context = ssl.create_default_context()
+    context.check_hostname = name is not None
+    for each, version in versions.items():
+        setattr(context, each, version)
+    try:
+        with socket.create_connection(("web.test", port), 5) as held:
+            with context.wrap_socket(held, server_hostname=name) as over:
+                over.sendall(said)
+                data, found = b"", over.getpeercert()["subjectAltName"]
+                while piece := over.recv(4096):
+                    data += piece
+                return f"{found} {data.decode('latin-1')}"
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+"""
+
+
+def test_an_opened_connection_is_for_the_allowed_name_alone(
+    any_outside: World, mirror: Mirror
+) -> None:
+    port, before = mirror.port, len(mirror.requests)
+    head = "b'GET /raw HTTP/1.1\\r\\nHost: web.test\\r\\nConnection: close\\r\\n"
+    plain = f"{head}\\r\\n'"
+    lengths = f"{head}Content-Length: 4\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n0\\r\\n\\r\\n'"
+    rules = [f"web.test:{port}", f"other.test:{port}"]
+    with any_outside.sandbox(rules, secrets=[secret_for(port)]) as sandbox:
+        sandbox.run(_RAW)
+        named, unnamed, old, other, two = said(
+            sandbox,
+            f"raw({port}, 'web.test', {plain})",
+            f"raw({port}, None, {plain})",
+            f"raw({port}, 'web.test', {plain}, maximum_version=ssl.TLSVersion.TLSv1_2)",
+            f"raw({port}, 'other.test', {plain})",
+            f"raw({port}, 'web.test', {lengths})",
+        )
+    for found in (named, unnamed, old):
+        assert found.startswith("(('DNS', 'web.test'),) HTTP/1.1 200"), found
+    assert "access denied" in other.lower()
+    assert "HTTP/1.1 400" in two
+    assert len(mirror.requests) == before + 3
+
+
+def test_much_passes_through_an_opened_connection_as_it_is(outside: World) -> None:
+    """Both ways, in many pieces, and the value wherever the server puts it."""
+    page = os.urandom(1 << 20) * 6 + VALUE.encode() + b"x" * 70_000 + VALUE.encode()
+    with WebServer(outside.tls, pages={"/page": page}) as server:
+        port = server.port
+        secret = secret_for(port)
+        with outside.sandbox([f"web.test:{port}"], secrets=[secret]) as sandbox:
+            done = sandbox.run(
+                f"{ASK}\nimport hashlib\n"
+                "open_url = urllib.request.urlopen\n"
+                f"data = open_url('https://web.test:{port}/page', timeout=20).read()\n"
+                f"up = urllib.request.Request('https://web.test:{port}/up', b'y' * (5 << 20))\n"
+                "print(hashlib.sha256(data).hexdigest(), open_url(up).read().decode())"
+            )
+    hidden = page.replace(VALUE.encode(), secret.placeholder.encode())
+    assert done.stdout.split() == [hashlib.sha256(hidden).hexdigest(), "POST", "/up", f"{5 << 20}"]
 
 
 def test_bad_input_is_refused_before_anything_starts(any_outside: World) -> None:
