@@ -38,6 +38,7 @@ _VERSION = {
     "both": re.compile(r"\d+(?:\.\d+){0,2}", re.ASCII),
 }
 _CLAUSE = re.compile(r"\s*(==|!=|>=|<=|~=|>|<)\s*([^\s,]+)\s*")
+_TWO_PARTS = re.compile(r"(?:\d+!)?\d+\.\d")
 _RULE = re.compile(r"(?:(pypi|npm):)?\s*([^\s<>=!~,;\[]+)\s*(.*)", re.DOTALL)
 _ORDERED = {"<", ">", "<=", ">="}
 
@@ -196,7 +197,7 @@ def _checked(text: str, operator: str, version: str, registry: Registry | None) 
         version_alone, is_local_prefix = version, operator in _ORDERED and "+" in version
     if not _VERSION[registry or "both"].fullmatch(version_alone) or is_local_prefix:
         raise _wrong_rule(text, f"{version!r} is no version for {operator}")
-    if operator == "~=" and (registry == "npm" or "." not in version or "+" in version):
+    if operator == "~=" and (registry == "npm" or "+" in version or not _TWO_PARTS.match(version)):
         raise _wrong_rule(text, f"~={version} names no range")
     return operator, version
 
