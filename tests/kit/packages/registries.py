@@ -57,10 +57,14 @@ class Registry:
         made: Made,
         *,
         with_hash: bool = True,
+        metadata: object = True,
         age_days: float | None = None,
         **fields: object,
     ) -> str:
-        """List a Python file, with more fields of PEP 691; return the file's path."""
+        """List a Python file, with more fields of PEP 691; return the file's path.
+
+        `metadata` is what the page says of it, True or digests.
+        """
         path = f"/files/{made.file_name}"
         entry = {
             "filename": made.file_name,
@@ -72,7 +76,7 @@ class Registry:
         if age_days is not None:
             entry["upload-time"] = days_ago(age_days)
         if made.metadata:
-            entry.setdefault("core-metadata", True)
+            entry["core-metadata"] = metadata
             self.replies[f"{path}.metadata"] = Reply(made.metadata)
         self.replies[path] = Reply(made.content)
         name = made.name.lower().replace("_", "-").replace(".", "-")
@@ -152,8 +156,9 @@ def running() -> Iterator[Registry]:
                 self.end_headers()
                 self.wfile.write(reply.content)
                 return
+            # So that what breaks off, ends.
+            self.close_connection = True
             if "Content-Length" not in reply.headers:
-                self.close_connection = True
                 self.send_header("Connection", "close")
             self.end_headers()
             for piece in reply.pieces():

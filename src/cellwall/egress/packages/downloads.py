@@ -237,8 +237,11 @@ class Downloads:
         return own
 
     async def aclose(self) -> None:
-        """Break off what is under way."""
-        await self._tasks.cancel()
+        """Break off what is under way; what is checked is kept first."""
+        for download in list(self._running.values()):
+            if download.task is not None and not download.is_checked:
+                download.task.cancel()
+        await self._tasks.wait_empty()
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def test_credentials_follow_no_link_and_no_redirect_to_another_origin(
     registry: Registry, other: Registry, tmp_path: Path
 ) -> None:
     other.replies["/file"] = Reply(DEP.content)
-    registry.add(DEP, url=other.url("/file"), **{"core-metadata": False})
+    registry.add(DEP, url=other.url("/file"), metadata=False)
     away = other.url("/simple/away/")
     registry.replies["/simple/away/"] = Reply(b"", 302, {"Location": away})
 

@@ -87,23 +87,11 @@ def test_source_and_size() -> None:
 
 
 def test_versions_of_npm_are_in_the_order_of_their_standard() -> None:
-    ordered = [
-        "0.9.0",
-        "1.0.0-1",
-        "1.0.0-alpha",
-        "1.0.0-alpha.1",
-        "1.0.0-alpha.beta",
-        "1.0.0-beta",
-        "1.0.0-beta.2",
-        "1.0.0-beta.11",
-        "1.0.0-rc.1",
-        "1.0.0",
-        "1.0.1",
-        "1.2.0",
-        "1.10.0",
-        "2.0.0",
-    ]
-    assert sorted(reversed(ordered), key=semver.order) == ordered
+    early = ["1", "alpha", "alpha.1", "alpha.beta", "beta", "beta.2", "beta.11", "rc.1"]
+    ordered = ["0.9.0", *(f"1.0.0-{each}" for each in early), "1.0.0", "1.0.1", "1.2.0", "1.10.0"]
+    as_text = sorted(ordered)
+    assert as_text != ordered
+    assert sorted(as_text, key=semver.order) == ordered
     assert semver.is_early("1.0.0-rc.1")
     assert not semver.is_early("1.0.0+x-y")
 
