@@ -19,6 +19,7 @@ The invariant: a page and the file behind it are judged alike, each time, by the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import ssl
@@ -34,7 +35,6 @@ from cellwall.egress.packages.listings.listing import Listed, Page
 from cellwall.egress.packages.listings.paths import (
     Ask,
     PackageFile,
-    Packument,
     SimplePage,
     ask_of,
 )
@@ -46,6 +46,7 @@ from cellwall.egress.packages.upstream import Upstream
 from cellwall.egress.posting import Resolve
 from cellwall.model.packages import PackagePolicy
 
+_THREAD_FROM_FILES = 500
 _METADATA_BYTES = 4 * 1024 * 1024
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\])(?::\d{1,5})?", re.ASCII)
 _NOT_KEPT = ("Cache-Control", "no-store")
@@ -148,9 +149,12 @@ class Broker:
         known = await self._known(ask, policy)
         if isinstance(ask, PackageFile):
             return await self._file(ask, known, policy, is_head=request.method == "HEAD")
-        if isinstance(ask, SimplePage):
-            return self._simple(ask, known, policy, request.headers)
-        return self._packument(ask, known, policy, request.headers.get("host", ""))
+        # The largest pages take 50 ms to write; the loop relays on meanwhile.
+        is_large = isinstance(known, Known) and len(known.page.files) > _THREAD_FROM_FILES
+        make = self._simple if isinstance(ask, SimplePage) else self._packument
+        if is_large:
+            return await asyncio.to_thread(make, ask.name, known, policy, request.headers)
+        return make(ask.name, known, policy, request.headers)
 
     async def _known(self, ask: Ask, policy: PackagePolicy) -> Known | Refusal:
         """Return the page of a name, or why there is none for this policy."""
@@ -184,17 +188,13 @@ class Broker:
     # ── pages ─────────────────────────────────────────────────────────────────────────────────
 
     def _simple(
-        self,
-        ask: SimplePage,
-        known: Known | Refusal,
-        policy: PackagePolicy,
-        headers: Mapping[str, str],
+        self, name: str, known: Known | Refusal, policy: PackagePolicy, headers: Mapping[str, str]
     ) -> BrokerAnswer:
         is_pip = headers.get("user-agent", "").startswith("pip/")
         if isinstance(known, Refusal):
             if not is_pip:
                 return _said(known.on_a_page, known.sentence)
-            listed = [offers.stand_in(ask.name, known.words)]
+            listed = [offers.stand_in(name, known.words)]
             fields: Headers = (_NOT_KEPT,)
         else:
             refused = self._refused(known.page, policy)
@@ -203,31 +203,31 @@ class Broker:
                 listed += offers.hint(known.page, refused)
             fields = (_ASK_AGAIN, *_staleness(known))
         media_type, write = offers.negotiated(headers.get("accept", ""))
-        return BrokerAnswer(
-            200, "OK", (("Content-Type", media_type), *fields), write(ask.name, listed)
-        )
+        content = write(name, listed)
+        return BrokerAnswer(200, "OK", (("Content-Type", media_type), *fields), content)
 
     def _refused(self, page: Page, policy: PackagePolicy) -> dict[str, str]:
         """Return why a file is refused, by name, of those that are."""
         judge, now = Judge(policy, page.registry, page.name), self._clock()
-        found = ((name, judge.refusal(each.release, now)) for name, each in page.files.items())
-        return {name: why for name, why in found if why is not None}
+        found = ((file, judge.refusal(each.release, now)) for file, each in page.files.items())
+        return {file: why for file, why in found if why is not None}
 
     def _packument(
-        self, ask: Packument, known: Known | Refusal, policy: PackagePolicy, host: str
+        self, name: str, known: Known | Refusal, policy: PackagePolicy, headers: Mapping[str, str]
     ) -> BrokerAnswer:
         if isinstance(known, Refusal):
             return _npm_refusal(known)
         by_file = self._refused(known.page, policy)
-        refused = {known.page.files[name].release.version: why for name, why in by_file.items()}
+        refused = {known.page.files[file].release.version: why for file, why in by_file.items()}
         if len(refused) == len(known.page.files):
-            said = sentences.of_versions(ask.name, npm_page.newest_first(refused))
+            said = sentences.of_versions(name, npm_page.newest_first(refused))
             return _npm_refusal(Refusal(Kind.REFUSED, said))
+        host = headers.get("host", "")
         if not _HOST.fullmatch(host):
             return _said(400, "the request names no host")
         content = npm_page.written(known.page, refused, f"http://{host}")
-        headers = (("Content-Type", "application/json"), _ASK_AGAIN, *_staleness(known))
-        return BrokerAnswer(200, "OK", headers, content)
+        fields = (("Content-Type", "application/json"), _ASK_AGAIN, *_staleness(known))
+        return BrokerAnswer(200, "OK", fields, content)
 
     # ── files ─────────────────────────────────────────────────────────────────────────────────
 

@@ -46,7 +46,7 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(f"its name has no address: {error}") from error
         allowed = [address for address in found if self._is_allowed(host, port, address)]
         if not allowed:
-            raise NotDialled("its address is neither public nor listed")
+            raise NotDialled("its address is not public, and not listed")
         each_s = None if timeout is None else timeout / len(allowed)
         for address in allowed[:-1]:
             try:

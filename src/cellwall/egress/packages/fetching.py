@@ -7,6 +7,7 @@ The invariant: `Trouble` says what is wrong without a URL, a host or a header in
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -82,17 +83,21 @@ class Fetcher:
         configured = [upstream.origin[1:] for upstream in upstreams]
         self._backend = CheckedBackend(AddressPolicy(listed), configured, resolve or self._system)
         self._pool: httpcore.AsyncConnectionPool | None = None
+        self._opening = asyncio.Lock()
 
-    def _opened_pool(self) -> httpcore.AsyncConnectionPool:
-        if self._pool is None:
-            self._pool = httpcore.AsyncConnectionPool(
-                ssl_context=self._tls or ssl.create_default_context(),
-                max_connections=_MOST_CONNECTIONS,
-                keepalive_expiry=_KEPT_S,
-                http1=True,
-                http2=False,
-                network_backend=self._backend,
-            )
+    async def _opened_pool(self) -> httpcore.AsyncConnectionPool:
+        async with self._opening:
+            if self._pool is None:
+                # Reading the authorities takes some 50 ms, for which the loop should not wait.
+                tls = self._tls or await asyncio.to_thread(ssl.create_default_context)
+                self._pool = httpcore.AsyncConnectionPool(
+                    ssl_context=tls,
+                    max_connections=_MOST_CONNECTIONS,
+                    keepalive_expiry=_KEPT_S,
+                    http1=True,
+                    http2=False,
+                    network_backend=self._backend,
+                )
         return self._pool
 
     @asynccontextmanager
@@ -111,7 +116,9 @@ class Fetcher:
                         return
                     url = _redirected(fetched)
         except NotDialled:
-            raise Trouble("it names an address that is neither public nor listed") from None
+            raise Trouble(
+                "it leads to an address that is neither public nor listed by the operator"
+            ) from None
         except httpcore.ConnectError as error:
             raise Trouble("it cannot be connected to", may_pass=True) from error
         except httpcore.TimeoutException as error:
@@ -135,7 +142,8 @@ class Fetcher:
             sent["Authorization"] = authorization
         times, silent_s = self._times, self._times.silent_s
         timeout = {"connect": times.connect_s, "read": silent_s, "write": silent_s}
-        async with self._opened_pool().stream(
+        pool = await self._opened_pool()
+        async with pool.stream(
             "GET",
             bare,
             headers=list(sent.items()),

@@ -220,7 +220,7 @@ def test_link_to_an_address_that_is_not_public_is_not_followed(
 
     got = asyncio.run(run())
     assert (got.status, other.asked) == (424, [])
-    assert "neither public nor listed" in got.reason
+    assert "not public, and not listed" in got.reason
     assert asyncio.run(run("127.0.0.0/8")).content == DEP.content
 
 

@@ -109,5 +109,6 @@ def test_reasons_of_versions_are_grouped() -> None:
     assert sentences.of_versions("dep", several) == "dep is refused; 3: b; 2, 1: a"
     many = {str(n): "a" for n in range(9)}
     assert sentences.of_versions("dep", many) == (
-        "dep 0, 1, 2, 3, 4 and 4 more versions is refused: a"
+        "dep 0, 1, 2, 3, 4 and 4 more versions are refused: a"
     )
+    assert sentences.of_versions("dep", {"1": "a"}) == "dep 1 is refused: a"

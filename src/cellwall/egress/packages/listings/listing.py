@@ -24,6 +24,8 @@ WEAK = {"sha224": 56, "sha1": 40, "md5": 32}
 _YEAR_9999 = 253_370_764_800
 _HEX = re.compile(r"[0-9a-f]+")
 _URL = re.compile(r"[\x21-\x7e]{1,4096}")
+_WHOLE_URL = re.compile(r"https?://[A-Za-z0-9.-]+/[A-Za-z0-9._~%+!@/-]*")
+"""The usual link of large registries; taking it apart is most of the time of reading a page."""
 
 
 class Malformed(ValueError):
@@ -119,6 +121,8 @@ def file_url(page_url: str, url: object) -> str | None:
     """Return the whole URL of a link on a page; None if it is none over http or https."""
     if not isinstance(url, str) or not _URL.fullmatch(url):
         return None
+    if _WHOLE_URL.fullmatch(url):
+        return url
     try:
         joined = urldefrag(urljoin(page_url, url)).url
         parts = urlsplit(joined)

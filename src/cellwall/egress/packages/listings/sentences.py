@@ -105,8 +105,10 @@ def of_versions(name: str, reasons: Mapping[str, str]) -> str:
     grouped: dict[str, list[str]] = {}
     for version, why in reasons.items():
         grouped.setdefault(why, []).append(version)
+    if len(reasons) == 1:
+        return refused(name, *next(iter(reasons.items())))
     if len(grouped) == 1:
-        return refused(name, _some(list(reasons)), next(iter(grouped)))
+        return f"{name} {_some(list(reasons))} are refused: {next(iter(grouped))}"
     parts = [f"{_some(versions)}: {why}" for why, versions in list(grouped.items())[:_MOST_REASONS]]
     return f"{name} is refused; " + "; ".join(parts)
 
