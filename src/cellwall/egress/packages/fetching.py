@@ -116,9 +116,8 @@ class Fetcher:
                         return
                     url = _redirected(fetched)
         except NotDialled:
-            raise Trouble(
-                "it leads to an address that is neither public nor listed by the operator"
-            ) from None
+            why = "it leads to an address that is not public, and not listed by the operator"
+            raise Trouble(why) from None
         except httpcore.ConnectError as error:
             raise Trouble("it cannot be connected to", may_pass=True) from error
         except httpcore.TimeoutException as error:

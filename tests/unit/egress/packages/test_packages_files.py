@@ -238,7 +238,7 @@ def test_small_wrong_content_is_a_sentence(registry: Registry, tmp_path: Path) -
 def test_weak_digest_is_checked_as_well(registry: Registry, tmp_path: Path) -> None:
     tarball = made.tarball("left")
     path = registry.add_npm(tarball, integrity=None)
-    address = "/files/npm/unhashed/left%401.0.0.tgz"
+    address = "/npm/left/-/left-1.0.0.tgz"
     registry.replies[path] = Reply(b"other")
 
     async def run() -> Got:

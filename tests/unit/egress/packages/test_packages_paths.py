@@ -45,8 +45,8 @@ DIGEST = "ab" * 32
             PackageFile("pypi", "foo", "1.0+local", None, "foo-1.0+local.tar.gz"),
         ),
         (
-            f"/files/npm/{DIGEST}/%40scope%2Fname%401.0.0-rc.1.tgz",
-            PackageFile("npm", "@scope/name", "1.0.0-rc.1", DIGEST, "@scope/name@1.0.0-rc.1.tgz"),
+            "/npm/@scope%2fname/-/name-1.0.0-rc.1.tgz",
+            PackageFile("npm", "@scope/name", "1.0.0-rc.1", None, "@scope/name@1.0.0-rc.1.tgz"),
         ),
         (
             "/npm/@scope/name/-/name-1.0.0.tgz",
@@ -85,8 +85,9 @@ def test_target_asks_for(target: str, expected: object) -> None:
         f"/files/pypi/{DIGEST}/a-{'9' * 300}.tar.gz",
         f"/files/conda/{DIGEST}/a-1.0-py3-none-any.whl",
         f"/files/npm/{DIGEST}/name-1.0.0.tgz",
-        f"/files/npm/{DIGEST}/..%2f..@1.0.0.tgz",
-        f"/files/npm/{DIGEST}/name@1.0.tgz",
+        "/npm/name/-/..%2f..%2fname-1.0.0.tgz",
+        "/npm/name/-/name-1.0.tgz",
+        "/npm/../-/..-1.0.0.tgz",
         "/npm/",
         "/npm/..",
         "/npm/.hidden",
@@ -125,7 +126,7 @@ def test_targets_of_our_pages_are_understood() -> None:
             ask = ask_of(python_target(digest, file_name))
             assert isinstance(ask, PackageFile)
             assert (ask.file_name, ask.digest) == (file_name, digest)
-    ask = ask_of(npm_target(None, "@scope/name", "1.0.0+build"))
+    ask = ask_of(npm_target("@scope/name", "1.0.0+build"))
     assert isinstance(ask, PackageFile)
     assert (ask.name, ask.version) == ("@scope/name", "1.0.0+build")
 

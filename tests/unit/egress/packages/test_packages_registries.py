@@ -474,3 +474,22 @@ def test_npm_is_asked_for_ages_only_where_one_is_demanded(
     assert list(json.loads(old.content)["versions"]) == ["1.0.0"]
     assert (young.status, "younger than 60 days" in young.reason) == (451, True)
     assert registry.count("/npm/left") == 2
+
+
+def test_page_of_thousands_of_files_is_whole(registry: Registry, tmp_path: Path) -> None:
+    """It is read and written on a thread."""
+    files = [
+        {"filename": f"dep-1.{number}-py3-none-any.whl", "url": f"/f/{number}", "hashes": {}}
+        for number in range(3000)
+    ]
+    page = {"meta": {"api-version": "1.0"}, "name": "dep", "files": files}
+    registry.replies["/simple/dep/"] = Reply(
+        json.dumps(page).encode(), headers={"Content-Type": registries.JSON}
+    )
+
+    async def run() -> Got:
+        async with brokering(tmp_path, pypi(registry)) as broker:
+            return await ask(broker, "/simple/dep/", deny=["dep<1.1000"])
+
+    listed = json.loads(asyncio.run(run()).content)["files"]
+    assert [each["yanked"] is not False for each in listed] == [n < 1000 for n in range(3000)]

@@ -108,7 +108,7 @@ def written(page: Page, refused: Mapping[str, str], base: str) -> bytes:
     restricted: dict[str, dict[str, Any]] = {}
     for listed in page.files.values():
         version = listed.release.version
-        target = npm_target(listed.strong.hex if listed.strong else None, page.name, version)
+        target = npm_target(page.name, version)
         manifest = dict(page.manifests[version])
         manifest["dist"] = {**manifest["dist"], "tarball": base + target}
         (restricted if version in refused else allowed)[version] = manifest

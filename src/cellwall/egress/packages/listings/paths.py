@@ -80,8 +80,6 @@ def ask_of(target: str) -> Ask | None:
             return SimplePage(normal_name(found)) if _PYPI_NAME.fullmatch(found) else None
         case ["", "files", "pypi", digest, name] if _DIGEST.fullmatch(digest):
             return _python_file(digest, unquote(name))
-        case ["", "files", "npm", digest, name] if _DIGEST.fullmatch(digest):
-            return _npm_file(digest, unquote(name))
         case ["", "npm", *rest]:
             return _npm(unquote("/".join(rest)))
         case _:
@@ -103,18 +101,11 @@ def _npm(path: str) -> Ask | None:
         return None
     if not dash:
         return Packument(name)
-    # As a lock file of the registry itself names it: /@scope/name/-/name-1.0.0.tgz
     base = name.rpartition("/")[2] + "-"
     version = file_name.removeprefix(base).removesuffix(".tgz")
     if file_name != f"{base}{version}.tgz" or not _NPM_VERSION.fullmatch(version):
         return None
     return PackageFile("npm", name, version, None, f"{name}@{version}.tgz")
-
-
-def _npm_file(digest: str, file_name: str) -> PackageFile | None:
-    name, _, version = file_name.removesuffix(".tgz").rpartition("@")
-    fits = file_name == f"{name}@{version}.tgz" and is_npm(name, version)
-    return PackageFile("npm", name, version, _named(digest), file_name) if fits else None
 
 
 def _python_file(digest: str, file_name: str) -> PackageFile | None:
@@ -156,9 +147,13 @@ def python_target(digest: str | None, file_name: str) -> str:
     return f"/files/pypi/{digest or UNHASHED}/{quote(file_name)}"
 
 
-def npm_target(digest: str | None, name: str, version: str) -> str:
-    """Return the target under which our packument offers a tarball."""
-    return f"/files/npm/{digest or UNHASHED}/{quote(f'{name}@{version}.tgz', safe='')}"
+def npm_target(name: str, version: str) -> str:
+    """Return the target under which our packument offers a tarball.
+
+    It is below the packument, as in every registry: npm makes such a target of the links in a lock
+    file that was written elsewhere, and of others when it is told to replace their hosts.
+    """
+    return f"/npm/{quote(name, safe='@/')}/-/{quote(name.rpartition('/')[2])}-{quote(version)}.tgz"
 
 
 def npm_path(name: str) -> str:
