@@ -104,7 +104,7 @@ class PackagePolicy:
     """Whether source distributions may be fetched; building one runs its code inside."""
     largest_file_mb: int = 1024
     """MiB of one file."""
-    largest_page_mb: int = 64
+    largest_page_mb: int = 32
     """MiB of what a registry says about one package."""
 
     def __post_init__(self) -> None:

@@ -263,8 +263,11 @@ class Broker:
         return Refusal(Kind.MISSING, said or sentences.not_listed(page.name))
 
     def _cached(self, wanted: Wanted) -> CachedFile | None:
-        digest = wanted.strong or self._pins.get(wanted.pin)
-        cached = self._cache.open(digest) if digest else None
+        try:
+            digest = wanted.strong or self._pins.get(wanted.pin)
+            cached = self._cache.open(digest) if digest else None
+        except OSError:
+            raise Broken("the cache of packages cannot be read") from None
         if cached is not None and cached.length > wanted.most_bytes:
             cached.close()
             raise Broken("its file is larger than is allowed")

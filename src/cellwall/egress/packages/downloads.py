@@ -29,6 +29,8 @@ _TRIES = 3
 _DELAY_S = 0.3
 _AT_ONCE = 32
 _LONELY_S = 3.0
+_LONGEST_S = 3600.0
+_NOT_WRITTEN = "the cache of packages cannot be written"
 
 _log = logging.getLogger("cellwall")
 
@@ -125,10 +127,10 @@ class Downloads:
         """Number of downloads that were begun."""
 
     def follow(self, wanted: Wanted) -> Following:
-        """Return a hold of the one download of a file, begun now if it is not under way."""
+        """Return a hold of the one download of a file, begun if it is not under way. `Broken`."""
         found = self._running.get(wanted.name)
         if found is None:
-            found = Download(wanted.name, self._cache.part())
+            found = Download(wanted.name, self._part())
             self._running[wanted.name] = found
             self.fetched += 1
             found.task = self._tasks.spawn(self._run(found, wanted))
@@ -136,6 +138,13 @@ class Downloads:
             found.task.add_done_callback(lambda _: self._end(found))
         found.followers += 1
         return Following(self, found, wanted.most_bytes)
+
+    def _part(self) -> Part:
+        try:
+            return self._cache.part()
+        except OSError as error:
+            _log.error("package cache: a file was not made: %s", error)
+            raise Broken(_NOT_WRITTEN) from None
 
     def leave(self, download: Download) -> None:
         """End one reader's interest; a download without any ends soon."""
@@ -157,7 +166,7 @@ class Downloads:
 
     async def _run(self, download: Download, wanted: Wanted) -> None:
         try:
-            async with self._free:
+            async with self._free, asyncio.timeout(_LONGEST_S):
                 hashes = await self._fetch(download, wanted)
             digest = self._checked(hashes, wanted)
             download.is_checked = True
@@ -165,9 +174,11 @@ class Downloads:
             await self._keep(download, digest)
         except (Trouble, Broken) as error:
             download.broken = Broken(str(error))
+        except TimeoutError:
+            download.broken = Broken("it does not come in time")
         except OSError as error:
             _log.error("package cache: a file was not written: %s", error)
-            download.broken = Broken("the cache of packages cannot be written")
+            download.broken = Broken(_NOT_WRITTEN)
 
     def _end(self, download: Download) -> None:
         if not download.is_checked and download.broken is None:

@@ -42,7 +42,7 @@ class PageSettings:
     """The same for the failure of a registry; clients that try again are answered at once."""
     stale_s: float = 7 * 86_400.0
     """Seconds for which a page is given out when its registry gives no usable answer."""
-    most_bytes: int = 64 * 1024 * 1024
+    most_bytes: int = 32 * 1024 * 1024
     """Sum of the pages as they came, which in memory are several times as large; the longest unused
     are forgotten."""
     most_names: int = 20_000

@@ -80,7 +80,10 @@ async def serve(
     except (OSError, TimeoutError, Broken, h11.ProtocolError):
         pass  # it went, it is stuck, it does not speak HTTP; or its file did not come whole
     finally:
-        writer.transport.abort() if connection.is_cut else writer.close()
+        if connection.is_cut:
+            writer.transport.abort()
+        else:
+            writer.close()
 
 
 class _Connection:

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,38 @@ def test_full_disk_is_a_sentence_and_leaves_nothing(
     assert (got.status, "cannot be written" in got.reason) == (424, True)
     assert whole_files(tmp_path) == set()
     assert _got(registry, tmp_path, SMALL).content == SMALL.content
+
+
+def test_cache_that_cannot_be_read_or_written_is_a_sentence(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.add(SMALL)
+
+    def failing(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for method, why in (("open", "cannot be read"), ("part", "cannot be written")):
+        with monkeypatch.context() as patched:
+            patched.setattr(Cache, method, failing)
+            got = _got(registry, tmp_path, SMALL)
+        assert (got.status, why in got.reason) == (424, True), got.reason
+    assert _got(registry, tmp_path, SMALL).content == SMALL.content
+
+
+def test_download_that_takes_for_ever_ends(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, go_on = registry.add(LARGE), threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        yield LARGE.content[:100_000]
+        go_on.wait(30)
+
+    registry.replies[path] = Reply(headers=_length(LARGE), pieces=pieces)
+    monkeypatch.setattr("cellwall.egress.packages.downloads._LONGEST_S", 0.3)
+    got = _got(registry, tmp_path)
+    go_on.set()
+    assert got.broken == "it does not come in time"
 
 
 def test_page_and_file_are_judged_by_the_policy_of_now(registry: Registry, tmp_path: Path) -> None:
