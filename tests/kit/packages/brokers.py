@@ -66,6 +66,7 @@ def serving(
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await serve(reader, writer, made.broker, lambda: made.policy, on_served=made.served.append)
 
+    wait(made.broker.prepare)
     server = wait(lambda: asyncio.start_server(accepted, "127.0.0.1", 0))
     made.port = server.sockets[0].getsockname()[1]
 

@@ -85,6 +85,10 @@ class Fetcher:
         self._pool: httpcore.AsyncConnectionPool | None = None
         self._opening = asyncio.Lock()
 
+    async def prepare(self) -> None:
+        """Read the authorities that TLS trusts, ahead of the first request."""
+        await self._opened_pool()
+
     async def _opened_pool(self) -> httpcore.AsyncConnectionPool:
         async with self._opening:
             if self._pool is None:

@@ -144,7 +144,9 @@ def name_and_version(file_name: str) -> tuple[str, Version] | None:
 
 def python_target(digest: str | None, file_name: str) -> str:
     """Return the target under which our page offers a Python file."""
-    return f"/files/pypi/{digest or UNHASHED}/{quote(file_name)}"
+    # Of the characters that a file's name may have, these two; a page has thousands of them.
+    quoted = file_name.replace("+", "%2B").replace("!", "%21")
+    return f"/files/pypi/{digest or UNHASHED}/{quoted}"
 
 
 def npm_target(name: str, version: str) -> str:
