@@ -193,6 +193,19 @@ def test_page_that_we_write_is_read_as_it_was() -> None:
     assert b"<script>" not in python_page.as_html("dep", listed)
 
 
+def test_page_that_is_written_again_says_what_is_refused_now() -> None:
+    page = json_page(file(), {**file(), "filename": "dep-2.0-py3-none-any.whl"})
+
+    def yanked(*refused: str) -> list[object]:
+        written = python_page.as_json("dep", offers.offered(page, dict.fromkeys(refused, "no")))
+        return [each["yanked"] for each in json.loads(written)["files"]]
+
+    assert yanked() == [False, False]
+    assert yanked(WHEEL) == ["dep 1.0 is refused: no", False]
+    assert yanked("dep-2.0-py3-none-any.whl") == [False, "dep 2.0 is refused: no"]
+    assert yanked() == [False, False]
+
+
 def test_refused_file_is_never_one_that_a_range_would_choose() -> None:
     page = json_page(file(), {**file(), "filename": "dep-2.0-py3-none-any.whl"})
     two = "dep-2.0-py3-none-any.whl"

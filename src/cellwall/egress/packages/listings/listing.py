@@ -69,6 +69,8 @@ class Listed:
     """Reason for which its author has withdrawn it, maybe empty; None: he has not."""
     has_metadata: bool = False
     metadata: Digest | None = None
+    texts: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """What pages of ours say of it as long as it is not refused, by their kind, once written."""
 
 
 @dataclass(frozen=True, slots=True)

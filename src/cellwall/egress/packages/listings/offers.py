@@ -25,7 +25,7 @@ def offered(page: Page, refused: Mapping[str, str]) -> list[Offer]:
         if why is None:
             offer = Offer(
                 name, listed.release.version, listed.strong, listed, listed.yanked,
-                listed.has_metadata, listed.metadata,
+                listed.has_metadata, listed.metadata, is_refused=False,
             )  # fmt: skip
         else:
             said = sentences.refused(page.name, listed.release.version, why)

@@ -38,6 +38,7 @@ ACCEPT = f"{JSON}, {HTML};q=0.2, text/html;q=0.1"
 # whatever a page says: a quote or an angle bracket that is not closed ends the attempt at once.
 _ANCHOR = re.compile(r"<a\s((?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*)>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"([a-zA-Z-]+)(?:\s*=\s*(?:\"([^\"<]*)\"|'([^'<]*)'|([^\s\"'<>]+)))?")
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
 
 
@@ -153,6 +154,8 @@ class Offer:
     yanked: str | None = None
     has_metadata: bool = False
     metadata: Digest | None = None
+    is_refused: bool = True
+    """Whether it is anything but what the registry lists."""
 
 
 def as_json(name: str, offers: Iterable[Offer]) -> bytes:
@@ -162,9 +165,19 @@ def as_json(name: str, offers: Iterable[Offer]) -> bytes:
         "meta": {"api-version": "1.1"},
         "name": name,
         "versions": sorted({offer.version for offer in listed}),
-        "files": list(map(_json_file, listed)),
     }
-    return json.dumps(page, separators=(",", ":")).encode()
+    files = ",".join(map(_json_text, listed))
+    return f'{_encode(page)[:-1]},"files":[{files}]}}'.encode()
+
+
+def _json_text(offer: Offer) -> str:
+    if offer.is_refused or offer.listed is None:
+        return _encode(_json_file(offer))
+    # A page of thousands of files is asked for again and again, and hardly changes.
+    texts = offer.listed.texts
+    if "json" not in texts:
+        texts["json"] = _encode(_json_file(offer))
+    return texts["json"]
 
 
 def _json_file(offer: Offer) -> dict[str, object]:
