@@ -130,8 +130,8 @@ def test_content_that_is_not_what_was_promised_is_not_given_out(
     ran = npm(broker, "install", "left")
     says(ran, "its content is not what the registry's page promises")
     assert not installed(ran, "left")
-    registry.replies[path] = Reply(tarball.content)
-    assert installed(npm(broker, "install", "left"), "left") == "1.0.0"
+    registry.add_npm(made.tarball("fine"))
+    assert installed(npm(broker, "install", "fine"), "fine") == "1.0.0"
 
 
 def test_registry_that_is_down_is_said_at_once(registry: Registry, broker: Serving) -> None:

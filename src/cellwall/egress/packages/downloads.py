@@ -30,6 +30,8 @@ _DELAY_S = 0.3
 _AT_ONCE = 32
 _LONELY_S = 3.0
 _LONGEST_S = 3600.0
+_FAILED_S = 5.0
+_MOST_FAILED = 10_000
 _NOT_WRITTEN = "the cache of packages cannot be written"
 
 _log = logging.getLogger("cellwall")
@@ -121,6 +123,7 @@ class Downloads:
         self._cache = cache
         self._pins = pins
         self._running: dict[str, Download] = {}
+        self._failed: dict[str, Broken] = {}
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._tasks = Tasks()
         self.fetched = 0
@@ -129,6 +132,8 @@ class Downloads:
     def follow(self, wanted: Wanted) -> Following:
         """Return a hold of the one download of a file, begun if it is not under way. `Broken`."""
         found = self._running.get(wanted.name)
+        if found is None and (broken := self._failed.get(wanted.name)) is not None:
+            raise broken
         if found is None:
             found = Download(wanted.name, self._part())
             self._running[wanted.name] = found
@@ -174,11 +179,18 @@ class Downloads:
             await self._keep(download, digest)
         except (Trouble, Broken) as error:
             download.broken = Broken(str(error))
+            self._remember(download.name, download.broken)
         except TimeoutError:
             download.broken = Broken("it does not come in time")
         except OSError as error:
             _log.error("package cache: a file was not written: %s", error)
             download.broken = Broken(_NOT_WRITTEN)
+
+    def _remember(self, name: str, broken: Broken) -> None:
+        """Let a client whose connection was cut, and that tries again, hear why."""
+        if len(self._failed) < _MOST_FAILED:
+            self._failed[name] = broken
+            asyncio.get_running_loop().call_later(_FAILED_S, self._failed.pop, name, None)
 
     def _end(self, download: Download) -> None:
         if not download.is_checked and download.broken is None:

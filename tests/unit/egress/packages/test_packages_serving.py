@@ -167,6 +167,7 @@ def test_host_of_the_request_cannot_be_more_than_one(broker: Serving, registry: 
 def test_file_that_does_not_come_whole_cuts_the_connection(
     broker: Serving, registry: Registry
 ) -> None:
+    """A client that tries again soon hears why; later it is tried again."""
     wheel = made.wheel("cut", padding=os.urandom(500_000))
     path = registry.add(wheel)
     registry.replies[path] = Reply(wheel.content[:-1] + b"?")
@@ -175,6 +176,11 @@ def test_file_that_does_not_come_whole_cuts_the_connection(
     with pytest.raises(h11.RemoteProtocolError, match="without sending complete message body"):
         answers(received)
     assert [(each.status, each.is_whole) for each in broker.served] == [(200, False)]
+    (again,) = answers(said(broker, get(address)))
+    assert again[0] == 424
+    assert "its content is not what the registry's page promises" in again[1]
+    assert registry.count(path) == 1
+    broker.broker._downloads._failed.clear()
     registry.replies[path] = Reply(wheel.content)
     assert answers(said(broker, get(address)))[0][2] == wheel.content
 
