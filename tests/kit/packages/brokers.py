@@ -33,6 +33,8 @@ class Serving:
     """A broker that listens. `policy` counts from the next request on."""
 
     port: int
+    place: Path
+    """Where clients of this test have their files."""
     broker: Broker
     policy: PackagePolicy
     served: list[Served] = field(default_factory=list)
@@ -61,7 +63,7 @@ def serving(
         return asyncio.run_coroutine_threadsafe(work(), loop).result(30)
 
     cache = Cache(str(place / "cache"), most_bytes=1024**3)
-    made = Serving(0, Broker(asked, cache, settings, **more), PackagePolicy.of(ON))
+    made = Serving(0, place, Broker(asked, cache, settings, **more), PackagePolicy.of(ON))
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await serve(reader, writer, made.broker, lambda: made.policy, on_served=made.served.append)

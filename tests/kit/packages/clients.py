@@ -60,15 +60,15 @@ def _run(command: list[str], place: Path, home: Path, **more: str) -> Ran:
     return Ran(done.returncode, done.stdout, place)
 
 
-def _places() -> tuple[Path, Path]:
-    made = Path(tempfile.mkdtemp(prefix="client-"))
+def _places(broker: Serving) -> tuple[Path, Path]:
+    made = Path(tempfile.mkdtemp(prefix="client-", dir=broker.place))
     (made / "home").mkdir()
     return made / "installed", made / "home"
 
 
 def pip(broker: Serving, *requirements: str) -> Ran:
     """Install with the system's pip."""
-    place, home = _places()
+    place, home = _places(broker)
     command = [require_command("pip"), "install", "--target", str(place)]
     command += ["--no-cache-dir", "--no-compile", *requirements]
     return _run(
@@ -84,7 +84,7 @@ def pip(broker: Serving, *requirements: str) -> Ran:
 
 def uv(broker: Serving, *requirements: str) -> Ran:
     """Install with the uv that this project brings."""
-    place, home = _places()
+    place, home = _places(broker)
     command = [str(Path(sysconfig.get_path("scripts")) / "uv"), "pip", "install"]
     command += ["--target", str(place), "--python", sys.executable, "--no-config", *requirements]
     return _run(command, place, home, UV_DEFAULT_INDEX=broker.url("/simple/"))
@@ -92,7 +92,7 @@ def uv(broker: Serving, *requirements: str) -> Ran:
 
 def npm(broker: Serving, *arguments: str, files: Mapping[str, str] | None = None) -> Ran:
     """Run npm in a package that needs nothing, or in one of these files."""
-    place, home = _places()
+    place, home = _places(broker)
     place.mkdir()
     for name, text in (files or {"package.json": '{"name": "app", "version": "1.0.0"}'}).items():
         (place / name).write_text(text)
