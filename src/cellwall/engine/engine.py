@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
-from cellwall.engine.parts.network import Outside
+from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
@@ -126,7 +126,7 @@ class Engine:
             )
         )
         self._tasks = Tasks()
-        self.outside = Outside(self.settings, self._tasks)
+        self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
@@ -248,8 +248,7 @@ class Engine:
                 return made
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
-        has_network = not watch.network.is_none
-        spec = replace(spec, purpose=purpose_of(work, program), has_network=has_network)
+        spec = with_way_out(replace(spec, purpose=purpose_of(work, program)), watch.network)
 
         async def run(live: ClaimedSandbox) -> Execution:
             if not watch.network.is_none:
@@ -382,8 +381,8 @@ class Engine:
                 env=check_env(env or {}),
                 demand_hard=demand_hard,
                 start=check_start(start),
-                has_network=not policy.is_none,
             )
+            spec = with_way_out(spec, policy)
             live = await self._claim(chosen, spec)
             live.trust = trust
             if not policy.is_none:

@@ -100,6 +100,8 @@ class PackagePolicy:
     """What may not be installed, whatever is allowed."""
     min_age_days: float = 0
     """Days that a file has to be in its registry. A file whose age is unknown is then refused."""
+    within: tuple[PackageRule, ...] | None = None
+    """The operator's own list beside `allow`: what may be installed is on both. None: none."""
     allow_sdists: bool = False
     """Whether source distributions may be fetched; building one runs its code inside."""
     largest_file_mb: int = 1024
@@ -121,13 +123,18 @@ class PackagePolicy:
 
     @classmethod
     def of(cls, value: object) -> PackagePolicy:
-        """Return the policy of a JSON object with this class's fields as keys, all optional."""
+        """Return the policy of a JSON object with this class's fields as keys, all optional.
+
+        `True` stands for everything, `False` for nothing.
+        """
         if isinstance(value, PackagePolicy):
             return value
+        if isinstance(value, bool):
+            return ANY_PACKAGE if value else NO_PACKAGE
         if not isinstance(value, Mapping):
             raise UsageError(
                 f"packages: {type(value).__name__} is no policy",
-                remedy='give an object, such as {"registries": ["pypi"], "allow": ["numpy>=2"]}',
+                remedy='give true, or an object: {"registries": ["pypi"], "allow": ["numpy>=2"]}',
             )
         known = {field.name for field in fields(cls)}
         if unknown := sorted(str(key) for key in value if key not in known):
@@ -138,7 +145,7 @@ class PackagePolicy:
         given: dict[str, Any] = {key: value[key] for key in known if key in value}
         if "registries" in given:
             given["registries"] = _texts("registries", given["registries"])
-        for key in ("allow", "deny"):
+        for key in ("allow", "deny", "within"):
             if given.get(key) is not None:
                 given[key] = tuple(map(PackageRule.of, _texts(key, given[key])))
         if "deny" in given and given["deny"] is None:
@@ -151,8 +158,45 @@ class PackagePolicy:
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "registries": list(self.registries),
             "allow": None if self.allow is None else list(map(str, self.allow)),
+            "within": None if self.within is None else list(map(str, self.within)),
             "deny": list(map(str, self.deny)),
         }
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing can be installed, because no registry is on."""
+        return not self.registries
+
+    def narrowed(self, by: PackagePolicy) -> PackagePolicy:
+        """Return what both allow: `by` is the operator's, and this the caller's.
+
+        Raises `UsageError` if this one names a registry that is off for the operator.
+        """
+        off = [each for each in self.registries if each not in by.registries]
+        if self.within is not None:
+            raise _wrong("within", "it is the operator's")
+        if off and self is not ANY_PACKAGE:
+            raise UsageError(
+                f"packages: {off[0]} packages are off here",
+                remedy="leave that registry out, or have the operator set CELLWALL_PACKAGES",
+            )
+        return PackagePolicy(
+            tuple(each for each in self.registries if each in by.registries),
+            self.allow,
+            self.deny + by.deny,
+            max(self.min_age_days, by.min_age_days),
+            by.allow,
+            self.allow_sdists and by.allow_sdists,
+            min(self.largest_file_mb, by.largest_file_mb),
+            min(self.largest_page_mb, by.largest_page_mb),
+        )
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        if self.is_none:
+            return "no packages"
+        few = "" if self.allow is None else ": " + ", ".join(map(str, self.allow[:10]))
+        return f"packages of {' and '.join(self.registries)}{few}"
 
     @property
     def largest_file_bytes(self) -> int:
@@ -224,6 +268,7 @@ def _wrong(key: str, why: str) -> UsageError:
         "allow": 'give a list such as ["numpy", "pandas>=2"], or null for everything',
         "deny": 'give a list such as ["numpy<1.20"], or []',
         "allow_sdists": "give true or false",
+        "within": "leave it out",
     }
     return UsageError(f"packages.{key}: {why}", remedy=remedies.get(key, "give such a number"))
 
@@ -233,3 +278,8 @@ def _wrong_rule(text: object, why: str) -> UsageError:
         f"packages: rule {text!r}: {why}",
         remedy="write it like `numpy`, `numpy>=1.20,<2`, `pypi:torch==2.*` or `npm:@scope/*`",
     )
+
+
+NO_PACKAGE = PackagePolicy()
+ANY_PACKAGE = PackagePolicy(REGISTRIES)
+"""Every package that is a wheel, or of npm."""

@@ -27,11 +27,12 @@ class Judge:
         self._policy = policy
         self._is_on = registry in policy.registries
         self._deny = [rule for rule in policy.deny if rule.names(registry, name)]
-        self._allow = (
-            None
-            if policy.allow is None
-            else [rule for rule in policy.allow if rule.names(registry, name)]
-        )
+        # SECURITY: the caller's list and the operator's; what is not on both is refused.
+        self._lists = [
+            [rule for rule in each if rule.names(registry, name)]
+            for each in (policy.allow, policy.within)
+            if each is not None
+        ]
 
     def refusal(self, release: Release, now: float) -> str | None:
         """Return why the policy refuses a release; None: it does not."""
@@ -40,7 +41,7 @@ class Judge:
             return sentences.is_off(release.registry)
         if _match(self._deny, release):
             return sentences.DENIED
-        if self._allow is not None and not _match(self._allow, release):
+        if not all(_match(each, release) for each in self._lists):
             return sentences.NOT_ALLOWED
         if release.is_source and not policy.allow_sdists:
             return sentences.ONLY_SOURCE

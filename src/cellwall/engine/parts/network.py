@@ -12,20 +12,42 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cellwall.model.errors import CellwallError, SandboxBroken, UsageError
-from cellwall.model.network import MODES, NO_NETWORK, Mode, NetworkPolicy
+from cellwall.model.network import BROKER, MODES, NO_NETWORK, Mode, NetworkPolicy
 from cellwall.model.outcome import NetworkUsage, Outcome
 from cellwall.runtimes.base import OpensListeners, no_network
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cellwall.egress.proxy.proxy_process import EgressProxy
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.model.packages import PackagePolicy
+    from cellwall.runtimes.base import SandboxSpec
 
 _log = logging.getLogger("cellwall")
+
+_NETWORK_ENV = dict.fromkeys(
+    ("PIP_INDEX_URL", "PIP_RETRIES", "npm_config_registry", "npm_config_fetch_retries"),
+    "",  # as if it were not set, for pip and npm alike
+)
+"""In place of the variables with which package managers fail at once without a network."""
+_PACKAGES_ENV = {
+    "PIP_INDEX_URL": f"http://{BROKER}/simple/",
+    "PIP_TRUSTED_HOST": BROKER,
+    "PIP_RETRIES": "1",
+    "UV_DEFAULT_INDEX": f"http://{BROKER}/simple/",
+    "npm_config_registry": f"http://{BROKER}/npm/",
+    # Lock files that were written elsewhere name another registry.
+    "npm_config_replace_registry_host": "always",
+    "npm_config_fetch_retries": "1",
+}
+"""Variables by which pip, uv and npm ask the package broker."""
 
 Record = dict[str, Any]
 OnRecord = Callable[[str, str, Record], None]
@@ -38,9 +60,11 @@ _MOST_TIMES_LOST = 5
 class Outside:
     """The ways out of one engine's sandboxes."""
 
-    def __init__(self, settings: EngineSettings, tasks: Tasks) -> None:
+    def __init__(self, settings: EngineSettings, tasks: Tasks, state_dir: Path) -> None:
         """Start nothing yet."""
         self._settings = settings
+        self._state_dir = state_dir
+        self._source: asyncio.Future[dict[str, Any]] | None = None
         self._tasks = tasks
         self._proxy: EgressProxy | None = None
         self._networks: dict[str, SandboxNetwork] = {}
@@ -55,6 +79,8 @@ class Outside:
         `trust` is the trust word of the request, which has a widest policy of its own.
         """
         policy = NetworkPolicy.of(value)
+        if policy.packages is not None:
+            policy = replace(policy, packages=self._packages(policy.packages))
         _check_mode(
             policy,
             self._settings.network,
@@ -66,6 +92,28 @@ class Outside:
             remedy = f"have the operator set trust.{trust}.network = {policy.mode!r}"
             _check_mode(policy, word.network, f"trust {trust!r} means", remedy)
         return policy
+
+    def _packages(self, asked: PackagePolicy) -> PackagePolicy:
+        from cellwall.model.packages import PackagePolicy
+
+        found = asked.narrowed(PackagePolicy.of(self._settings.packages))
+        if found.is_none:
+            raise UsageError(
+                "packages: they are off here",
+                remedy="have the operator set CELLWALL_PACKAGES=any, or what may be installed",
+            )
+        return found
+
+    async def serve_packages(self) -> None:
+        """Have a package broker, whose registries are found at the first call."""
+        from cellwall.egress.proxy.proxy_process import PackageSource
+        from cellwall.engine.parts import package_registries
+
+        if self._source is None:
+            self._source = asyncio.ensure_future(package_registries.find(self._settings))
+        registries = await asyncio.shield(self._source)
+        open_folder = partial(package_registries.open_folder, self._state_dir)
+        await self.proxy.serve_packages(PackageSource(registries, open_folder))
 
     async def open(self, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str) -> None:
         """Give a sandbox its way out. Raises HostUnsupported if its runtime cannot have one."""
@@ -163,6 +211,8 @@ class SandboxNetwork:
         if not isinstance(sandbox, OpensListeners):
             raise no_network(self.live.isolation.runtime)
         await proxy.start()  # after the end of the one before, which had the same ports
+        if self.policy.packages is not None:
+            await self._outside.serve_packages()
         await proxy.add(self._id, await sandbox.open_listeners(), self.policy, self.on_lost)
 
     def on_lost(self, why: str) -> None:
@@ -207,6 +257,8 @@ class SandboxNetwork:
         async with self._changing:
             proxy = self._outside.proxy
             if proxy.serves(self._id):
+                if policy.packages is not None:
+                    await self._outside.serve_packages()
                 try:
                     await proxy.set_policy(self._id, policy)
                 except SandboxBroken:
@@ -236,6 +288,14 @@ class SandboxNetwork:
         now = await self.usage()
         since, self._told = now.since(self._told), now
         return replace(outcome, usage=replace(outcome.usage, network=since))
+
+
+def with_way_out(spec: SandboxSpec, policy: NetworkPolicy) -> SandboxSpec:
+    """Return what a sandbox with that policy is started as."""
+    if policy.is_none:
+        return spec
+    own = _NETWORK_ENV if policy.packages is None else _PACKAGES_ENV
+    return replace(spec, has_network=True, own_env=own, env={**own, **spec.env})
 
 
 def _check_mode(policy: NetworkPolicy, widest: str, whose: str, remedy: str) -> None:

@@ -5,9 +5,11 @@ Read once, when an engine is made; callers cannot change it through requests.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
 from cellwall.model.errors import UsageError
@@ -66,6 +68,13 @@ class EngineSettings:
     name_servers: tuple[str, ...] = ()
     """Name servers for sandboxes, as `address` or `address:port`; empty: as this machine
     resolves."""
+    packages: object = True
+    """What sandboxes may install where their policy has packages: what `PackagePolicy.of` takes,
+    such as `{"registries": ["pypi"], "deny": ["torch"]}`; `True` is everything, as wheels."""
+    package_registries: tuple[Mapping[str, Any], ...] = ()
+    """Registries that the package broker asks, such as
+    `{"registry": "pypi", "url": "https://packages.example.org/simple/"}`; empty: what pip, uv and
+    npm of this machine ask."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -89,6 +98,10 @@ class EngineSettings:
             from cellwall.egress.addresses import AddressPolicy  # most engines list none
 
             AddressPolicy(self.network_addresses)  # UsageError on one that is no network
+        if self.packages is not True:
+            from cellwall.model.packages import PackagePolicy  # most operators leave it
+
+            PackagePolicy.of(self.packages)  # UsageError on what is no policy
         if set(self.trust) != set(TRUST_WORDS):
             odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
             raise UsageError(
@@ -103,7 +116,8 @@ class EngineSettings:
         `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
         `CELLWALL_TRUST` (`untrusted=kernel,trusted=process:allow`), `CELLWALL_ALLOW_PROCESS`,
         `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
-        and `CELLWALL_POOL_SIZE`.
+        `CELLWALL_PACKAGES` (`any`, `none` or JSON), `CELLWALL_PACKAGE_REGISTRIES` (JSON) and
+        `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
         names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
@@ -116,6 +130,8 @@ class EngineSettings:
             network=source.get("CELLWALL_NETWORK", "allow"),
             network_addresses=_listed(source.get("CELLWALL_NETWORK_ADDRESSES", "")),
             name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),
+            packages=_packages(source.get("CELLWALL_PACKAGES", "any")),
+            package_registries=_registries(source.get("CELLWALL_PACKAGE_REGISTRIES", "[]")),
         )
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:
@@ -130,6 +146,27 @@ class EngineSettings:
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _packages(text: str) -> object:
+    return text == "any" if text in {"any", "none"} else _json("CELLWALL_PACKAGES", text)
+
+
+def _registries(text: str) -> tuple[Mapping[str, Any], ...]:
+    found = _json("CELLWALL_PACKAGE_REGISTRIES", text)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UsageError(
+            "settings: CELLWALL_PACKAGE_REGISTRIES is no list of objects",
+            remedy='give JSON: [{"registry": "pypi", "url": "https://packages.example.org/simple/"}]',
+        )
+    return tuple(found)
+
+
+def _json(name: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UsageError(f"settings: {name} is no JSON", remedy="give one JSON value") from None
 
 
 def _trust(text: str) -> dict[str, Trust]:
