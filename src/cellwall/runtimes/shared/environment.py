@@ -42,7 +42,8 @@ def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     """Return the whole environment of a sandbox of `template` with that share of CPUs."""
     count = str(max(1, math.ceil(cpus)))
     environment = {
-        "PATH": f"{plan.TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
+        # What pip and uv install for the sandbox's user comes first, as its modules do.
+        "PATH": f"{plan.HOME}/.local/bin:{plan.TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": plan.HOME,
         "USER": "user",
         "LOGNAME": "user",
