@@ -9,8 +9,10 @@ body is written as fast as it reads, or the connection ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import h11
@@ -63,18 +65,23 @@ async def serve(
     *,
     times: ServingTimes | None = None,
     on_served: OnServed | None = None,
+    turn: AbstractAsyncContextManager[object] | None = None,
 ) -> None:
-    """Answer one connection's requests until it ends; closes it. `policy_of` is asked each time."""
+    """Answer one connection's requests until it ends; closes it. `policy_of` is asked each time.
+
+    `turn` is entered for each request, from its head to the end of its answer.
+    """
     connection = _Connection(reader, writer, times or ServingTimes())
     try:
         while (request := await connection.request()) is not None:
-            answer = await broker.answer(request, policy_of())
-            try:
-                await connection.send(request, answer)
-            finally:
-                answer.close()
-                if on_served is not None:
-                    on_served(connection.served(request, answer))
+            async with turn or contextlib.nullcontext():
+                answer = await broker.answer(request, policy_of())
+                try:
+                    await connection.send(request, answer)
+                finally:
+                    answer.close()
+                    if on_served is not None:
+                        on_served(connection.served(request, answer))
             if not connection.is_reusable():
                 break
     except (OSError, TimeoutError, Broken, h11.ProtocolError):

@@ -2,8 +2,8 @@
 
 What is asked there is answered by `egress.packages`, for which this gives the connection, the
 policy of now, and a record of each answer. The broker is one for all sandboxes of the engine. The
-invariant: one sandbox has a bounded number of connections there, so that its questions do not fill
-the places of the others.
+invariant: one sandbox has a bounded number of requests there, so that its questions do not fill the
+places of the others.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ async def serve(network: SandboxNetwork, entry: Open, inner: socket.socket, port
     broker = await network.broker()
     from cellwall.egress.packages.serving import serve as answer  # with it: 60 ms of imports
 
-    async with network.at_broker:
-        network.note_open(entry, destination, "", rule)
-        reader, writer = await _streams(inner)
-        await answer(
-            reader,
-            writer,
-            broker,
-            lambda: network.policy.packages or NO_PACKAGE,
-            on_served=lambda served: _note(network, entry, served),
-        )
-        try:
-            async with asyncio.timeout(_LAST_S):
-                await writer.wait_closed()
-        except (OSError, TimeoutError):
-            writer.transport.abort()
+    network.note_open(entry, destination, "", rule)
+    reader, writer = await _streams(inner)
+    await answer(
+        reader,
+        writer,
+        broker,
+        lambda: network.policy.packages or NO_PACKAGE,
+        on_served=lambda served: _note(network, entry, served),
+        turn=network.at_broker,
+    )
+    try:
+        async with asyncio.timeout(_LAST_S):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        writer.transport.abort()
 
 
 async def _streams(inner: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -69,7 +69,7 @@ def _note(network: SandboxNetwork, entry: Open, served: Served) -> None:
     target = served.request.target.partition("?")[0]
     if served.status >= _HTTP_ERROR:
         network.note_refusal(BROKER, _PORT, "packages", f"{served.reason:.300} ({target:.200})")
-    elif served.is_whole and _is_file(target):
+    elif served.is_whole and served.request.method == "GET" and _is_file(target):
         network.note_package(target.rpartition("/")[2][:200], served.sent_bytes)
 
 

@@ -31,8 +31,8 @@ _REPORT_EVERY_S = 1.0
 """Seconds between two reports of refusals that are alike."""
 _MOST_LIKE = 256
 _MOST_AT_BROKER = 8
-"""Most connections of one sandbox that the package broker serves; others wait. uv and npm are as
-fast with them as with more."""
+"""Most requests of one sandbox that the package broker answers; others wait. A client's connections
+are more, and stay open between requests."""
 
 Report = Callable[[dict[str, Any]], None]
 OfBroker = Callable[[], Awaitable["Broker"]]

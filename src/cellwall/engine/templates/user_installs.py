@@ -5,7 +5,7 @@ uv then install into `~/.local`, whose modules come before the template's:
 
     lib/python3.X/site-packages/_cellwall_user_site.{py,pth}    `sys.path`, and pip's choice
     bin/uv                  `uv pip install` without options; the real one is libexec/uv
-    share/cellwall/installed/    what the template has, as pip and uv look for it in `~/.local`
+    share/cellwall/installed/    what the template has, as uv looks for it in `~/.local`
     bin/apt, bin/apt-get    a sentence instead of locks that cannot be taken
 """
 
@@ -22,8 +22,8 @@ _USER_SITE = '''\
 """The user's own packages before the template's, in every interpreter that has a user site.
 
 An environment has none otherwise, and pip, which asks `site` for it, would want to write into the
-template. What the template has is described in the user site as well: pip replaces a package only
-where it may uninstall it.
+template; nor would it put another version of a template's package into a user site, if it took this
+for an environment.
 """
 
 import os
@@ -32,30 +32,14 @@ import sys
 
 
 class _BeforePip:
-    """Says that there is a user site when pip is imported; `site` itself has said no by then."""
+    """Makes this a system with a user site when pip is imported; `site` has said no by then."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name == "pip":
             site.ENABLE_USER_SITE = True
-            try:
-                _describe(site.getusersitepackages())
-            except OSError:
-                pass  # no room: pip will say so
+            sys.base_prefix, sys.base_exec_prefix = sys.prefix, sys.exec_prefix
         return None
-
-
-def _describe(place):
-    described = os.path.join(sys.prefix, "@INSTALLED@")
-    if os.path.isdir(place) or not os.path.isdir(described):
-        return
-    for folder in os.listdir(described):
-        os.makedirs(os.path.join(place, folder))
-        for name in os.listdir(os.path.join(described, folder)):
-            with open(os.path.join(described, folder, name), "rb") as source:
-                with open(os.path.join(place, folder, name), "wb") as copy:
-                    copy.write(source.read())
-    _add(place)
 
 
 def _begin():
@@ -92,9 +76,14 @@ install|uninstall|sync|list|freeze|show|check|tree) command=$2; shift 2 ;;
 *) exec "$real" "$@" ;;
 esac
 site=$HOME/.local/lib/@PYTHON@/site-packages
-[ -d "$site" ] || {
-    mkdir -p "$site" && cp -r --no-preserve=mode "$home/@INSTALLED@/." "$site/"
-} || exit 1
+missing=
+for each in "$home/@INSTALLED@"/*; do
+    name=${each##*/}
+    is_there=
+    for known in "$site/${name%%-*}"-*.dist-info; do [ -d "$known" ] && is_there=1; done
+    [ -n "$is_there" ] || missing="$missing $each"  # no name of a package has a space
+done
+[ -z "$missing" ] || { mkdir -p "$site" && cp -r --no-preserve=mode $missing "$site/"; } || exit 1
 exec "$real" pip "$command" --prefix "$HOME/.local" "$@"
 """
 _APT = """\
@@ -116,13 +105,10 @@ exit 127
 
 def add(root: Path, packages: Path) -> None:
     """Add all of it to the environment at `root`, whose modules are in `packages`."""
-    user_site = _USER_SITE.replace("@INSTALLED@", INSTALLED)
-    (packages / "_cellwall_user_site.py").write_text(user_site, encoding="utf-8")
+    (packages / "_cellwall_user_site.py").write_text(_USER_SITE, encoding="utf-8")
     (packages / "_cellwall_user_site.pth").write_text(_PTH, encoding="utf-8")
     for name in ("apt", "apt-get"):
         _script(root / "bin" / name, _APT.replace("@NAME@", name))
-    for folder in sorted(packages.glob("*.dist-info")):
-        _describe(folder, root / INSTALLED / folder.name)
     if (root / "bin/uv").is_file():
         _wrap_uv(root, packages)
 
@@ -132,6 +118,8 @@ def _wrap_uv(root: Path, packages: Path) -> None:
     os.rename(root / "bin/uv", root / "libexec/uv")
     text = _UV.replace("@PYTHON@", packages.parent.name).replace("@INSTALLED@", INSTALLED)
     _script(root / "bin/uv", text)
+    for folder in sorted(packages.glob("*.dist-info")):
+        _describe(folder, root / INSTALLED / folder.name)
 
 
 def _describe(distribution: Path, place: Path) -> None:
