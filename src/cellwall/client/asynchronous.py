@@ -75,6 +75,7 @@ class AsyncClient(AsyncClosing):
         compile_options: Sequence[str] = (),
         compile_limits: Limits | Mapping[str, Any] | None = None,
         network: object = None,
+        packages: Sequence[str] = (),
         on_event: OnEvent | None = None,
         tools: Tools | None = None,
     ) -> Execution:
@@ -104,6 +105,7 @@ class AsyncClient(AsyncClosing):
             compile_options=compile_options,
             compile_limits=compile_limits,
             network=network,
+            packages=packages,
         )
         body |= asking.tools(None if box is None else box.manifest)
         attempt = Attempt(self._transport, "/execute", body, tools=box)
@@ -141,15 +143,17 @@ class AsyncClient(AsyncClosing):
         metadata: Mapping[str, str] | None = None,
         tools: Tools | None = None,
         network: object = None,
+        packages: Sequence[str] = (),
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
         `tools`: functions of this process that its code may call as `tools.name(…)`; only
         executions started by this object may call them. `network`: where it may connect to, such as
-        `["example.org"]`; None is no network.
+        `["example.org"]`; None is no network. `packages`: Python packages to install first.
         """
         box = box_of(tools)
         body = {
+            "packages": asking.words(packages, "packages"),
             **asking.given(
                 limits=asking.limits(limits),
                 env=asking.env(env),
@@ -226,6 +230,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     compile_options: Sequence[str] = (),
     compile_limits: Limits | Mapping[str, Any] | None = None,
     network: object = None,
+    packages: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the request body for one program."""
     wanted = asking.limits(limits)
@@ -248,6 +253,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
         "compile_options": asking.words(compile_options, "compile_options"),
         "args": asking.words(args, "args"),
         "collect": asking.words(collect, "collect"),
+        "packages": asking.words(packages, "packages"),
     }
 
 

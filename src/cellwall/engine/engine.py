@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.parts.network import Outside, with_way_out
+from cellwall.engine.parts.packages import checked, install
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
@@ -154,6 +155,13 @@ class Engine:
         """Raise `UsageError` if no host could meet the isolation that `request` demands."""
         self._runtimes.demand(request)
 
+    def check_packages(self, packages: Sequence[str]) -> tuple[str, ...]:
+        """Return the requirements to install; `UsageError` if one is none, or none is allowed."""
+        if not packages:
+            return ()
+        self.outside.check_packages()
+        return checked(packages)
+
     async def probe(self, name: str) -> tuple[Runtime, list[Finding]]:
         """Return the runtime called `name` and its findings on this host."""
         runtime = self._runtimes.get(name)
@@ -214,6 +222,7 @@ class Engine:
 
     async def _execute(self, request: Request, watch: _Watch) -> Execution:
         work = plan(request, self.settings.limits)
+        packages = self.check_packages(request.packages)
         template = self._built.get(request.template) or await self.template(request.template)
         runtime = await self._runtimes.choose(request.isolation_request)
         spec = SandboxSpec(
@@ -248,11 +257,14 @@ class Engine:
                 return made
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
-        spec = with_way_out(replace(spec, purpose=purpose_of(work, program)), watch.network)
+        purpose = "program" if packages else purpose_of(work, program)
+        spec = with_way_out(replace(spec, purpose=purpose), watch.network, needs_one=bool(packages))
 
         async def run(live: ClaimedSandbox) -> Execution:
             if not watch.network.is_none:
                 await self.outside.open(live, watch.network, request.tenant)
+            if packages:
+                await self._install(live, packages, request.tenant)
             return await self._run_in(live, work, program, watch, stages)
 
         execution = await self._anew(runtime, spec, watch, run)
@@ -358,6 +370,7 @@ class Engine:
         floor: Floor = NO_FLOOR,
         tools: Tools | None = None,
         network: object = None,
+        packages: Sequence[str] = (),
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -365,10 +378,12 @@ class Engine:
         `isolation` is a level, None for the operator's default; `trust` (`untrusted`, `semi`,
         `trusted`) stands for one. `floor` is the operator's demand on this tenant. `tools`:
         functions of this process that its Python code may call as `tools.name(…)`. `network`:
-        what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `tenant`:
-        whose it is, for the records of its connections.
+        what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `packages`:
+        Python packages to install first, such as `["requests"]`. `tenant`: whose it is, for the
+        records of its connections.
         """
         box = box_of(tools)
+        wanted = self.check_packages(packages)
         policy = self.outside.checked(network, trust)
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
@@ -382,11 +397,11 @@ class Engine:
                 demand_hard=demand_hard,
                 start=check_start(start),
             )
-            spec = with_way_out(spec, policy)
+            spec = with_way_out(spec, policy, needs_one=bool(wanted))
             live = await self._claim(chosen, spec)
             live.trust = trust
-            if not policy.is_none:
-                await self._opened(live, chosen, policy, tenant)
+            if spec.has_network:
+                await self._opened(live, chosen, policy, wanted, tenant)
             sandbox = AsyncSandbox(
                 live, self._tasks, partial(self._released, chosen), box, self.outside, tenant
             )
@@ -394,15 +409,25 @@ class Engine:
             return sandbox
 
     async def _opened(
-        self, live: ClaimedSandbox, runtime: Runtime, policy: NetworkPolicy, tenant: str
+        self,
+        live: ClaimedSandbox,
+        runtime: Runtime,
+        policy: NetworkPolicy,
+        packages: tuple[str, ...],
+        tenant: str,
     ) -> None:
-        """Give a claimed sandbox its way out, or destroy it."""
+        """Give a claimed sandbox its way out, and what comes by it, or destroy it."""
         try:
             await self.outside.open(live, policy, tenant)
+            if packages:
+                await self._install(live, packages, tenant)
         except BaseException:
-            live.kill("its network could not be opened")
+            live.kill("its network could not be opened, or its packages not installed")
             self._release(live, runtime)
             raise
+
+    async def _install(self, live: ClaimedSandbox, packages: tuple[str, ...], tenant: str) -> None:
+        await install(live, self.outside, packages, self._tasks, tenant=tenant)
 
     def _released(self, runtime: Runtime, sandbox: AsyncSandbox) -> None:
         if self._sandboxes.pop(sandbox.id, None) is not None:

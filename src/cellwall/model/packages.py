@@ -170,10 +170,11 @@ class PackagePolicy:
     def narrowed(self, by: PackagePolicy) -> PackagePolicy:
         """Return what both allow: `by` is the operator's, and this the caller's.
 
-        Raises `UsageError` if this one names a registry that is off for the operator.
+        Raises `UsageError` if this one names a registry that is off for the operator. Done once
+        more, it changes nothing.
         """
         off = [each for each in self.registries if each not in by.registries]
-        if self.within is not None:
+        if self.within not in (None, by.allow):
             raise _wrong("within", "it is the operator's")
         if off and self is not ANY_PACKAGE:
             raise UsageError(
@@ -183,7 +184,7 @@ class PackagePolicy:
         return PackagePolicy(
             tuple(each for each in self.registries if each in by.registries),
             self.allow,
-            self.deny + by.deny,
+            self.deny + tuple(rule for rule in by.deny if rule not in self.deny),
             max(self.min_age_days, by.min_age_days),
             by.allow,
             self.allow_sdists and by.allow_sdists,

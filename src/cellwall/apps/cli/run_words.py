@@ -50,6 +50,7 @@ _LISTS = {
     "--compile-option": "compile_option",
     "--compile-limit": "compile_limit",
     "--allow": "allow",
+    "--package": "package",
 }
 _FLAGS = {"--demand-hard": "demand_hard", "--json": "as_json"}
 

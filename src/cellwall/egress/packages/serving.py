@@ -57,7 +57,7 @@ PolicyOf = Callable[[], PackagePolicy]
 OnServed = Callable[[Served], None]
 
 
-async def serve(
+async def serve(  # noqa: PLR0913 - what is one connection's, and what its sandbox's
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     broker: Broker,

@@ -8,9 +8,10 @@ sockets that the host opened there. So it is the same for a sandbox out of the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -37,7 +38,7 @@ _NETWORK_ENV = dict.fromkeys(
     "",  # as if it were not set, for pip and npm alike
 )
 """In place of the variables with which package managers fail at once without a network."""
-_PACKAGES_ENV = {
+PACKAGES_ENV = {
     "PIP_INDEX_URL": f"http://{BROKER}/simple/",
     "PIP_TRUSTED_HOST": BROKER,
     "PIP_RETRIES": "1",
@@ -93,13 +94,19 @@ class Outside:
             _check_mode(policy, word.network, f"trust {trust!r} means", remedy)
         return policy
 
+    def check_packages(self) -> PackagePolicy:
+        """Return all that the operator allows to install; `UsageError` if that is nothing."""
+        from cellwall.model.packages import ANY_PACKAGE
+
+        return self._packages(ANY_PACKAGE)
+
     def _packages(self, asked: PackagePolicy) -> PackagePolicy:
         from cellwall.model.packages import PackagePolicy
 
         found = asked.narrowed(PackagePolicy.of(self._settings.packages))
         if found.is_none:
             raise UsageError(
-                "packages: they are off here",
+                "packages: none may be installed here",
                 remedy="have the operator set CELLWALL_PACKAGES=any, or what may be installed",
             )
         return found
@@ -126,6 +133,18 @@ class Outside:
             live.network = None
             del self._networks[live.spec.sandbox_id]
             raise
+
+    @contextlib.asynccontextmanager
+    async def installing(self, live: ClaimedSandbox, tenant: str) -> AsyncIterator[None]:
+        """Have the package broker on for a sandbox, as far as the operator allows, meanwhile.
+
+        Raises UsageError, HostUnsupported.
+        """
+        packages = self.check_packages()
+        if live.network is None:
+            await self.open(live, NO_NETWORK, tenant)
+        async with self._networks[live.spec.sandbox_id].lent(packages):
+            yield
 
     @property
     def proxy(self) -> EgressProxy:
@@ -190,6 +209,8 @@ class SandboxNetwork:
         self.tenant = tenant
         self._id = live.spec.sandbox_id
         self._changing = asyncio.Lock()
+        self._lent: PackagePolicy | None = None
+        self._installations = 0
         self._times_lost = 0
         self._open: dict[int, Record] = {}
         """Records of the connections that are open, by their number."""
@@ -211,9 +232,31 @@ class SandboxNetwork:
         if not isinstance(sandbox, OpensListeners):
             raise no_network(self.live.isolation.runtime)
         await proxy.start()  # after the end of the one before, which had the same ports
-        if self.policy.packages is not None:
+        policy = self._in_force()
+        if policy.packages is not None:
             await self._outside.serve_packages()
-        await proxy.add(self._id, await sandbox.open_listeners(), self.policy, self.on_lost)
+        await proxy.add(self._id, await sandbox.open_listeners(), policy, self.on_lost)
+
+    def _in_force(self) -> NetworkPolicy:
+        """Return the sandbox's own policy, with packages while its caller installs some."""
+        if self._lent is None or self.policy.packages is not None:
+            return self.policy
+        return replace(self.policy, packages=self._lent)
+
+    @contextlib.asynccontextmanager
+    async def lent(self, packages: PackagePolicy) -> AsyncIterator[None]:
+        """Have packages on meanwhile, whatever the sandbox's policy."""
+        self._installations += 1
+        self._lent = packages
+        try:
+            await self.set(self.policy)
+            yield
+        finally:
+            self._installations -= 1
+            if not self._installations:
+                self._lent = None
+                with contextlib.suppress(CellwallError):  # the sandbox or the proxy has ended
+                    await asyncio.shield(self.set(self.policy))
 
     def on_lost(self, why: str) -> None:
         """Take note that the proxy has ended, and ask for the way out again."""
@@ -234,7 +277,7 @@ class SandboxNetwork:
 
     async def serve_again(self) -> None:
         """Give the sandbox its way out again, if it still wants one."""
-        if not self.live.is_alive or self.policy.is_none:
+        if not self.live.is_alive or self._in_force().is_none:
             return
         try:
             await self.serve()
@@ -255,18 +298,27 @@ class SandboxNetwork:
         One change after the other: what is served is always by the last one.
         """
         async with self._changing:
-            proxy = self._outside.proxy
-            if proxy.serves(self._id):
-                if policy.packages is not None:
-                    await self._outside.serve_packages()
-                try:
-                    await proxy.set_policy(self._id, policy)
-                except SandboxBroken:
-                    if proxy.serves(self._id):
-                        raise  # it has not ended: it could not do it
-            self.policy = policy
-            if not policy.is_none:
+            before, self.policy = self.policy, policy
+            try:
+                await self._apply()
+            except BaseException:
+                self.policy = before
+                raise
+            if not self._in_force().is_none:
                 await self._serve()
+
+    async def _apply(self) -> None:
+        """Tell the proxy of the policy in force, if it serves the sandbox."""
+        proxy, policy = self._outside.proxy, self._in_force()
+        if not proxy.serves(self._id):
+            return
+        if policy.packages is not None:
+            await self._outside.serve_packages()
+        try:
+            await proxy.set_policy(self._id, policy)
+        except SandboxBroken:
+            if proxy.serves(self._id):
+                raise  # it has not ended: it could not do it
 
     async def usage(self) -> NetworkUsage:
         """Return the use since the start of the sandbox."""
@@ -290,11 +342,16 @@ class SandboxNetwork:
         return replace(outcome, usage=replace(outcome.usage, network=since))
 
 
-def with_way_out(spec: SandboxSpec, policy: NetworkPolicy) -> SandboxSpec:
-    """Return what a sandbox with that policy is started as."""
+def with_way_out(
+    spec: SandboxSpec, policy: NetworkPolicy, *, needs_one: bool = False
+) -> SandboxSpec:
+    """Return what a sandbox with that policy is started as.
+
+    `needs_one`: it gets a way out also where the policy leads nowhere.
+    """
     if policy.is_none:
-        return spec
-    own = _NETWORK_ENV if policy.packages is None else _PACKAGES_ENV
+        return replace(spec, has_network=needs_one)
+    own = _NETWORK_ENV if policy.packages is None else PACKAGES_ENV
     return replace(spec, has_network=True, own_env=own, env={**own, **spec.env})
 
 

@@ -72,6 +72,8 @@ class Request:
     """Functions of the caller that the program may call as `tools.name(…)`."""
     network: object = None
     """What `NetworkPolicy.of` takes; None is no network. A compile stage never has one."""
+    packages: Sequence[str] = ()
+    """Python packages that are installed before the program runs, such as `requests>=2`."""
 
     @property
     def isolation_request(self) -> IsolationRequest:

@@ -138,5 +138,3 @@ def _describe(distribution: Path, place: Path) -> None:
 def _script(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     path.chmod(0o755)
-
-

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-
 from _frozen_importlib_external import PathFinder
 
 TYPE_CHECKING = False

@@ -112,6 +112,7 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             demand_hard=body.demand_hard,
             start=body.start,
             network=value_of(body.network),
+            packages=body.packages,
             tenant=request.owner,
         )
     except BaseException:

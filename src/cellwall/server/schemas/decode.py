@@ -160,4 +160,5 @@ def request(
         compile_limits=compiling,
         tenant=owner,
         network=value_of(body.network),
+        packages=body.packages,
     )
