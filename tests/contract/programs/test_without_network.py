@@ -9,7 +9,7 @@ import pytest
 import cellwall
 from conftest import require_command
 
-SENTENCE = "no-network-in-this-sandbox.put-packages-into-a-template"
+SENTENCE = "packages-are-off-in-this-sandbox.ask-its-owner-to-install-them"
 LIMITS = {"memory_mb": 1024, "processes": 200}
 COMMANDS = {
     "pip install": ("pip", "pip install cellwall-no-such-package"),

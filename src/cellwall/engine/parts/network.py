@@ -34,8 +34,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cellwall")
 
 _NETWORK_ENV = dict.fromkeys(
-    ("PIP_INDEX_URL", "PIP_RETRIES", "npm_config_registry", "npm_config_fetch_retries"),
-    "",  # as if it were not set, for pip and npm alike
+    (
+        "PIP_INDEX_URL",
+        "PIP_RETRIES",
+        "UV_DEFAULT_INDEX",
+        "UV_HTTP_RETRIES",
+        "npm_config_registry",
+        "npm_config_fetch_retries",
+    ),
+    "",  # as if it were not set
 )
 """In place of the variables with which package managers fail at once without a network."""
 PACKAGES_ENV = {
@@ -43,6 +50,7 @@ PACKAGES_ENV = {
     "PIP_TRUSTED_HOST": BROKER,
     "PIP_RETRIES": "1",
     "UV_DEFAULT_INDEX": f"http://{BROKER}/simple/",
+    "UV_HTTP_RETRIES": "1",
     "npm_config_registry": f"http://{BROKER}/npm/",
     # Lock files that were written elsewhere name another registry.
     "npm_config_replace_registry_host": "always",

@@ -35,7 +35,8 @@ _ENV = {
 }
 _NO_SUCH_COMMAND = {126, 127}
 _ADDED = re.compile(r"^ \+ (\S+==\S+)$", re.MULTILINE)
-_CAUSE = re.compile(r"^\s*(?:error|cause|hint):\s*", re.MULTILINE)
+_CAUSE = re.compile(r"^\s*(?:error|cause|hint):\s*|^Using .*\n", re.MULTILINE)
+"""What stands before uv's sentences, and its line about the interpreter."""
 _MOST_SAID = 2000
 
 

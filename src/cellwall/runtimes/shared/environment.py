@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 INTERPRETER = f"{plan.TEMPLATE_ROOT}/bin/python"
 
 
-_NOWHERE = "https://no-network-in-this-sandbox.put-packages-into-a-template.invalid/"
-"""Address with a sentence that pip and npm print when they cannot reach it."""
+_NOWHERE = "https://packages-are-off-in-this-sandbox.ask-its-owner-to-install-them.invalid/"
+"""Address with a sentence that pip, uv and npm print when they cannot reach it."""
 
 _WITHOUT_NETWORK = {
     "PIP_INDEX_URL": _NOWHERE,
     "PIP_RETRIES": "0",
+    "UV_DEFAULT_INDEX": _NOWHERE,
+    "UV_HTTP_RETRIES": "0",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     # Otherwise the system's pip suggests this option, which has no effect and no risk here.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
@@ -33,7 +35,7 @@ _WITHOUT_NETWORK = {
 }
 """Variables with which package managers fail at once, not after a minute of retries.
 
-For every runtime, because none has a network. A template's and a caller's own variables take
+A sandbox with a way out has others in their place. A template's and a caller's own variables take
 precedence: there may be an index inside.
 """
 

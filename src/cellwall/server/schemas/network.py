@@ -51,7 +51,7 @@ class PackagesPolicyBody(StrictModel):
     allow_sdists: bool = Field(False, description="Whether source distributions may be built.")
     largest_file_mb: Annotated[int, Field(ge=1)] = 1024
     largest_page_mb: Annotated[int, Field(ge=1)] = 32
-    within: None = Field(None, description="The operator's list; shown in answers.")
+    within: _Rules | None = Field(None, description="The operator's list; answers show it.")
 
 
 class NetworkBody(StrictModel):
