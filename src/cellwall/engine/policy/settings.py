@@ -70,11 +70,12 @@ class EngineSettings:
     resolves."""
     packages: object = True
     """What sandboxes may install where their policy has packages: what `PackagePolicy.of` takes,
-    such as `{"registries": ["pypi"], "deny": ["torch"]}`; `True` is everything, as wheels."""
-    package_registries: tuple[Mapping[str, Any], ...] = ()
+    such as `{"registries": ["pypi"], "deny": ["torch"]}`; true is everything, as wheels. In the
+    variable `any`, `none` or JSON."""
+    package_registries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     """Registries that the package broker asks, such as
     `{"registry": "pypi", "url": "https://packages.example.org/simple/"}`; empty: what pip, uv and
-    npm of this machine ask."""
+    npm of this machine ask. In the variable JSON."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -98,16 +99,22 @@ class EngineSettings:
             from cellwall.egress.addresses import AddressPolicy  # most engines list none
 
             AddressPolicy(self.network_addresses)  # UsageError on one that is no network
-        if self.packages is not True:
-            from cellwall.model.packages import PackagePolicy  # most operators leave it
-
-            PackagePolicy.of(self.packages)  # UsageError on what is no policy
+        if self.packages is not True or self.package_registries:
+            self._check_packages()
         if set(self.trust) != set(TRUST_WORDS):
             odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
             raise UsageError(
                 f"settings: trust: {odd[0]!r} is not one of its words, or is missing",
                 remedy=f"its words: {', '.join(TRUST_WORDS)}",
             )
+
+    def _check_packages(self) -> None:
+        from cellwall.egress.packages.upstream import Upstream  # most operators leave both
+        from cellwall.model.packages import PackagePolicy
+
+        PackagePolicy.of(self.packages)  # UsageError on what is no policy
+        for registry in self.package_registries:
+            Upstream.of(registry)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> EngineSettings:
