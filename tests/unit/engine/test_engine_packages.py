@@ -1,10 +1,11 @@
-"""What the engine knows of packages before a sandbox runs: rules, registries, a folder, requests."""
+"""What the engine knows of packages before a sandbox runs: rules, registries, requests."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,17 @@ from cellwall import EngineSettings
 from cellwall.engine.parts import package_registries, packages
 from cellwall.engine.parts.network import PACKAGES_ENV, Outside, with_way_out
 from cellwall.model.errors import HostUnsupported, UsageError
+from cellwall.model.limits import Limits
 from cellwall.model.network import BROKER, NetworkPolicy
 from cellwall.model.packages import ANY_PACKAGE, NO_PACKAGE, PackagePolicy
+from cellwall.runtimes.base import SandboxSpec
 from cellwall.surface.shared.tasks import Tasks
-from kit.specs import spec
+
+TEMPLATE = BuiltTemplate(Template("python"), "0" * 32, "/t", "/t/bin/python", "/b", (), 0)
+
+
+def spec(**fields: Any) -> SandboxSpec:
+    return SandboxSpec("one", TEMPLATE, Limits(), **fields)
 
 
 def _outside(tmp_path: Path, **settings: object) -> Outside:

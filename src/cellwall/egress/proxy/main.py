@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cellwall.egress.addresses import AddressPolicy
-from cellwall.egress.proxy import control, resolver
+from cellwall.egress.proxy import control
 from cellwall.egress.proxy.listening import Listening
+from cellwall.egress.proxy.naming import resolver
 from cellwall.egress.proxy.sandbox_network import Refused, SandboxNetwork
 from cellwall.linux.syscalls import process
 from cellwall.model.network import NetworkPolicy

@@ -18,8 +18,8 @@ from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.proxy import decision
 from cellwall.egress.proxy.decision import Decision
 from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
-from cellwall.egress.proxy.names import Names
-from cellwall.egress.proxy.resolver import Answers, Ask, Busy, NoSuchName
+from cellwall.egress.proxy.naming.names import Names
+from cellwall.egress.proxy.naming.resolver import Answers, Ask, Busy, NoSuchName
 from cellwall.model.network import BROKER, NetworkPolicy
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwall.egress.addresses import AddressPolicy
-from cellwall.egress.proxy import dns as answers
-from cellwall.egress.proxy import hello, names, resolver
+from cellwall.egress.proxy import hello
 from cellwall.egress.proxy.destinations import authority
 from cellwall.egress.proxy.http_relay import REQUEST_LINE
 from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
+from cellwall.egress.proxy.naming import dns as answers
+from cellwall.egress.proxy.naming import names, resolver
 from cellwall.egress.proxy.sandbox_network import Destination, SandboxNetwork
 from cellwall.model.network import NetworkPolicy
 
