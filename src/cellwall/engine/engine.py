@@ -265,6 +265,7 @@ class Engine:
                 await self.outside.open(live, watch.network, request.tenant)
             if packages:
                 await self._install(live, packages, request.tenant)
+                live.channel.may_hold = False  # the program is not the first of its sandbox
             return await self._run_in(live, work, program, watch, stages)
 
         execution = await self._anew(runtime, spec, watch, run)

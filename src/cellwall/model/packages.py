@@ -176,7 +176,7 @@ class PackagePolicy:
         off = [each for each in self.registries if each not in by.registries]
         if self.within not in (None, by.allow):
             raise _wrong("within", "it is the operator's")
-        if off and self is not ANY_PACKAGE:
+        if off and self != ANY_PACKAGE:
             raise UsageError(
                 f"packages: {off[0]} packages are off here",
                 remedy="leave that registry out, or have the operator set CELLWALL_PACKAGES",

@@ -16,6 +16,7 @@ from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.network import BROKER, NetworkPolicy
 from cellwall.model.packages import ANY_PACKAGE, NO_PACKAGE, PackagePolicy
+from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.base import SandboxSpec
 from cellwall.surface.shared.tasks import Tasks
 

@@ -20,7 +20,7 @@ from cellwall.egress.proxy.decision import Decision
 from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
 from cellwall.egress.proxy.naming.names import Names
 from cellwall.egress.proxy.naming.resolver import Answers, Ask, Busy, NoSuchName
-from cellwall.model.network import BROKER, NetworkPolicy
+from cellwall.model.network import BROKER, WEB_PORTS, NetworkPolicy
 
 if TYPE_CHECKING:
     from cellwall.egress.packages.broker import Broker
@@ -263,7 +263,17 @@ class SandboxNetwork:
 
     def note_package(self, name: str, size: int) -> None:
         """Report a file of a package that the sandbox was given, with its size in bytes."""
-        self._report({"event": "package", "at": time.time(), "name": name, "received_bytes": size})
+        self._report(
+            {
+                "event": "package",
+                "at": time.time(),
+                "host": BROKER,
+                "port": WEB_PORTS[0],
+                "rule": "packages",
+                "name": name,
+                "received_bytes": size,
+            }
+        )
 
     def set_policy(self, policy: NetworkPolicy) -> None:
         """Change the policy; connections that it does not allow are closed now."""
