@@ -79,6 +79,25 @@ def test_age(uploaded_at: float | None, is_refused: bool) -> None:
     assert judged({}, uploaded_at=uploaded_at) is None
 
 
+@pytest.mark.parametrize(
+    ("allow", "within", "is_refused"),
+    [
+        (["dep"], ["dep"], False),
+        (["dep"], ["other"], True),
+        (["other"], ["dep"], True),
+        (None, ["other"], True),
+        (None, [], True),
+        (None, ["dep"], False),
+        (["dep"], None, False),
+    ],
+)
+def test_both_lists_have_to_allow(
+    allow: list[str] | None, within: list[str] | None, is_refused: bool
+) -> None:
+    policy = {"allow": allow, "within": within}
+    assert (judged(policy) is not None) is is_refused
+
+
 def test_source_and_size() -> None:
     assert judged({}, is_source=True) == sentences.ONLY_SOURCE
     assert judged({"allow_sdists": True}, is_source=True) is None
