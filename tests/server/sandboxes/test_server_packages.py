@@ -114,3 +114,23 @@ def test_the_command_line_installs(registry: Registry) -> None:
     assert "not found in the package registry" in none.stderr
     env["CELLWALL_PACKAGES"] = "none"
     assert "none may be installed here" in cli("--package", "alpha").stderr
+
+
+def test_the_command_line_of_a_server(stocked: Server) -> None:
+    env = {**os.environ, "CELLWALL_URL": stocked.address, "CELLWALL_API_KEY": ALICE}
+
+    def cli(*words: str) -> str:
+        argv = [sys.executable, "-m", "cellwall.apps.cli.main", *words]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    made = cli("sandbox", "create", "--network", "packages")
+    assert cli("sandbox", "install", made, "alpha") == "alpha==1.0"
+    assert cli("sandbox", "exec", made, "--", "python", "-c", CODE) == "1.0"
+    assert "packages of pypi" in cli("network", "show", made)
+    assert cli("network", "set", made, "--network", "none") == "none"
+    events = [each["event"] for each in json.loads(cli("network", "log", made, "--json"))]
+    assert {"open", "package", "close"} <= set(events)
+    assert "alpha-1.0-py3-none-any.whl" in cli("network", "log", made)
+    stocked.client().delete(f"/sandboxes/{made}")
