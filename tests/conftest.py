@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -174,14 +174,19 @@ def any_outside(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "jail":
         yield request.getfixturevalue("outside")
         return
+    with world(request.param, **ground(request)) as made:
+        yield made
+
+
+def ground(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return what a `kit.outside.world` on the runtime that the fixture is for needs."""
     if request.param == "gvisor":
         require_capability("runsc", shutil.which("runsc") is not None, "apt-get install runsc")
-        with world("gvisor", isolation="kernel") as made:
-            yield made
-        return
-    state, templates = request.getfixturevalue("docker_ground")
-    with world("docker", directory=state, templates=templates) as made:
-        yield made
+        return {"isolation": "kernel"}
+    if request.param == "docker":
+        state, templates = request.getfixturevalue("docker_ground")
+        return {"directory": state, "templates": templates}
+    return {}
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -17,6 +17,7 @@ from conftest import Require
 from kit.places import ROOT
 
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
+NETWORK = sorted((ROOT / "docs" / "snippets" / "network").glob("*.py"))
 AGENTS = [ROOT / "docs" / "snippets" / "agents" / "tools.py"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 Done = subprocess.CompletedProcess[str]
@@ -53,8 +54,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("snippet", [*SNIPPETS, *AGENTS], ids=lambda path: path.stem)
-def test_snippet_runs(snippet: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("snippet", [*SNIPPETS, *NETWORK, *AGENTS], ids=lambda path: path.stem)
+def test_snippet_runs(snippet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A machine whose registries are behind a mirror has them at private addresses.
+    monkeypatch.setenv("CELLWALL_NETWORK_ADDRESSES", "0.0.0.0/0,::/0")
     done = execute([sys.executable, str(snippet)], tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -99,7 +102,8 @@ def test_every_snippet_is_shown_and_help_is_current() -> None:
         ("library.md", SNIPPETS),
         ("agents/tools.md", AGENTS),
         ("sdk.md", folder.glob("sdk/*.py")),
-        ("network.md", folder.glob("network/*.py")),
+        ("network.md", folder.glob("network/policy*.py")),
+        ("packages.md", folder.glob("network/packages*.py")),
         ("add-a-runtime.md", folder.glob("runtimes/*.py")),
     )
     for name, files in pages:

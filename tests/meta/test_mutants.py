@@ -12,7 +12,7 @@ import pytest
 from mutants.tables import ROOT, Mutant, is_there, load
 
 MUTANTS = load()
-_FINDINGS = {f"F{number}" for number in range(1, 16)} | {"S1", "S2", "P3", "L"}
+_FINDINGS = {f"F{number}" for number in range(1, 16)} | {"S1", "S2", "P3", "L", "packages"}
 
 
 def test_every_finding_has_its_guards() -> None:

@@ -115,7 +115,7 @@ def _result(case: ET.Element) -> str:
 def _verdict(test: str, found: Sequence[tuple[str, str]]) -> str:
     """Return what became of a test, whatever its cases: `failed: why`, if one has."""
     results = [result for name, result in found if name == test or name.partition("[")[0] == test]
-    order = ("failed", "error", "passed", "skipped")
+    order = ("failed", "error", "hung", "passed", "skipped")
     return min(results, key=lambda each: order.index(each.partition(":")[0]), default="did not run")
 
 

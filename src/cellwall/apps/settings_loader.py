@@ -105,6 +105,12 @@ def _changed(settings: Any, changes: Mapping[str, Any], hidden: frozenset[str], 
 
 
 def _fitting(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of TOML
+    if kind == "object":
+        return value  # the settings themselves say what is wrong with it
+    if kind.startswith("tuple[Mapping"):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, dict) for v in value):
+            raise UsageError(f"settings: {name} is not a list of tables", remedy="write [{…}, {…}]")
+        return tuple(value)
     if kind.startswith("tuple"):
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise UsageError(f"settings: {name} is not a list of texts", remedy='write ["a", "b"]')

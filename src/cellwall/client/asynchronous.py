@@ -76,6 +76,7 @@ class AsyncClient(AsyncClosing):
         compile_limits: Limits | Mapping[str, Any] | None = None,
         network: object = None,
         secrets: Sequence[str] = (),
+        packages: Sequence[str] = (),
         on_event: OnEvent | None = None,
         tools: Tools | None = None,
     ) -> Execution:
@@ -107,6 +108,7 @@ class AsyncClient(AsyncClosing):
             compile_limits=compile_limits,
             network=network,
             secrets=secrets,
+            packages=packages,
         )
         body |= asking.tools(None if box is None else box.manifest)
         attempt = Attempt(self._transport, "/execute", body, tools=box)
@@ -145,15 +147,18 @@ class AsyncClient(AsyncClosing):
         tools: Tools | None = None,
         network: object = None,
         secrets: Sequence[str] = (),
+        packages: Sequence[str] = (),
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
         `tools`: functions of this process that its code may call as `tools.name(…)`; only
         executions started by this object may call them. `network`: where it may connect to, such as
         `["example.org"]`; None is no network. `secrets`: names of secrets that the server keeps.
+        `packages`: Python packages to install first.
         """
         box = box_of(tools)
         body = {
+            "packages": asking.words(packages, "packages"),
             **asking.given(
                 limits=asking.limits(limits),
                 env=asking.env(env),
@@ -232,6 +237,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     compile_limits: Limits | Mapping[str, Any] | None = None,
     network: object = None,
     secrets: Sequence[str] = (),
+    packages: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the request body for one program."""
     wanted = asking.limits(limits)
@@ -255,6 +261,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
         "compile_options": asking.words(compile_options, "compile_options"),
         "args": asking.words(args, "args"),
         "collect": asking.words(collect, "collect"),
+        "packages": asking.words(packages, "packages"),
     }
 
 

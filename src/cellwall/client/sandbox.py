@@ -18,7 +18,7 @@ from cellwall.client.contexts import Contexts
 from cellwall.client.files import Files
 from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
-from cellwall.model.execution import DEFAULT_BUDGET_CHARS
+from cellwall.model.execution import DEFAULT_BUDGET_CHARS, Installation
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.outcome import Verdict
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
@@ -27,7 +27,7 @@ from cellwall.wire import asking
 from cellwall.wire.reading import execution_of, network_usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from cellwall.client.connection.transport import Json, Transport
     from cellwall.client.ports import Ports
@@ -132,6 +132,24 @@ class AsyncSandbox:
         answer = await self._live.json(Ask("PUT", "/network", body=body))
         self._live.facts["network"] = answer["policy"]
         return self.network
+
+    async def install(
+        self,
+        packages: Iterable[str],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+    ) -> Installation:
+        """Install Python packages, such as `["requests", "pandas>=2"]`; wheels only.
+
+        Its contexts import them without a restart. Raises `UsageError` with the reason if one
+        cannot be installed. `timeout`: seconds, 120 without it.
+        """
+        body = {
+            "packages": asking.words(list(packages), "packages"),
+            **asking.given(timeout=timeout),
+        }
+        answer = await self._live.json(Ask("POST", "/packages", body=body, is_held=True))
+        return Installation(tuple(answer["installed"]))
 
     async def network_usage(self) -> NetworkUsage:
         """Return what the sandbox has used of the network since its start."""

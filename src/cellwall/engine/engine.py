@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
-from cellwall.engine.parts.network import Outside
+from cellwall.engine.parts.network import Outside, with_way_out
+from cellwall.engine.parts.packages import checked, install
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
@@ -126,7 +127,7 @@ class Engine:
             )
         )
         self._tasks = Tasks()
-        self.outside = Outside(self.settings, self._tasks)
+        self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
@@ -155,6 +156,13 @@ class Engine:
     def check_isolation(self, request: IsolationRequest) -> None:
         """Raise `UsageError` if no host could meet the isolation that `request` demands."""
         self._runtimes.demand(request)
+
+    def check_packages(self, packages: Sequence[str]) -> tuple[str, ...]:
+        """Return the requirements to install; `UsageError` if one is none, or none is allowed."""
+        if not packages:
+            return ()
+        self.outside.check_packages()
+        return checked(packages)
 
     async def probe(self, name: str) -> tuple[Runtime, list[Finding]]:
         """Return the runtime called `name` and its findings on this host."""
@@ -218,6 +226,7 @@ class Engine:
 
     async def _execute(self, request: Request, watch: _Watch) -> Execution:
         work = plan(request, self.settings.limits)
+        packages = self.check_packages(request.packages)
         template = self._built.get(request.template) or await self.template(request.template)
         runtime = await self._runtimes.choose(request.isolation_request)
         spec = SandboxSpec(
@@ -253,18 +262,18 @@ class Engine:
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
         egress = watch.egress
-        # The files of trust need more than a sandbox of a single program has.
-        purpose = purpose_of(work, program) if egress.opened is None else "program"
-        spec = replace(
-            spec,
-            purpose=purpose,
-            has_network=not egress.policy.is_none,
-            env={**egress.variables, **spec.env},
-        )
+        # Packages, and the files of trust, need more than a sandbox of a single program has.
+        is_prepared = bool(packages) or egress.opened is not None
+        purpose = "program" if is_prepared else purpose_of(work, program)
+        spec = replace(spec, purpose=purpose, env={**egress.variables, **spec.env})
+        spec = with_way_out(spec, egress.policy, needs_one=bool(packages))
 
         async def run(live: ClaimedSandbox) -> Execution:
             if not egress.policy.is_none:
                 await self.outside.open(live, egress.policy, request.tenant, egress.opened)
+            if packages:
+                await self._install(live, packages, request.tenant)
+                live.channel.may_hold = False  # the program is not the first of its sandbox
             return await self._run_in(live, work, program, watch, stages)
 
         execution = await self._anew(runtime, spec, watch, run)
@@ -381,6 +390,7 @@ class Engine:
         tools: Tools | None = None,
         network: object = None,
         secrets: object = None,
+        packages: Sequence[str] = (),
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -390,10 +400,11 @@ class Engine:
         functions of this process that its Python code may call as `tools.name(…)`. `network`:
         what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `secrets`:
         what `secrets_of` takes, a list of `Secret`, whose values never enter the sandbox, or
-        names of stored ones.
-        `tenant`: whose it is, for the records of its connections.
+        names of stored ones. `packages`: Python packages to install first, such as
+        `["requests"]`. `tenant`: whose it is, for the records of its connections.
         """
         box = box_of(tools)
+        wanted = self.check_packages(packages)
         policy = self.outside.checked(network, trust)
         egress = Egress.of(policy, await self._secrets(secrets, tenant), env or {})
         with self._calling():
@@ -407,12 +418,12 @@ class Engine:
                 env=egress.variables | check_env(env or {}),
                 demand_hard=demand_hard,
                 start=check_start(start),
-                has_network=not egress.policy.is_none,
             )
+            spec = with_way_out(spec, policy, needs_one=bool(wanted))
             live = await self._claim(chosen, spec)
             live.trust = trust
-            if not egress.policy.is_none:
-                await self._opened(live, chosen, egress, tenant)
+            if spec.has_network:
+                await self._opened(live, chosen, egress, wanted, tenant)
             sandbox = AsyncSandbox(
                 live, self._tasks, partial(self._released, chosen), box, self.outside, tenant
             )
@@ -420,15 +431,25 @@ class Engine:
             return sandbox
 
     async def _opened(
-        self, live: ClaimedSandbox, runtime: Runtime, egress: Egress, tenant: str
+        self,
+        live: ClaimedSandbox,
+        runtime: Runtime,
+        egress: Egress,
+        packages: tuple[str, ...],
+        tenant: str,
     ) -> None:
-        """Give a claimed sandbox its way out, or destroy it."""
+        """Give a claimed sandbox its way out, and what comes by it, or destroy it."""
         try:
             await self.outside.open(live, egress.policy, tenant, egress.opened)
+            if packages:
+                await self._install(live, packages, tenant)
         except BaseException:
-            live.kill("its network could not be opened")
+            live.kill("its network could not be opened, or its packages not installed")
             self._release(live, runtime)
             raise
+
+    async def _install(self, live: ClaimedSandbox, packages: tuple[str, ...], tenant: str) -> None:
+        await install(live, self.outside, packages, self._tasks, tenant=tenant)
 
     def _released(self, runtime: Runtime, sandbox: AsyncSandbox) -> None:
         if self._sandboxes.pop(sandbox.id, None) is not None:

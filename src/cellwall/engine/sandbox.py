@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.network import Outside
     from cellwall.engine.parts.ports import Ports
     from cellwall.languages.entries.language import Language
-    from cellwall.model.execution import CommandResult, Event, Execution
+    from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.surface.shared.tasks import Tasks
@@ -181,6 +181,31 @@ class AsyncSandbox:
         if self.live.is_alive:
             await network.usage()  # the records of what it counts come before it
         return list(network.log)
+
+    async def install(
+        self,
+        packages: Iterable[str],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+    ) -> Installation:
+        """Install Python packages, such as `["requests", "pandas>=2"]`; wheels only.
+
+        Its contexts import them without a restart. Whatever the network policy, they come from the
+        operator's package registries, as far as the operator allows them. `timeout`: seconds, 120
+        without it. Raises `UsageError` with the reason if one cannot be installed.
+        """
+        from cellwall.engine.parts import packages as parts
+
+        wanted = parts.checked(packages)
+        self.live.check_alive()
+        return await parts.install(
+            self.live,
+            self._outside,
+            wanted,
+            self._tasks,
+            tenant=self._tenant,
+            timeout_s=timeout,
+        )
 
     # -- running code ----------------------------------------------------------------------
 

@@ -73,6 +73,14 @@ class Compilation:
 
 
 @dataclass(frozen=True, slots=True)
+class Installation:
+    """What an installation has added to a sandbox."""
+
+    packages: tuple[str, ...]
+    """Each as `name==version`, as the installer says; none if all was there."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommandResult:
     """Result of a command."""
 

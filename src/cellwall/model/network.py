@@ -16,10 +16,14 @@ from cellwall.model.errors import UsageError
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
 
+    from cellwall.model.packages import PackagePolicy
+
 Mode = Literal["none", "allow", "open"]
 MODES: tuple[Mode, ...] = ("none", "allow", "open")
 """Modes, the strictest first."""
 
+BROKER = "packages.cellwall.internal"
+"""Host name of the package broker inside a sandbox whose policy has packages."""
 WEB_PORTS = (80, 443)
 """Ports of a rule that names none."""
 _MOST_RULES = 1000
@@ -98,13 +102,16 @@ class NetworkPolicy:
     """Most MiB in both directions together, over the sandbox's life."""
     rate_kb_s: int | None = None
     """Most KiB a second in both directions together; None: no rate of its own."""
+    packages: PackagePolicy | None = None
+    """What may be installed from the operator's registries, in every mode. None: nothing."""
 
     @classmethod
     def of(cls, value: object) -> NetworkPolicy:
         """Return the policy that a caller wrote; `UsageError` if it is none.
 
-        Takes None, `"none"`, `"open"`, a list of rules, or a mapping with `mode`, `allow`,
-        `connections`, `transfer_mb` and `rate_kb_s`. A rule is a text such as `example.org`,
+        Takes None, `"none"`, `"open"`, `"packages"` (nothing but the package broker), a list of
+        rules, or a mapping with `mode`, `allow`, `connections`, `transfer_mb`, `rate_kb_s` and
+        `packages` (what `PackagePolicy.of` takes). A rule is a text such as `example.org`,
         `*.example.org:443,8443`, `192.0.2.0/24:5432` or `[2001:db8::/32]:443`, or a mapping with
         `host`, `ports`, `methods` and `paths`.
         """
@@ -113,7 +120,7 @@ class NetworkPolicy:
         if value is None:
             return cls()
         if isinstance(value, str):
-            return cls(_mode(value))
+            return cls(packages=_packages(True)) if value == "packages" else cls(_mode(value))
         if isinstance(value, Mapping):
             return _of_mapping(value)
         if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
@@ -138,8 +145,8 @@ class NetworkPolicy:
 
     @property
     def is_none(self) -> bool:
-        """Whether the sandbox has no network at all."""
-        return self.mode == "none"
+        """Whether the sandbox has no network at all, and no package broker."""
+        return self.mode == "none" and self.packages is None
 
     @property
     def opens_tls(self) -> bool:
@@ -157,15 +164,18 @@ class NetworkPolicy:
         found: dict[str, Any] = {"mode": self.mode}
         if self.mode == "allow":
             found["allow"] = [rule.as_json() for rule in self.rules]
-        if self.mode != "none":
+        if not self.is_none:
             found |= {name: getattr(self, name) for name in _BOUNDS}
+        if self.packages is not None:
+            found["packages"] = self.packages.plain()
         return found
 
     def __str__(self) -> str:
         """Return the policy in a few words."""
-        if self.mode != "allow":
-            return self.mode
-        return f"allow {', '.join(map(str, self.rules)) or 'nothing'}"
+        words: str = self.mode
+        if self.mode == "allow":
+            words += f" {', '.join(map(str, self.rules)) or 'nothing'}"
+        return words if self.packages is None else f"{words}; {self.packages}"
 
 
 NO_NETWORK = NetworkPolicy()
@@ -182,23 +192,30 @@ def _mode(text: str) -> Mode:
         return "open"
     raise _wrong(
         f"{text!r:.60} is no policy",
-        'say "none" or "open", or give a list of rules, such as ["example.org"]',
+        'say "none", "packages" or "open", or give a list of rules, such as ["example.org"]',
     )
 
 
+def _packages(value: object) -> PackagePolicy | None:
+    from cellwall.model.packages import PackagePolicy  # most programs install nothing
+
+    found = PackagePolicy.of(value)
+    return None if found.is_none else found
+
+
 def _of_mapping(value: Mapping[Any, Any]) -> NetworkPolicy:
-    unknown = sorted(set(map(str, value)) - {"mode", "allow", *_BOUNDS})
+    known = ("mode", "allow", "packages", *_BOUNDS)
+    unknown = sorted(set(map(str, value)) - set(known))
     if unknown:
-        raise _wrong(
-            f"unknown name {unknown[0]!r:.60}", f"names: mode, allow, {', '.join(_BOUNDS)}"
-        )
+        raise _wrong(f"unknown name {unknown[0]!r:.60}", f"names: {', '.join(known)}")
     allowed = value.get("allow")
     mode = value.get("mode", "none" if allowed is None else "allow")
     if mode == "allow" and allowed is None:
         allowed = ()  # an absent list allows as little as an empty one
     rules = () if allowed is None else _rules(allowed)
     numbers = {name: value[name] for name in _BOUNDS if value.get(name) is not None}
-    return replace(NetworkPolicy(mode, rules), **numbers)
+    packages = None if value.get("packages") is None else _packages(value["packages"])
+    return replace(NetworkPolicy(mode, rules, packages=packages), **numbers)
 
 
 def _rules(values: object) -> tuple[NetworkRule, ...]:

@@ -57,6 +57,9 @@ class SandboxSpec:
     language: str = "python"
     """Language of the contexts, by the name of a language's `context`."""
     env: Mapping[str, str] = field(default_factory=dict)
+    own_env: Mapping[str, str] = field(default_factory=dict)
+    """The part of `env` that is the engine's, such as where packages are; parked sandboxes have
+    it."""
     demand_hard: bool = False
     """Whether to refuse a start where a limit could only be held softly."""
     start: Start = "fork"

@@ -9,11 +9,13 @@ import pytest
 import cellwall
 from conftest import require_command
 
-SENTENCE = "no-network-in-this-sandbox.put-packages-into-a-template"
+SENTENCE = "packages-are-off-in-this-sandbox.ask-its-owner-to-install-them"
 LIMITS = {"memory_mb": 1024, "processes": 200}
 COMMANDS = {
     "pip install": ("pip", "pip install cellwall-no-such-package"),
     "pip download": ("pip", "pip download cellwall-no-such-package"),
+    "uv pip install": ("true", "uv pip install cellwall-no-such-package"),
+    "python -m pip": ("true", "python -m pip install cellwall-no-such-package"),
     "npm view": ("npm", "npm view left-pad version"),
     "npm install": ("npm", "npm install left-pad"),
     "npx": ("npx", "npx --yes left-pad"),
@@ -54,4 +56,4 @@ def test_an_index_of_the_callers_is_asked(sandbox: cellwall.Sandbox) -> None:
     result = sandbox.commands.run(
         "echo $PIP_INDEX_URL $npm_config_registry", env={"PIP_INDEX_URL": "http://127.0.0.1:3141/"}
     )
-    assert result.stdout.startswith("http://127.0.0.1:3141/ https://no-network")
+    assert result.stdout.startswith("http://127.0.0.1:3141/ https://packages-are-off")

@@ -33,6 +33,7 @@ _COMMANDS = (
 """Commands whose module has their name and a function `register`, in the order of the help."""
 _GROUPS = {
     "sandbox": "sandboxes.group",
+    "network": "sandboxes.network",
     "templates": "templates",
     "audit": "audit",
     "settings": "settings",

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from cellwall.apps.cli.mcp_on_stdio import serve
+from cellwall.apps.cli.one_program import network_of
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 
@@ -30,9 +31,17 @@ def mcp(
             "repeatable. Without this they have no network.",
         ),
     ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|packages|open",
+            help="Instead of --allow: nothing, pip, uv and npm alone, or every address. `packages` "
+            "also beside --allow.",
+        ),
+    ] = None,
 ) -> None:
     """Serve sandboxes to one client that speaks the Model Context Protocol, on stdin and stdout.
 
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
-    serve(budget, allow)
+    serve(budget, network_of(allow, network))

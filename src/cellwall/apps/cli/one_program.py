@@ -89,15 +89,19 @@ def _read(given: Mapping[str, Any]) -> Request:
         compile_options=given["compile_option"] or (),
         compile_limits=_pairs(given["compile_limit"], "--compile-limit") or None,
         network=network_of(allow, given["network"]),
+        packages=given["package"] or (),
     )
     return request
 
 
 def network_of(allow: list[str] | None, mode: str | None) -> object:
     """Return the network policy that --allow and --network give; None is no network."""
+    if allow and mode == "packages":
+        return {"allow": allow, "packages": True}
     if allow and mode is not None:
         raise UsageError(
-            "network: --allow and --network are given", remedy="give one of the two, not both"
+            "network: --allow and --network are given",
+            remedy="give one of the two, or --network packages",
         )
     return allow or mode
 

@@ -82,7 +82,17 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = None,
     network: Annotated[
         str | None,
-        typer.Option(metavar="none|open", help="Instead of --allow: nothing, or every address."),
+        typer.Option(
+            metavar="none|packages|open",
+            help="Instead of --allow: nothing, pip, uv and npm alone, or every address. `packages` "
+            "also beside --allow.",
+        ),
+    ] = None,
+    package: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Install a Python package first, such as `pandas>=2`; repeatable."
+        ),
     ] = None,
     secret: Annotated[
         list[str] | None,

@@ -51,6 +51,7 @@ _LISTS = {
     "--compile-limit": "compile_limit",
     "--allow": "allow",
     "--secret": "secret",
+    "--package": "package",
 }
 _FLAGS = {"--demand-hard": "demand_hard", "--json": "as_json"}
 

@@ -36,6 +36,11 @@ _ENGINE_VARIABLES = {
     "least_isolation": "CELLWALL_LEAST_ISOLATION",
     "default_isolation": "CELLWALL_DEFAULT_ISOLATION",
     "runtimes": "CELLWALL_RUNTIMES",
+    "network": "CELLWALL_NETWORK",
+    "network_addresses": "CELLWALL_NETWORK_ADDRESSES",
+    "name_servers": "CELLWALL_NAME_SERVERS",
+    "packages": "CELLWALL_PACKAGES",
+    "package_registries": "CELLWALL_PACKAGE_REGISTRIES",
 }
 _IN_TOML = {"digest": "sha256"}
 _OF_THE_MACHINE = {
@@ -148,8 +153,10 @@ def _flag(section: str, name: str) -> str:
 
 
 def _kind(name: str, hint: Any) -> str:  # noqa: ANN401 - a type hint
+    if hint is object:
+        return "true, false or a table"
     if get_origin(hint) is tuple:
-        return "list of texts"
+        return "list of texts" if get_args(hint)[0] is str else "list of tables"
     literal = [value for value in get_args(hint) if isinstance(value, str)]
     if literal:
         return " or ".join(f'"{value}"' for value in literal)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import h11
 
-from cellwall.egress.proxy import hello, http_relay
+from cellwall.egress.proxy import hello, http_relay, package_door
 from cellwall.egress.proxy.destinations import FixedServer, ServerByRequest, authority
 from cellwall.egress.proxy.http_relay import Side
 from cellwall.egress.proxy.meter import LimitReached
@@ -32,7 +32,7 @@ from cellwall.egress.proxy.sandbox_network import (
 )
 from cellwall.egress.tls.opening import Opening
 from cellwall.egress.tls.stream import TlsStream
-from cellwall.model.network import WEB_PORTS
+from cellwall.model.network import BROKER, WEB_PORTS
 
 _FIRST_S = 15.0
 """Seconds in which a program must have said what it wants, once it has begun to."""
@@ -48,7 +48,10 @@ async def serve_direct(network: SandboxNetwork, inner: socket.socket) -> None:
         destination = network.destination_of(address, port)
         try:
             with network.connection("direct") as entry:
-                await _serve(network, entry, inner, destination)
+                if destination.host == BROKER:
+                    await package_door.serve(network, entry, inner, port)
+                else:
+                    await _serve(network, entry, inner, destination)
         except Refused as error:
             network.note_refusal(destination.host, port, "direct", str(error))
             await _tell(inner, f"refused: {error}", 403, error.said)

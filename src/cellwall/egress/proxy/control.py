@@ -1,6 +1,7 @@
 """Messages between the engine and the egress proxy, over one SOCK_SEQPACKET socket.
 
-The engine asks: `add` (with the listeners' descriptors), `policy`, `drop`, `usage`, `ping`; each
+The engine asks: `add` (with the listeners' descriptors), `policy`, `drop`, `usage`, `ping`, and
+`packages` (with the descriptor of a folder); each
 question has a number, and its answer the same one. The proxy reports connections without being
 asked, many in one message.
 """

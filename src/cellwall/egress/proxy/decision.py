@@ -13,9 +13,10 @@ from ipaddress import ip_address
 from urllib.parse import unquote
 
 from cellwall.egress.addresses import AddressPolicy
-from cellwall.model.network import NetworkPolicy, NetworkRule
+from cellwall.model.network import BROKER, NetworkPolicy, NetworkRule
 
 _OPEN = "open"
+_PACKAGES = "packages"
 _MOST_DECODED = 4
 """Most times that a path is decoded until it stays as it is."""
 
@@ -33,6 +34,9 @@ class Decision:
 
 def for_name(policy: NetworkPolicy, name: str, port: int | None) -> Decision:
     """Decide on a host name in lower case; a `port` of None asks whether any port is allowed."""
+    if name == BROKER:  # never one of the DNS's, also where every name is allowed
+        is_on = policy.packages is not None
+        return Decision(is_on, _PACKAGES if is_on else "the sandbox's policy has no packages")
     if policy.mode == "open":
         return Decision(True, _OPEN)
     found = _matching(policy, name, port)
@@ -116,6 +120,7 @@ def _matching(policy: NetworkPolicy, name: str, port: int | None) -> list[Networ
 
 def _refused(policy: NetworkPolicy, host: str, port: int | None) -> Decision:
     if policy.mode == "none":
-        return Decision(False, "the sandbox has no network")
+        but = "" if policy.packages is None else f" but the package broker at {BROKER}"
+        return Decision(False, f"the sandbox has no network{but}")
     at = "" if port is None else f" port {port}"
     return Decision(False, f"no rule of the sandbox's network policy allows {host}{at}")

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from cellwall.egress.proxy import connection, dns
+from cellwall.egress.proxy import connection
+from cellwall.egress.proxy.naming import dns
 from cellwall.egress.proxy.sandbox_network import SandboxNetwork
 
 _PER_TURN = 16

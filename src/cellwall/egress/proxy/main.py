@@ -15,18 +15,21 @@ import signal
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.egress.addresses import AddressPolicy
-from cellwall.egress.proxy import control, resolver
+from cellwall.egress.proxy import control
 from cellwall.egress.proxy.listening import Listening
-from cellwall.egress.proxy.sandbox_network import SandboxNetwork
+from cellwall.egress.proxy.naming import resolver
+from cellwall.egress.proxy.sandbox_network import Refused, SandboxNetwork
 from cellwall.linux.syscalls import process
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.secret import Secret
 
 if TYPE_CHECKING:
+    from cellwall.egress.packages.broker import Broker
     from cellwall.egress.tls.opening import Opening
 
 _MOST_WAITING = 10_000
@@ -35,6 +38,9 @@ _MOST_RECORD_BYTES = control.MOST_BYTES // 2
 """Most bytes of records in one message; a record is bounded by what it names, some 10 KiB."""
 _FLUSH_S = 0.02
 """Seconds for which records wait for others."""
+_CACHE_BYTES = 8 << 30
+"""Most bytes of packages that are kept, those that were used last."""
+MakeBroker = Callable[[dict[str, Any], str, tuple[str, ...]], "Broker"]
 
 
 class Proxy:
@@ -53,6 +59,7 @@ class Proxy:
         this machine's.
         """
         self._control = held
+        self._listed_texts = tuple(listed)
         self._listed = AddressPolicy(listed)
         self._ask = resolver.by_servers(name_servers) if name_servers else resolver.by_the_machine()
         self._loop = asyncio.get_running_loop()
@@ -62,6 +69,7 @@ class Proxy:
         self._records: list[dict[str, Any]] = []
         self._lost = 0
         self._flushing: asyncio.TimerHandle | None = None
+        self._broker: asyncio.Task[Broker] | None = None
         self._ended = self._loop.create_future()
 
     async def serve(self) -> None:
@@ -93,6 +101,9 @@ class Proxy:
                 case "policy":
                     policy = NetworkPolicy.of(message["policy"])
                     self._served[sandbox].network.set_policy(policy)
+                case "packages":
+                    made = self._made_broker(message["source"], descriptors.pop())
+                    self._broker = self._loop.create_task(made)
                 case "usage":
                     reply["usage"] = self._served[sandbox].network.usage()
                     self._loop.create_task(self._say_after_records(reply))
@@ -118,7 +129,7 @@ class Proxy:
             self._report({"id": sandbox, **record})
 
         opening = self._opening(sandbox, message.get("opening"))
-        network = SandboxNetwork(policy, self._listed, self._ask, report, opening)
+        network = SandboxNetwork(policy, self._listed, self._ask, report, self._of_broker, opening)
         listeners = [socket.socket(fileno=fd) for fd in descriptors]
         descriptors.clear()  # the sockets own them now
         self._served[sandbox] = Listening(network, listeners)
@@ -135,6 +146,22 @@ class Proxy:
             self._servers = authority.context_to_servers(self._authorities)
         secrets = [Secret.of_proxy(each) for each in asked["secrets"]]
         return opening.Opening(sandbox, secrets, self._servers)
+
+    async def _made_broker(self, source: dict[str, Any], folder_fd: int) -> Broker:
+        """Return the package broker; its imports take 0.1 s, which no sandbox shall wait for."""
+        make = await asyncio.to_thread(_import_broker)
+        # The folder itself, wherever it lies: its path may lead through what we may not enter.
+        broker = make(source, f"/proc/self/fd/{folder_fd}/.", self._listed_texts)
+        await broker.prepare()
+        return broker
+
+    async def _of_broker(self) -> Broker:
+        if self._broker is None:
+            raise Refused("no package broker runs here")
+        try:
+            return await asyncio.shield(self._broker)
+        except Exception as error:
+            raise Refused(f"the package broker cannot start: {error}") from error
 
     async def _drop(self, sandbox: str, reply: dict[str, Any]) -> None:
         served = self._served.pop(sandbox, None)
@@ -179,6 +206,22 @@ class Proxy:
             await self._loop.sock_sendall(self._control, control.packed(message))
         except OSError:  # the engine has gone; its end is read next
             return
+
+
+def _import_broker() -> MakeBroker:
+    import ssl
+
+    from cellwall.egress.packages.broker import Broker, BrokerSettings
+    from cellwall.egress.packages.cache import Cache
+    from cellwall.egress.packages.upstream import Upstream
+
+    def make(source: dict[str, Any], directory: str, listed: tuple[str, ...]) -> Broker:
+        cache = Cache(directory, most_bytes=_CACHE_BYTES)
+        settings = BrokerSettings(listed=listed)
+        tls = ssl.create_default_context(cafile=source["certificates"])
+        return Broker(list(map(Upstream.of, source["upstreams"])), cache, settings, tls=tls)
+
+    return make
 
 
 def _drop_privileges(uid: int | None) -> None:

@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cellwall.egress.proxy import control
@@ -51,6 +51,16 @@ class ProxySettings:
     this machine's; empty: none."""
 
 
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    """What the package broker is made of."""
+
+    registries: dict[str, Any] = field(repr=False)
+    """`upstreams` and `certificates`; URLs may carry passwords."""
+    open_folder: Callable[[int], int]
+    """Returns a descriptor of the folder that a user id keeps packages in."""
+
+
 class EgressProxy:
     """The proxy of one engine; its methods are called on one event loop."""
 
@@ -61,6 +71,7 @@ class EgressProxy:
         self._starting: asyncio.Task[_Running] | None = None
         self._last: _Running | None = None
         self._sandboxes: dict[str, Callable[[str], None]] = {}
+        self._packages: PackageSource | None = None
         self._ids: uid_ranges.UidRange | None = None
         """User ids that no other process has, one of which is the proxy's; None for an ordinary
         user, whose proxy has the user's."""
@@ -99,6 +110,24 @@ class EgressProxy:
     async def start(self) -> None:
         """Start the process if it does not run. Raises HostUnsupported."""
         await self._running()
+
+    async def serve_packages(self, source: PackageSource) -> None:
+        """Have a package broker from now on, also in a process that replaces this one.
+
+        Raises HostUnsupported, SandboxBroken.
+        """
+        if self._packages is None:
+            running = await self._running()
+            await self._give_packages(running, source)
+            self._packages = source
+
+    async def _give_packages(self, running: _Running, source: PackageSource) -> None:
+        uid = os.geteuid() if self._ids is None else self._ids.host_uid(1)
+        fd = await asyncio.to_thread(source.open_folder, uid)
+        try:
+            await running.ask({"op": "packages", "source": source.registries}, [fd])
+        finally:
+            os.close(fd)
 
     def serves(self, sandbox: str) -> bool:
         """Whether the proxy runs and has the sandbox's listeners."""
@@ -180,6 +209,8 @@ class EgressProxy:
         running = _Running(self._settings, uid, self._heard, self._on_ended)
         self._last = running
         await running.is_ready()
+        if self._packages is not None:
+            await self._give_packages(running, self._packages)
         return running
 
     def _heard(self, message: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,13 @@ from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.proxy import decision
 from cellwall.egress.proxy.decision import Decision
 from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
-from cellwall.egress.proxy.names import Names
-from cellwall.egress.proxy.resolver import Answers, Ask, Busy, NoSuchName
+from cellwall.egress.proxy.naming.names import Names
+from cellwall.egress.proxy.naming.resolver import Answers, Ask, Busy, NoSuchName
 from cellwall.egress.tls.substitution import Substitution
-from cellwall.model.network import NetworkPolicy
+from cellwall.model.network import BROKER, WEB_PORTS, NetworkPolicy
 
 if TYPE_CHECKING:
+    from cellwall.egress.packages.broker import Broker
     from cellwall.egress.tls.opening import Opening
 
 CONNECT_S = 10.0
@@ -31,8 +32,13 @@ CONNECT_S = 10.0
 _REPORT_EVERY_S = 1.0
 """Seconds between two reports of refusals that are alike."""
 _MOST_LIKE = 256
+_MOST_AT_BROKER = 8
+"""Most requests of one sandbox that the package broker answers; others wait. A client's connections
+are more, and stay open between requests."""
 
 Report = Callable[[dict[str, Any]], None]
+OfBroker = Callable[[], Awaitable["Broker"]]
+"""Returns the package broker, or raises `Refused`."""
 _Like = tuple[str, int, str, str]
 """Host, port, way and reason of refusals that are alike."""
 
@@ -91,12 +97,15 @@ class SandboxNetwork:
         listed: AddressPolicy,
         ask: Ask,
         report: Report,
+        broker: OfBroker | None = None,
         opening: Opening | None = None,
     ) -> None:
         """`report` takes a record of each connection when it has ended, or was refused.
 
         `opening`: with what TLS is opened; None: it never is.
         """
+        self.broker: OfBroker = broker or _no_broker
+        self.at_broker = asyncio.Semaphore(_MOST_AT_BROKER)
         self._opening = opening
         self.policy = policy
         self._listed = listed
@@ -120,7 +129,8 @@ class SandboxNetwork:
         if not found.is_allowed:
             self.note_refusal(name, 0, "dns", found.rule)
             raise NoSuchName(found.rule)
-        await self._addresses(name)
+        if name != BROKER:  # it has no other address than the one made up
+            await self._addresses(name)
         made_up = self._names.address_of(name)
         if made_up is None:
             raise Busy("the sandbox's table of names is full")
@@ -172,7 +182,9 @@ class SandboxNetwork:
 
     async def connect(self, entry: Open, destination: Destination) -> socket.socket:
         """Decide on a destination and connect to it. Raises `Refused`, `Unreachable`."""
-        self._rule_for(destination)
+        self.rule_for(destination)
+        if destination.host == BROKER:
+            raise Refused("the package broker is asked without a proxy")
         try:
             self.meter.check()
         except LimitReached as error:
@@ -180,17 +192,22 @@ class SandboxNetwork:
         outer, address = await self._dial(destination)
         try:
             # The policy may have changed meanwhile: the one that holds now decides.
-            rule = self._rule_for(destination)
+            rule = self.rule_for(destination)
         except Refused:
             outer.close()
             raise
+        self.note_open(entry, destination, address, rule)
+        return outer
+
+    def note_open(self, entry: Open, destination: Destination, address: str, rule: str) -> None:
+        """Count and report a connection that was made."""
         self.opened += 1
         entry.number = self.opened
         entry.destination, entry.address, entry.rule = destination, address, rule
         self._report({**_record(entry), "event": "open"})
-        return outer
 
-    def _rule_for(self, destination: Destination) -> str:
+    def rule_for(self, destination: Destination) -> str:
+        """Return the rule that allows a destination. Raises `Refused`."""
         found = self.decide(destination)
         if not found.is_allowed:
             raise Refused(found.rule)
@@ -270,6 +287,20 @@ class SandboxNetwork:
             }
         )
 
+    def note_package(self, name: str, size: int) -> None:
+        """Report a file of a package that the sandbox was given, with its size in bytes."""
+        self._report(
+            {
+                "event": "package",
+                "at": time.time(),
+                "host": BROKER,
+                "port": WEB_PORTS[0],
+                "rule": "packages",
+                "name": name,
+                "received_bytes": size,
+            }
+        )
+
     def set_policy(self, policy: NetworkPolicy) -> None:
         """Change the policy; connections that it does not allow are closed now."""
         self.policy = policy
@@ -300,6 +331,10 @@ class SandboxNetwork:
         await asyncio.gather(*tasks, return_exceptions=True)
         for key in list(self._like):
             self._end_second(key)
+
+
+async def _no_broker() -> Broker:
+    raise Refused("no package broker runs here")
 
 
 async def _connected(address: str, port: int) -> socket.socket:

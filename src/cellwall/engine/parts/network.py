@@ -8,26 +8,57 @@ sockets that the host opened there. So it is the same for a sandbox out of the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cellwall.engine.parts import trust
 from cellwall.model.errors import CellwallError, SandboxBroken, UsageError
-from cellwall.model.network import MODES, NO_NETWORK, Mode, NetworkPolicy
+from cellwall.model.network import BROKER, MODES, NO_NETWORK, Mode, NetworkPolicy
 from cellwall.model.outcome import NetworkUsage, Outcome
 from cellwall.runtimes.base import OpensListeners, no_network
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cellwall.egress.proxy.proxy_process import EgressProxy
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.model.packages import PackagePolicy
     from cellwall.model.secret import Secret
+    from cellwall.runtimes.base import SandboxSpec
 
 _log = logging.getLogger("cellwall")
+
+_NETWORK_ENV = dict.fromkeys(
+    (
+        "PIP_INDEX_URL",
+        "PIP_RETRIES",
+        "UV_DEFAULT_INDEX",
+        "UV_HTTP_RETRIES",
+        "npm_config_registry",
+        "npm_config_fetch_retries",
+    ),
+    "",  # as if it were not set
+)
+"""In place of the variables with which package managers fail at once without a network."""
+PACKAGES_ENV = {
+    "PIP_INDEX_URL": f"http://{BROKER}/simple/",
+    "PIP_TRUSTED_HOST": BROKER,
+    "PIP_RETRIES": "1",
+    "UV_DEFAULT_INDEX": f"http://{BROKER}/simple/",
+    "UV_HTTP_RETRIES": "1",
+    "npm_config_registry": f"http://{BROKER}/npm/",
+    # Lock files that were written elsewhere name another registry.
+    "npm_config_replace_registry_host": "always",
+    "npm_config_fetch_retries": "1",
+}
+"""Variables by which pip, uv and npm ask the package broker."""
 
 Record = dict[str, Any]
 OnRecord = Callable[[str, str, Record], None]
@@ -40,9 +71,11 @@ _MOST_TIMES_LOST = 5
 class Outside:
     """The ways out of one engine's sandboxes."""
 
-    def __init__(self, settings: EngineSettings, tasks: Tasks) -> None:
+    def __init__(self, settings: EngineSettings, tasks: Tasks, state_dir: Path) -> None:
         """Start nothing yet."""
         self._settings = settings
+        self._state_dir = state_dir
+        self._source: asyncio.Future[dict[str, Any]] | None = None
         self._tasks = tasks
         self._proxy: EgressProxy | None = None
         self._networks: dict[str, SandboxNetwork] = {}
@@ -57,6 +90,8 @@ class Outside:
         `trust` is the trust word of the request, which has a widest policy of its own.
         """
         policy = NetworkPolicy.of(value)
+        if policy.packages is not None:
+            policy = replace(policy, packages=self._packages(policy.packages))
         _check_mode(
             policy,
             self._settings.network,
@@ -68,6 +103,34 @@ class Outside:
             remedy = f"have the operator set trust.{trust}.network = {policy.mode!r}"
             _check_mode(policy, word.network, f"trust {trust!r} means", remedy)
         return policy
+
+    def check_packages(self) -> PackagePolicy:
+        """Return all that the operator allows to install; `UsageError` if that is nothing."""
+        from cellwall.model.packages import ANY_PACKAGE
+
+        return self._packages(ANY_PACKAGE)
+
+    def _packages(self, asked: PackagePolicy) -> PackagePolicy:
+        from cellwall.model.packages import PackagePolicy
+
+        found = asked.narrowed(PackagePolicy.of(self._settings.packages))
+        if found.is_none:
+            raise UsageError(
+                "packages: none may be installed here",
+                remedy="have the operator set CELLWALL_PACKAGES=any, or what may be installed",
+            )
+        return found
+
+    async def serve_packages(self) -> None:
+        """Have a package broker, whose registries are found at the first call."""
+        from cellwall.egress.proxy.proxy_process import PackageSource
+        from cellwall.engine.parts import package_registries
+
+        if self._source is None:
+            self._source = asyncio.ensure_future(package_registries.find(self._settings))
+        registries = await asyncio.shield(self._source)
+        open_folder = partial(package_registries.open_folder, self._state_dir)
+        await self.proxy.serve_packages(PackageSource(registries, open_folder))
 
     async def open(
         self,
@@ -89,6 +152,18 @@ class Outside:
             live.network = None
             del self._networks[live.spec.sandbox_id]
             raise
+
+    @contextlib.asynccontextmanager
+    async def installing(self, live: ClaimedSandbox, tenant: str) -> AsyncIterator[None]:
+        """Have the package broker on for a sandbox, as far as the operator allows, meanwhile.
+
+        Raises UsageError, HostUnsupported.
+        """
+        packages = self.check_packages()
+        if live.network is None:
+            await self.open(live, NO_NETWORK, tenant)
+        async with self._networks[live.spec.sandbox_id].lent(packages):
+            yield
 
     @property
     def proxy(self) -> EgressProxy:
@@ -163,6 +238,8 @@ class SandboxNetwork:
         self._opened = opened
         self._id = live.spec.sandbox_id
         self._changing = asyncio.Lock()
+        self._lent: PackagePolicy | None = None
+        self._installations = 0
         self._times_lost = 0
         self._open: dict[int, Record] = {}
         """Records of the connections that are open, by their number."""
@@ -184,10 +261,34 @@ class SandboxNetwork:
         if not isinstance(sandbox, OpensListeners):
             raise no_network(self.live.isolation.runtime)
         await proxy.start()  # after the end of the one before, which had the same ports
+        policy = self._in_force()
+        if policy.packages is not None:
+            await self._outside.serve_packages()
         listeners = await sandbox.open_listeners()
-        certificate = await proxy.add(self._id, listeners, self.policy, self.on_lost, self._opened)
+        certificate = await proxy.add(self._id, listeners, policy, self.on_lost, self._opened)
         if self._opened is not None:  # each proxy process makes an authority of its own
             await trust.install(self.live, certificate)
+
+    def _in_force(self) -> NetworkPolicy:
+        """Return the sandbox's own policy, with packages while its caller installs some."""
+        if self._lent is None or self.policy.packages is not None:
+            return self.policy
+        return replace(self.policy, packages=self._lent)
+
+    @contextlib.asynccontextmanager
+    async def lent(self, packages: PackagePolicy) -> AsyncIterator[None]:
+        """Have packages on meanwhile, whatever the sandbox's policy."""
+        self._installations += 1
+        self._lent = packages
+        try:
+            await self.set(self.policy)
+            yield
+        finally:
+            self._installations -= 1
+            if not self._installations:
+                self._lent = None
+                with contextlib.suppress(CellwallError):  # the sandbox or the proxy has ended
+                    await asyncio.shield(self.set(self.policy))
 
     def on_lost(self, why: str) -> None:
         """Take note that the proxy has ended, and ask for the way out again."""
@@ -208,7 +309,7 @@ class SandboxNetwork:
 
     async def serve_again(self) -> None:
         """Give the sandbox its way out again, if it still wants one."""
-        if not self.live.is_alive or self.policy.is_none:
+        if not self.live.is_alive or self._in_force().is_none:
             return
         try:
             await self.serve()
@@ -232,16 +333,27 @@ class SandboxNetwork:
         if self._opened is None:
             trust.check_without(policy)
         async with self._changing:
-            proxy = self._outside.proxy
-            if proxy.serves(self._id):
-                try:
-                    await proxy.set_policy(self._id, policy)
-                except SandboxBroken:
-                    if proxy.serves(self._id):
-                        raise  # it has not ended: it could not do it
-            self.policy = policy
-            if not policy.is_none:
+            before, self.policy = self.policy, policy
+            try:
+                await self._apply()
+            except BaseException:
+                self.policy = before
+                raise
+            if not self._in_force().is_none:
                 await self._serve()
+
+    async def _apply(self) -> None:
+        """Tell the proxy of the policy in force, if it serves the sandbox."""
+        proxy, policy = self._outside.proxy, self._in_force()
+        if not proxy.serves(self._id):
+            return
+        if policy.packages is not None:
+            await self._outside.serve_packages()
+        try:
+            await proxy.set_policy(self._id, policy)
+        except SandboxBroken:
+            if proxy.serves(self._id):
+                raise  # it has not ended: it could not do it
 
     async def usage(self) -> NetworkUsage:
         """Return the use since the start of the sandbox."""
@@ -263,6 +375,19 @@ class SandboxNetwork:
         now = await self.usage()
         since, self._told = now.since(self._told), now
         return replace(outcome, usage=replace(outcome.usage, network=since))
+
+
+def with_way_out(
+    spec: SandboxSpec, policy: NetworkPolicy, *, needs_one: bool = False
+) -> SandboxSpec:
+    """Return what a sandbox with that policy is started as.
+
+    `needs_one`: it gets a way out also where the policy leads nowhere.
+    """
+    if policy.is_none:
+        return replace(spec, has_network=needs_one)
+    own = _NETWORK_ENV if policy.packages is None else PACKAGES_ENV
+    return replace(spec, has_network=True, own_env=own, env={**own, **spec.env})
 
 
 def _check_mode(policy: NetworkPolicy, widest: str, whose: str, remedy: str) -> None:

@@ -5,9 +5,11 @@ Read once, when an engine is made; callers cannot change it through requests.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
 from cellwall.model.errors import UsageError
@@ -69,6 +71,14 @@ class EngineSettings:
     network_authorities: str = ""
     """Path of a PEM file with certificates of the operator's, by which the servers behind opened
     TLS are verified beside this machine's authorities; empty: none."""
+    packages: object = True
+    """What sandboxes may install where their policy has packages: what `PackagePolicy.of` takes,
+    such as `{"registries": ["pypi"], "deny": ["torch"]}`; true is everything, as wheels. In the
+    variable `any`, `none` or JSON."""
+    package_registries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    """Registries that the package broker asks, such as
+    `{"registry": "pypi", "url": "https://packages.example.org/simple/"}`; empty: what pip, uv and
+    npm of this machine ask. In the variable JSON."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -97,12 +107,22 @@ class EngineSettings:
                 f"settings: network_authorities: {self.network_authorities!r} is no file",
                 remedy="give the path of a PEM file",
             )
+        if self.packages is not True or self.package_registries:
+            self._check_packages()
         if set(self.trust) != set(TRUST_WORDS):
             odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
             raise UsageError(
                 f"settings: trust: {odd[0]!r} is not one of its words, or is missing",
                 remedy=f"its words: {', '.join(TRUST_WORDS)}",
             )
+
+    def _check_packages(self) -> None:
+        from cellwall.egress.packages.upstream import Upstream  # most operators leave both
+        from cellwall.model.packages import PackagePolicy
+
+        PackagePolicy.of(self.packages)  # UsageError on what is no policy
+        for registry in self.package_registries:
+            Upstream.of(registry)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> EngineSettings:
@@ -111,7 +131,9 @@ class EngineSettings:
         `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
         `CELLWALL_TRUST` (`untrusted=kernel,trusted=process:allow`), `CELLWALL_ALLOW_PROCESS`,
         `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
-        `CELLWALL_NETWORK_AUTHORITIES` and `CELLWALL_POOL_SIZE`.
+        `CELLWALL_NETWORK_AUTHORITIES`,
+        `CELLWALL_PACKAGES` (`any`, `none` or JSON), `CELLWALL_PACKAGE_REGISTRIES` (JSON) and
+        `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
         names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
@@ -125,6 +147,8 @@ class EngineSettings:
             network_addresses=_listed(source.get("CELLWALL_NETWORK_ADDRESSES", "")),
             name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),
             network_authorities=source.get("CELLWALL_NETWORK_AUTHORITIES", ""),
+            packages=_packages(source.get("CELLWALL_PACKAGES", "any")),
+            package_registries=_registries(source.get("CELLWALL_PACKAGE_REGISTRIES", "[]")),
         )
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:
@@ -139,6 +163,27 @@ class EngineSettings:
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _packages(text: str) -> object:
+    return text == "any" if text in {"any", "none"} else _json("CELLWALL_PACKAGES", text)
+
+
+def _registries(text: str) -> tuple[Mapping[str, Any], ...]:
+    found = _json("CELLWALL_PACKAGE_REGISTRIES", text)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UsageError(
+            "settings: CELLWALL_PACKAGE_REGISTRIES is no list of objects",
+            remedy='give JSON: [{"registry": "pypi", "url": "https://packages.example.org/simple/"}]',
+        )
+    return tuple(found)
+
+
+def _json(name: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise UsageError(f"settings: {name} is no JSON", remedy="give one JSON value") from None
 
 
 def _trust(text: str) -> dict[str, Trust]:

@@ -75,6 +75,8 @@ class Request:
     secrets: object = None
     """What `secrets_of` takes, such as a list of `Secret`, or names of those that a server keeps.
     The values never enter the sandbox."""
+    packages: Sequence[str] = ()
+    """Python packages that are installed before the program runs, such as `requests>=2`."""
 
     @property
     def isolation_request(self) -> IsolationRequest:

@@ -251,11 +251,16 @@ class Pool:
             spec.purpose,
             spec.language,
             "network" if spec.has_network else "",
+            repr(sorted(spec.own_env.items())),
         )
         bucket = self._buckets.get(key)
         if bucket is None:
             plain = replace(
-                spec, limits=self._settings.limits, env={}, demand_hard=False, start="fork"
+                spec,
+                limits=self._settings.limits,
+                env=spec.own_env,
+                demand_hard=False,
+                start="fork",
             )
             bucket = self._buckets[key] = _Bucket(runtime, plain)
         return bucket

@@ -34,6 +34,9 @@ _IPYTHON_PINS = (
     "wcwidth==0.9.4",
 )
 
+_INSTALLERS = ("pip==26.3", "uv==0.13.9")
+"""What a sandbox's user installs packages with."""
+
 _DATA_PINS = (
     "certifi==2026.10.18",
     "charset-normalizer==3.5.2",
@@ -83,7 +86,7 @@ DEFAULTS = (
     Template(
         name="python",
         description="Python with IPython's shell",
-        packages=("ipython==9.18.1",),
+        packages=("ipython==9.18.1", *_INSTALLERS),
         constraints=_IPYTHON_PINS,
         preload=_USUAL_MODULES,
         python=">=3.11",
@@ -109,6 +112,7 @@ DEFAULTS = (
             # pandas imports these for `style` (jinja2), `to_excel` (openpyxl) and `to_markdown`
             # (tabulate).
             "tabulate==0.10.0",
+            *_INSTALLERS,
         ),
         constraints=_IPYTHON_PINS + _DATA_PINS,
         # scipy.stats and sklearn would add 58 and 30 MiB, and every sandbox pays for a larger image

@@ -25,7 +25,7 @@ from cellwall.guest.display import source_registry
 from cellwall.guest.display.charts import Charts
 from cellwall.guest.display.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.display.figures import Figures
-from cellwall.guest.process import exit_watch
+from cellwall.guest.process import exit_watch, user_site
 from cellwall.guest.process.import_hooks import after_import
 
 TYPE_CHECKING = False
@@ -126,6 +126,7 @@ class _Context:
         Charts(self._display).capture()
         recursion_limit.prepare()
         after_import("threading", _report_threads)
+        user_site.add_when_missed()
 
     def begin(self, link: Link, config: dict[str, Any]) -> None:
         """Make this process the context that `config` describes."""
@@ -156,6 +157,7 @@ class _Context:
             if is_streamed:
                 _take_stdin(stdin_fd)
             self._display.begin()
+            user_site.add()
             _install_tools(header.get("tools"), self._link)
             if header.get("mode") != "cell":
                 program = one_shot.Program(header, source, is_alone=self._is_alone)

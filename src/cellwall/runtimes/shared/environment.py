@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 INTERPRETER = f"{plan.TEMPLATE_ROOT}/bin/python"
 
 
-_NOWHERE = "https://no-network-in-this-sandbox.put-packages-into-a-template.invalid/"
-"""Address with a sentence that pip and npm print when they cannot reach it."""
+_NOWHERE = "https://packages-are-off-in-this-sandbox.ask-its-owner-to-install-them.invalid/"
+"""Address with a sentence that pip, uv and npm print when they cannot reach it."""
 
 _WITHOUT_NETWORK = {
     "PIP_INDEX_URL": _NOWHERE,
     "PIP_RETRIES": "0",
+    "UV_DEFAULT_INDEX": _NOWHERE,
+    "UV_HTTP_RETRIES": "0",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     # Otherwise the system's pip suggests this option, which has no effect and no risk here.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
@@ -33,7 +35,7 @@ _WITHOUT_NETWORK = {
 }
 """Variables with which package managers fail at once, not after a minute of retries.
 
-For every runtime, because none has a network. A template's and a caller's own variables take
+A sandbox with a way out has others in their place. A template's and a caller's own variables take
 precedence: there may be an index inside.
 """
 
@@ -42,7 +44,8 @@ def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     """Return the whole environment of a sandbox of `template` with that share of CPUs."""
     count = str(max(1, math.ceil(cpus)))
     environment = {
-        "PATH": f"{plan.TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
+        # What pip and uv install for the sandbox's user comes first, as its modules do.
+        "PATH": f"{plan.HOME}/.local/bin:{plan.TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
         "HOME": plan.HOME,
         "USER": "user",
         "LOGNAME": "user",

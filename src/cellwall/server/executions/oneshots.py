@@ -88,6 +88,7 @@ def order(
     # a request that can never work is refused here, before it is written down
     plan(request, limits)
     engine.outside.checked(request.network, request.trust)
+    engine.check_packages(request.packages)
 
     async def work(
         on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None

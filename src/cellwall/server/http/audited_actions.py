@@ -46,6 +46,7 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("PUT", f"{_FILES}/archive"): "file.unpack",
     ("POST", f"{_FILES}/sign"): "file.sign",
     ("PUT", f"{_BOX}/network"): "network.change",
+    ("POST", f"{_BOX}/packages"): "packages.install",
     ("PUT", "/signed/{token}"): "file.write",
     ("POST", f"{_BOX}/ports/sign"): "port.sign",
     ("POST", "/keys"): "key.create",

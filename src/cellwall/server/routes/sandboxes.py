@@ -113,6 +113,7 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             start=body.start,
             network=value_of(body.network),
             secrets=body.secrets or None,
+            packages=body.packages,
             tenant=request.owner,
         )
     except BaseException:

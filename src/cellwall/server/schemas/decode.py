@@ -161,4 +161,5 @@ def request(
         tenant=owner,
         network=value_of(body.network),
         secrets=body.secrets or None,
+        packages=body.packages,
     )

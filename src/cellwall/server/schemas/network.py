@@ -34,6 +34,26 @@ class NetworkRuleBody(StrictModel):
 Rules = Annotated[list[_Text | NetworkRuleBody], Field(max_length=1000)]
 
 
+_Rules = Annotated[list[_Text], Field(max_length=10_000)]
+
+
+class PackagesPolicyBody(StrictModel):
+    """What may be installed, from the operator's registries."""
+
+    registries: Annotated[list[Literal["pypi", "npm"]], Field(max_length=2)]
+    allow: _Rules | None = Field(
+        None, description="Names, maybe with versions; without it all, an empty list is nothing."
+    )
+    deny: _Rules = Field([], description="What may not be installed, whatever is allowed.")
+    min_age_days: Annotated[float, Field(ge=0)] = Field(
+        0, description="Days that a file has to have been in its registry."
+    )
+    allow_sdists: bool = Field(False, description="Whether source distributions may be built.")
+    largest_file_mb: Annotated[int, Field(ge=1)] = 1024
+    largest_page_mb: Annotated[int, Field(ge=1)] = 32
+    within: _Rules | None = Field(None, description="The operator's list; answers show it.")
+
+
 class NetworkBody(StrictModel):
     """A network policy with its limits."""
 
@@ -46,6 +66,9 @@ class NetworkBody(StrictModel):
     )
     transfer_mb: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Most MiB in both directions together, over the sandbox's life."
+    )
+    packages: bool | PackagesPolicyBody | None = Field(
+        None, description="What pip, uv and npm may install; true: all that the operator allows."
     )
     rate_kb_s: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Most KiB a second in both directions together."
@@ -61,7 +84,9 @@ def _checked(value: object) -> object:
     return value
 
 
-NetworkField = Annotated[Literal["none", "open"] | Rules | NetworkBody, BeforeValidator(_checked)]
+NetworkField = Annotated[
+    Literal["none", "packages", "open"] | Rules | NetworkBody, BeforeValidator(_checked)
+]
 
 
 def value_of(network: str | list[str | NetworkRuleBody] | NetworkBody) -> object:

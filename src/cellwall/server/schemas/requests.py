@@ -94,6 +94,11 @@ class CellBody(_Coded):
     )
 
 
+Requirements = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=1000)
+]
+
+
 class _Placed(StrictModel):
     """Says where something runs."""
 
@@ -113,7 +118,12 @@ class _Placed(StrictModel):
     start: Literal["fork", "exec"] = "fork"
     template: Name = "python"
     network: NetworkField = Field(
-        "none", description="Where it may connect to: nothing, rules, or `open` if permitted."
+        "none",
+        description="Where it may connect to: nothing, rules, `packages` (the package broker "
+        "alone), or `open` if permitted.",
+    )
+    packages: Requirements = Field(
+        [], description="Python packages to install first, such as `requests` or `pandas>=2`."
     )
     env: Environment | None = None
     secrets: Annotated[list[Name], Field(max_length=32)] = Field(
@@ -184,6 +194,17 @@ class SandboxBody(_Placed):
     life_s: Annotated[float, Field(ge=1)] | None = None
     name: Name | None = None
     metadata: Metadata = Field({})
+
+
+class PackagesBody(StrictModel):
+    """Packages to install."""
+
+    packages: Annotated[Requirements, Field(min_length=1)] = Field(
+        description="Names, each maybe with versions: `pandas>=2`."
+    )
+    timeout: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Seconds of wall time; without it 120."
+    )
 
 
 class SandboxChange(StrictModel):

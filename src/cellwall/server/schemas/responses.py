@@ -92,6 +92,12 @@ class SandboxNetwork(Shown):
     usage: NetworkUsage
 
 
+class Installed(Shown):
+    """What an installation added."""
+
+    installed: list[str]
+
+
 class NetworkLog(Shown):
     """Connections and refusals."""
 

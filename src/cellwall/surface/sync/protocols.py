@@ -7,13 +7,13 @@ implementations say what each call does. Calls with many options are declared by
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from cellwall.model.context import ContextName
-    from cellwall.model.execution import CommandResult, Execution
+    from cellwall.model.execution import CommandResult, Execution, Installation
     from cellwall.model.files import Change, FileEntry, ListeningPort, Listing
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
@@ -170,6 +170,12 @@ class AnySandbox(Protocol):
     ) -> str: ...
     async def set_network(self, policy: object) -> NetworkPolicy: ...
     async def network_usage(self) -> NetworkUsage: ...
+    async def install(
+        self,
+        packages: Iterable[str],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+    ) -> Installation: ...
     async def network_log(self) -> list[dict[str, Any]]: ...
     async def extend(self, life_s: float) -> None: ...
     async def close(self) -> None: ...

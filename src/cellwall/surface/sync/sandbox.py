@@ -7,7 +7,7 @@ sandbox is made.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from cellwall.surface.sync.files import SyncFiles
 from cellwall.surface.sync.loop_thread import Ended
 
 if TYPE_CHECKING:
-    from cellwall.model.execution import CommandResult, Event, Execution
+    from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage
@@ -175,6 +175,17 @@ class SyncSandbox(Closing):
     def network_log(self) -> list[dict[str, Any]]:
         """Return the latest thousand records: connections, their ends, and refusals."""
         return self._thread.call(lambda _subject, _put: self._inner.network_log())
+
+    def install(self, packages: Iterable[str], *, timeout: float | None = None) -> Installation:
+        """Install Python packages, such as `["requests", "pandas>=2"]`; wheels only.
+
+        Its contexts import them without a restart. Raises `UsageError` with the reason if one
+        cannot be installed. `timeout`: seconds, 120 without it.
+        """
+        wanted = list(packages)
+        return self._thread.call(
+            lambda _subject, _put: self._inner.install(wanted, timeout=timeout)
+        )
 
     def extend(self, life_s: float) -> None:
         """Let the sandbox live `life_s` seconds from now."""

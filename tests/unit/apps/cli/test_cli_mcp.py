@@ -53,9 +53,10 @@ def test_other_words_are_left_to_the_declared_options(words: list[str]) -> None:
 
 
 def test_both_know_the_same_option() -> None:
-    option, allow = inspect.signature(mcp.mcp).parameters.values()
+    option, *others = inspect.signature(mcp.mcp).parameters.values()
     assert (option.name, option.default) == ("budget", mcp_on_stdio.budget_in([]))
-    assert (allow.name, allow.default) == ("allow", None)  # left to the declared options
+    # left to the declared options
+    assert [(each.name, each.default) for each in others] == [("allow", None), ("network", None)]
 
 
 def _printed(code: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.proxy import decision
-from cellwall.model.network import NetworkPolicy
+from cellwall.model.network import BROKER, NetworkPolicy
 
 _LISTED = AddressPolicy(["10.1.0.0/16"])
 _PUBLIC = "93.184.216.34"
@@ -32,6 +32,23 @@ _PUBLIC = "93.184.216.34"
 )
 def test_names(policy: Any, name: str, port: int | None, allowed: bool) -> None:
     assert decision.for_name(NetworkPolicy.of(policy), name, port).is_allowed is allowed
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"),
+    [
+        (None, False),
+        ("open", False),
+        ([BROKER], False),
+        ("packages", True),
+        ({"allow": [], "packages": True}, True),
+        ({"packages": False}, False),
+    ],
+)
+def test_the_package_broker_is_a_destination_of_the_policy(policy: Any, allowed: bool) -> None:
+    found = NetworkPolicy.of(policy)
+    assert decision.for_name(found, BROKER, 80).is_allowed is allowed
+    assert not decision.for_name(found, f"x.{BROKER}", 80).is_allowed or policy == "open"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import time
 from typing import Any
 
 import dns.message
@@ -13,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwall.egress.addresses import AddressPolicy
-from cellwall.egress.proxy import dns as answers
-from cellwall.egress.proxy import hello, names, resolver
+from cellwall.egress.proxy import hello, listening
 from cellwall.egress.proxy.destinations import authority
 from cellwall.egress.proxy.http_relay import REQUEST_LINE
 from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
+from cellwall.egress.proxy.naming import dns as answers
+from cellwall.egress.proxy.naming import names, resolver
 from cellwall.egress.proxy.sandbox_network import Destination, SandboxNetwork
 from cellwall.model.network import NetworkPolicy
 
@@ -243,3 +246,29 @@ def test_refusals_that_are_alike_are_counted_and_none_is_lost() -> None:
     assert sum(each["times"] for each in records) == 1010
     assert len(records) < 300
     assert [each["times"] for each in records if each["host"] == "a.test"] == [1, 9]
+
+
+def test_a_sandbox_begins_so_many_connections_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_CONNECTIONS_PER_S", 20.0)
+
+    async def accepted() -> tuple[int, float]:
+        network = _network({"mode": "open", "connections": 500}, _Resolver())
+        kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_STREAM)
+        listeners = [socket.socket(socket.AF_INET, kind) for kind in kinds]
+        for each in listeners:
+            each.bind(("127.0.0.1", 0))
+            each.setblocking(False)
+            if each.type == socket.SOCK_STREAM:
+                each.listen(256)
+        clients = [socket.create_connection(listeners[0].getsockname()) for _ in range(100)]
+        served, begun = listening.Listening(network, listeners), time.monotonic()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        count, took_s = len(served._tasks), time.monotonic() - begun
+        await served.close()
+        for client in clients:
+            client.close()
+        return count, took_s
+
+    count, took_s = asyncio.run(accepted())
+    assert 20 <= count <= 20 + 20 * took_s + 1 < 100

@@ -25,8 +25,10 @@ from cellwall.apps.cli.console.remote import (
     pairs,
 )
 from cellwall.apps.cli.console.terminal import complain, visible
+from cellwall.apps.cli.one_program import network_of
 from cellwall.apps.cli.sandboxes import copy as sandbox_copy
 from cellwall.apps.cli.sandboxes import exec as sandbox_exec
+from cellwall.apps.cli.sandboxes import network as sandbox_network
 from cellwall.apps.cli.sandboxes import shell as sandbox_shell
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for module in (sandbox_exec, sandbox_shell, sandbox_copy):
+for module in (sandbox_exec, sandbox_shell, sandbox_copy, sandbox_network):
     module.register(app)
 
 
@@ -121,6 +123,14 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     trust: Annotated[
         str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
     ] = None,
+    allow: sandbox_network.Allow = None,
+    network: sandbox_network.Network = None,
+    package: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Install a Python package first, such as `pandas>=2`; repeatable."
+        ),
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -130,6 +140,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     \b
     id=$(cellwall sandbox create --template data --memory 1024)
     cellwall sandbox create --name build --life 600 --metadata job=7
+    cellwall sandbox create --allow example.org --package requests
     """
     known = {"memory_mb": memory, "cpus": cpu, "idle_s": idle, "life_s": life}
     limits = {**known, **numbers(limit, "--limit")}
@@ -142,6 +153,8 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             metadata=pairs(metadata, "--metadata"),
             isolation=isolation,
             trust=trust,
+            network=network_of(allow, network),
+            packages=package or (),
         )
         for limited, wanted in made.clipped.items():
             complain(f"{limited}: {wanted:g} is above this server's ceiling; it is lower")

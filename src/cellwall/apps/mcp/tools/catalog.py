@@ -16,6 +16,7 @@ from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import UsageError
+from cellwall.model.network import NO_NETWORK, NetworkPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,8 +81,9 @@ class Available:
 class Catalog:
     """Cached view of the available languages and templates."""
 
-    def __init__(self, state_dir: Path) -> None:
-        """`state_dir` contains the templates."""
+    def __init__(self, state_dir: Path, network: NetworkPolicy = NO_NETWORK) -> None:
+        """`state_dir` contains the templates; `network` is the policy of every sandbox."""
+        self._network = network
         self._store = TemplateStore(state_dir)
         self._seen: Available | None = None
         self._seen_s = 0.0
@@ -113,7 +115,7 @@ class Catalog:
         return [
             Tool(
                 name=name,
-                description=_described(name, here),
+                description=_described(name, here, self._network),
                 input_schema=_input_schema(model.model_json_schema(), name, here),
                 output_schema=OUTPUTS[name],
                 annotations=ToolAnnotations(
@@ -127,12 +129,24 @@ class Catalog:
         ]
 
 
-def _described(name: str, here: Available) -> str:
+def _described(name: str, here: Available, network: NetworkPolicy) -> str:
     text = DESCRIPTIONS[name]
     if name not in ("run_code", "create_sandbox"):
         return text
     listed = "; ".join(f"{each}: {said}" for each, said in here.templates.items())
-    return f"{text} Templates: {listed}. The default is {here.best_template}. There is no network."
+    text = f"{text} Templates: {listed}. The default is {here.best_template}."
+    return f"{text} {_outside(network)}"
+
+
+def _outside(network: NetworkPolicy) -> str:
+    """Return what a model needs to know of a sandbox's way out."""
+    install = "pip, uv and npm install packages."
+    if network.mode == "none":
+        return "There is no network." if network.packages is None else f"No network, but {install}"
+    hosts = ", ".join(map(str, network.rules[:10]))
+    where = "any public address" if network.mode == "open" else hosts or "no host"
+    reach = f"The network reaches {where}."
+    return reach if network.packages is None else f"{reach} {install[0].upper()}{install[1:]}"
 
 
 def _input_schema(whole: dict[str, Any], name: str, here: Available) -> dict[str, Any]:

@@ -22,10 +22,12 @@ from cellwall.apps.mcp.library import Embedded
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.tools.catalog import Catalog
 from cellwall.model.errors import CellwallError
+from cellwall.model.network import NO_NETWORK
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
+    from cellwall.model.network import NetworkPolicy
 
 
 def run(engine_of: Callable[[], Engine], budget_chars: int, network: object = None) -> None:
@@ -36,15 +38,16 @@ def run(engine_of: Callable[[], Engine], budget_chars: int, network: object = No
 
     async def main() -> None:
         engine = engine_of()
-        if network is not None:
-            engine.outside.checked(network)  # what is no policy ends this before a client waits
-        await _serve(engine, budget_chars, network)
+        # What is no policy ends this before a client waits.
+        policy = NO_NETWORK if network is None else engine.outside.checked(network)
+        await _serve(engine, budget_chars, policy)
 
     asyncio.run(main())
 
 
-async def _serve(engine: Engine, budget_chars: int, network: object) -> None:
-    catalog = Catalog(engine.state_dir)
+async def _serve(engine: Engine, budget_chars: int, policy: NetworkPolicy) -> None:
+    catalog = Catalog(engine.state_dir, policy)
+    network = None if policy.is_none else policy
     session = Session(Embedded(engine, network), catalog, budget_chars)
     tasks = Tasks()
     tasks.spawn(_warm(engine, catalog, network))

@@ -20,7 +20,7 @@ import dns.rdataclass
 import dns.rdatatype
 import dns.rrset
 
-from cellwall.egress.proxy.resolver import Busy, NoSuchName
+from cellwall.egress.proxy.naming.resolver import Busy, NoSuchName
 
 if TYPE_CHECKING:
     from cellwall.egress.proxy.sandbox_network import SandboxNetwork

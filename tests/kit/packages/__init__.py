@@ -1,0 +1,1 @@
+"""Registries, packages and a broker of a test's own, over loopback."""

@@ -1,0 +1,218 @@
+"""A sandbox installs packages through the broker and reaches nothing else; on every runtime.
+
+The registry is one of the test's on loopback, and the witness of what left the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cellwall import CellwallError, Sandbox
+from cellwall.engine.templates.store import TemplateStore, state_dir
+from cellwall.model.errors import UsageError
+from conftest import ground, require_command
+from kit.outside.world import World, world
+from kit.packages import registries
+from kit.packages.made import tarball, wheel
+from kit.packages.registries import Registry
+
+pytestmark = pytest.mark.root
+
+_NO_SUCH = "there is no Python package no-such-thing: check the spelling"
+_GATE = "packages.cellwall.internal"
+
+
+@dataclass
+class Packages:
+    """A world whose engine asks the test's registry."""
+
+    world: World
+    registry: Registry
+
+    def sandbox(self, network: object = "packages", **options: Any) -> Sandbox:
+        return self.world.sandbox(network, **options)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[Registry]:
+    with registries.running() as made:
+        made.add(wheel("alpha", "1.0", requires=("beta>=2",)))
+        made.add(wheel("beta", "2.0"))
+        made.add(wheel("beta", "1.0"))
+        made.add(wheel("denied", "1.0"))
+        made.add(wheel("tabulate", "99.0"))
+        made.add_npm(tarball("left", "1.0.0"))
+        yield made
+
+
+@pytest.fixture(scope="module", params=["jail", "gvisor", "docker"])
+def packages(request: pytest.FixtureRequest, registry: Registry) -> Iterator[Packages]:
+    settings = {
+        "network": "allow",
+        "packages": {"registries": ["pypi", "npm"], "deny": ["denied"]},
+        "package_registries": (
+            {"registry": "pypi", "url": registry.url("/simple")},
+            {"registry": "npm", "url": registry.url("/npm")},
+        ),
+    }
+    more = ground(request)
+    if request.param == "docker":
+        more["templates"] = TemplateStore(state_dir())  # a bare one has no installer
+    with world(request.param, settings=settings, **more) as made:
+        yield Packages(made, registry)
+
+
+def _ran(sandbox: Sandbox, command: str) -> str:
+    done = sandbox.commands.run(command, merge_stderr=True)
+    assert done.outcome.verdict == "ok", done.stdout
+    return done.stdout
+
+
+def test_a_live_session_imports_what_its_caller_installs(packages: Packages) -> None:
+    with packages.sandbox(None if packages.world.runtime == "jail" else "packages") as sandbox:
+        before = sandbox.network
+        assert sandbox.run("import alpha").error is not None
+        made = sandbox.install(["alpha"])
+        assert sorted(made.packages) == ["alpha==1.0", "beta==2.0"]
+        done = sandbox.run("import alpha, beta; print(alpha.version, beta.version)")
+        assert done.stdout == "1.0 2.0\n"
+        assert sandbox.install(["beta"]).packages == ()
+        assert sandbox.network == before
+        named = {each["name"] for each in sandbox.network_log() if each["event"] == "package"}
+    assert named == {"alpha-1.0-py3-none-any.whl", "beta-2.0-py3-none-any.whl"}
+
+
+def test_packages_of_a_sandbox_and_of_one_run(packages: Packages) -> None:
+    code = "import alpha; print(alpha.version)"
+    with packages.sandbox(None, packages=["alpha"]) as sandbox:
+        assert sandbox.run(code).stdout == "1.0\n"
+        # Its caller's installation does not allow the programs to install by themselves.
+        assert sandbox.run("!pip install denied", timeout=20).stdout
+        assert sandbox.commands.run(f"getent hosts {_GATE}").exit_code == 2
+    assert packages.world.run(code, None, packages=["alpha"]) == "1.0\n"
+
+
+def test_what_cannot_be_installed_is_an_error_with_the_reason(packages: Packages) -> None:
+    with packages.sandbox(None, packages=["beta"]) as sandbox:
+        for name, why in (("no-such-thing", "not found"), ("denied", "denied here")):
+            with pytest.raises(UsageError, match=why):
+                sandbox.install([name])
+        assert sandbox.run("import beta; print(beta.version)").stdout == "2.0\n"
+    with pytest.raises(UsageError, match="not found"):
+        packages.sandbox(None, packages=["no-such-thing"])
+    with pytest.raises(UsageError, match="not found"):
+        packages.world.run("print(1)", None, packages=["no-such-thing"])
+
+
+@pytest.mark.parametrize(
+    "line", ["-r /etc/passwd", "--index-url=http://x", "git+https://x/y", "file:///x", "./x.whl"]
+)
+def test_no_line_becomes_an_option_or_a_place(packages: Packages, line: str) -> None:
+    with pytest.raises(UsageError, match="packages: "):
+        packages.sandbox(None, packages=[line])
+
+
+def test_programs_inside_install_by_themselves(packages: Packages) -> None:
+    with packages.sandbox() as sandbox:
+        assert "Successfully installed alpha-1.0 beta-2.0" in _ran(sandbox, "pip install alpha")
+        assert _ran(sandbox, "python -c 'import alpha; print(alpha.version)'") == "1.0\n"
+        assert sandbox.run("import beta; print(beta.version)").stdout == "2.0\n"
+        assert "- beta==2.0" in _ran(sandbox, "uv pip install beta==1.0")
+        done = sandbox.commands.run("pip install no-such-thing")
+        assert _NO_SUCH in done.stderr
+        cell = "%pip install -q tabulate==99.0\nimport tabulate; tabulate.version"
+        assert sandbox.run(cell).text == "'99.0'"
+
+
+# An image for Docker has what dpkg lists of npm, which is less than an npm that upgraded itself.
+@pytest.mark.parametrize("packages", ["jail", "gvisor"], indirect=True)
+def test_npm_inside(packages: Packages) -> None:
+    require_command("npm")
+    with packages.sandbox(limits={"memory_mb": 1024}) as sandbox:
+        _ran(sandbox, "npm install left && test -d node_modules/left")
+        done = sandbox.commands.run("npm install no-such-thing", merge_stderr=True)
+        assert "there is no npm package no-such-thing" in done.stdout
+
+
+def test_the_broker_is_the_only_thing_that_is_reached(packages: Packages) -> None:
+    """General egress stays off: neither names nor addresses, nor a request through the broker."""
+    port, asked = packages.world.web.port, len(packages.world.web.requests)
+    tries = [
+        f"http://web.test:{port}/",
+        f"http://127.0.1.1:{port}/",
+        packages.registry.url("/simple/alpha/"),
+        f"http://{_GATE}:8080/",
+        f"https://{_GATE}/",
+        f"http://{_GATE}/http://web.test:{port}/",
+        f"http://{_GATE}/files/../../etc/passwd",
+    ]
+    code = f"""
+import json, urllib.request
+def get(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError as error:
+        return str(error)
+urls = {tries!r}
+print(json.dumps([get(url) for url in urls] + [get("http://{_GATE}/simple/alpha/")]))
+"""
+    with packages.sandbox() as sandbox:
+        *others, control = json.loads(sandbox.run(code).stdout)
+        proxied = sandbox.commands.run(
+            f"curl -sx http://127.0.0.1:3128 http://{_GATE}/simple/alpha/"
+        )
+    assert "refused: " in proxied.stdout
+    assert control == 200
+    assert 200 not in others
+    assert len(packages.world.web.requests) == asked
+    assert packages.world.host.connections == 0
+
+
+def test_a_policy_takes_effect_at_once(packages: Packages) -> None:
+    with packages.sandbox({"packages": {"registries": ["pypi"], "allow": ["beta"]}}) as sandbox:
+        assert "not on the list" in sandbox.commands.run("pip install alpha").stderr
+        _ran(sandbox, "pip install beta")
+        sandbox.set_network({"packages": True})
+        _ran(sandbox, "pip install alpha")
+        assert "denied here" in sandbox.commands.run("pip install denied").stderr
+        sandbox.set_network("none")
+        assert sandbox.commands.run(f"getent hosts {_GATE}").exit_code == 2
+
+
+def test_the_broker_is_back_after_the_proxy_has_ended(packages: Packages) -> None:
+    with packages.sandbox() as sandbox:
+        _ran(sandbox, "pip install beta==1.0")
+        first = _proxy(packages.world)
+        os.kill(first, signal.SIGKILL)
+        until = time.monotonic() + 30
+        while _proxy(packages.world) in (None, first) and time.monotonic() < until:
+            time.sleep(0.05)
+        _ran(sandbox, "uv pip install --no-cache beta==2.0")
+
+
+def _proxy(made: World) -> int:
+    async def pid(engine: object) -> int:
+        return engine.outside.proxy.pid  # type: ignore[attr-defined,no-any-return]
+
+    return made.runner.call(lambda engine, _put: pid(engine))
+
+
+def test_what_the_operator_turns_off_is_refused(registry: Registry) -> None:
+    for settings in ({"packages": False}, {"packages": {"registries": ["npm"]}}):
+        with world("jail", settings=settings) as made:
+            asked: list[dict[str, Any]] = [{"network": {"packages": {"registries": ["pypi"]}}}]
+            if not settings["packages"]:
+                asked += [{"network": "packages"}, {"network": None, "packages": ["beta"]}]
+            for options in asked:
+                with pytest.raises(CellwallError, match="packages"):
+                    made.sandbox(**options)
