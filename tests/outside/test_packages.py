@@ -18,6 +18,7 @@ import pytest
 from cellwall import CellwallError, Sandbox
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
+from cellwall.model.secret import Secret
 from conftest import ground, require_command
 from kit.outside.world import World, world
 from kit.packages import registries
@@ -216,3 +217,18 @@ def test_what_the_operator_turns_off_is_refused(registry: Registry) -> None:
             for options in asked:
                 with pytest.raises(CellwallError, match="packages"):
                     made.sandbox(**options)
+
+
+def test_packages_and_a_secret_go_together(packages: Packages) -> None:
+    """The broker is reached beside opened TLS, and the value still goes to its host."""
+    port, value = packages.world.tls_web.port, "a-value-beside-packages"
+    secret = Secret("KEY", value, hosts=[f"web.test:{port}"])
+    rules = {"allow": [f"web.test:{port}"], "packages": True}
+    code = (
+        "import alpha, os, urllib.request\n"
+        f"print(urllib.request.urlopen('https://web.test:{port}/?' + os.environ['KEY']).status)"
+    )
+    with packages.sandbox(rules, secrets=[secret], packages=["alpha"]) as sandbox:
+        done = sandbox.run(code)
+        assert done.stdout == "200\n", (done.stderr, done.error)
+    assert packages.world.tls_web.requests[-1][1] == f"/?{value}"
