@@ -298,6 +298,19 @@ def test_an_opened_connection_is_for_the_allowed_name_alone(
     assert len(mirror.requests) == before + 3
 
 
+def test_a_session_with_a_server_goes_on_within_one_sandbox(
+    outside: World, jail_mirror: Mirror
+) -> None:
+    port = jail_mirror.port
+    call = f"ask('https://web.test:{port}/', {{'X-Key': KEY}})"
+    for _ in range(2):  # the second sandbox begins anew
+        before = jail_mirror.resumed
+        with outside.sandbox([f"web.test:{port}"], secrets=[secret_for(port)]) as sandbox:
+            assert [each[:3] for each in said(sandbox, call, call, call)] == ["200"] * 3
+        assert jail_mirror.resumed == before + 2
+        assert jail_mirror.requests[-1][2]["X-Key"] == VALUE
+
+
 def test_much_passes_through_an_opened_connection_as_it_is(outside: World) -> None:
     """Both ways, in many pieces, and the value wherever the server puts it."""
     page = os.urandom(1 << 20) * 6 + VALUE.encode() + b"x" * 70_000 + VALUE.encode()

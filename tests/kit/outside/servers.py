@@ -78,6 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.requests.append((self.command, self.path, dict(self.headers)))
+        self.server.resumed += bool(getattr(self.connection, "session_reused", False))
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         status, fields, answer = self.server.answer(self.command, self.path, body)
@@ -108,6 +109,8 @@ class WebServer(ThreadingHTTPServer):
         """`pages`: bodies by path; any other path answers with its own name."""
         super().__init__((address, 0), _Handler)
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.resumed = 0
+        """Requests on connections whose TLS went on from an earlier one's."""
         self.pages = pages or {}
         self.redirects: dict[str, str] = {}
         self.are_others_missing = False

@@ -185,14 +185,17 @@ class _Opened:
 
     async def serve(self, inner: socket.socket, outer: socket.socket, first: bytes) -> None:
         """Serve the requests of a program; `first` is its first message, which was counted."""
-        host, meter = self._destination.host, self._entry.meter
+        host, port, meter = self._destination.host, self._destination.port, self._entry.meter
         ours = TlsStream(inner, meter.count_sent, self._opening.program_end(host), first)
-        theirs = TlsStream(outer, meter.count_received, self._opening.server_end(host))
+        theirs = TlsStream(outer, meter.count_received, self._opening.server_end(host, port))
         verifying = asyncio.ensure_future(self._verified(theirs))
         try:
             if not await self._is_trusted(ours):
                 return
-            await self._serve(ours, theirs, await verifying)
+            problem = await verifying
+            await self._serve(ours, theirs, problem)
+            if not problem:
+                self._opening.keep_session(host, port, theirs.session)
             await ours.end()
         finally:
             verifying.cancel()

@@ -6,12 +6,15 @@ Made when the sandbox is added to the egress proxy, which alone has it.
 from __future__ import annotations
 
 import ssl
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from cellwall.egress.tls.authority import Authority
 from cellwall.egress.tls.stream import End
 from cellwall.egress.tls.substitution import Substitution
 from cellwall.model.secret import Secret
+
+_MOST_SESSIONS = 256
 
 
 class Opening:
@@ -22,6 +25,7 @@ class Opening:
         self._authority = Authority(sandbox)
         self._secrets = secrets
         self._servers = servers
+        self._sessions: OrderedDict[tuple[str, int], ssl.SSLSession] = OrderedDict()
 
     @property
     def certificate(self) -> str:
@@ -43,6 +47,15 @@ class Opening:
         """Return the end of TLS that a program sees."""
         return End(self._authority.context_for(host))
 
-    def server_end(self, host: str) -> End:
+    def server_end(self, host: str, port: int) -> End:
         """Return the end of TLS that a server sees."""
-        return End(self._servers, host)
+        return End(self._servers, host, self._sessions.get((host, port)))
+
+    def keep_session(self, host: str, port: int, session: ssl.SSLSession | None) -> None:
+        """Keep a session with a server that was verified, for this sandbox's next connection."""
+        if session is None:
+            return
+        self._sessions[host, port] = session
+        self._sessions.move_to_end((host, port))
+        if len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)

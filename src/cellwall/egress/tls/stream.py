@@ -24,6 +24,8 @@ class End:
     context: ssl.SSLContext
     server_name: str | None = None
     """Name of the server to verify; None: this is the server."""
+    session: ssl.SSLSession | None = None
+    """Session with that server, verified before, that may go on; it costs less than a new one."""
 
 
 class TlsStream:
@@ -47,9 +49,15 @@ class TlsStream:
             self._outgoing,
             server_side=end.server_name is None,
             server_hostname=end.server_name,
+            session=end.session,
         )
         self._writing = asyncio.Lock()
         """Held while what OpenSSL has written goes out, so that it stays in order."""
+
+    @property
+    def session(self) -> ssl.SSLSession | None:
+        """Session to go on with; a server gives it after the handshake, or not at all."""
+        return self._tls.session
 
     async def handshake(self) -> None:
         """Agree on keys. Raises ssl.SSLError, OSError."""
