@@ -22,6 +22,7 @@ _CHOSEN = {
     "runtimes": "jail,process",
     "least_isolation": "kernel",
     "default_isolation": "kernel",
+    "network_authorities": __file__,
     "metrics_token_sha256": "0" * 64,
     "proxies": "127.0.0.1,10.1.0.0/16",
 }

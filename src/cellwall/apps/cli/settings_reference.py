@@ -36,6 +36,7 @@ _ENGINE_VARIABLES = {
     "least_isolation": "CELLWALL_LEAST_ISOLATION",
     "default_isolation": "CELLWALL_DEFAULT_ISOLATION",
     "runtimes": "CELLWALL_RUNTIMES",
+    "network_authorities": "CELLWALL_NETWORK_AUTHORITIES",
 }
 _IN_TOML = {"digest": "sha256"}
 _OF_THE_MACHINE = {
