@@ -22,6 +22,11 @@ _CHOSEN = {
     "runtimes": "jail,process",
     "least_isolation": "kernel",
     "default_isolation": "kernel",
+    "network": "none",
+    "network_addresses": "10.1.0.0/16",
+    "network_authorities": __file__,
+    "packages": "none",
+    "package_registries": '[{"registry": "pypi", "url": "https://packages.example.org/simple/"}]',
     "metrics_token_sha256": "0" * 64,
     "proxies": "127.0.0.1,10.1.0.0/16",
 }
