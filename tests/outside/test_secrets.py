@@ -394,7 +394,7 @@ def test_the_command_line_gives_a_secret(
 
 
 def test_the_documented_example_runs() -> None:
-    path = ROOT / "docs" / "snippets" / "network" / "a_secret.py"
+    path = ROOT / "docs" / "snippets" / "network" / "policy_with_a_secret.py"
     done = subprocess.run(
         [sys.executable, str(path)], check=False, capture_output=True, encoding="utf-8"
     )
