@@ -118,6 +118,8 @@ class Listening:
                 )
                 continue
             accepted.setblocking(False)
+            # Otherwise the second of two small answers waits 40 ms for the first one's receipt.
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._spawn(serve(self.network, accepted))
 
     def _pause(self, listener: socket.socket, serve: Serve) -> None:
