@@ -104,6 +104,16 @@ TARGETS: tuple[Target, ...] = (
            "/s", 1.5, 3, higher_is_better=True),
     Target("humaneval", "the 164 programs of HumanEval, Python, batch over HTTP",
            "/s", 15, 30, higher_is_better=True),
+    Target("network_allow", "what a network policy adds to a parked fresh sandbox, p50", "F",
+           0.1, 0.05),
+    Target("network_https", "what an allowed HTTPS request costs beyond a direct one, p50", "ms",
+           1.0, 0.5),
+    Target("network_stream", "one stream out of a sandbox against a direct one", "x", 0.7, 0.9,
+           higher_is_better=True),
+    Target("packages_warm", "a wheel of 10 MB in a live sandbox, the broker has it, p50", "ms",
+           300, 150),
+    Target("packages_cold", "the same, the broker has it not, against plain `uv pip install`", "x",
+           1.2, 1.0),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

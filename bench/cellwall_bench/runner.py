@@ -27,6 +27,7 @@ from cellwall_bench import (
     languages,
     latency,
     mcp,
+    outside,
     programs,
     throughput,
 )
@@ -148,6 +149,11 @@ class Bench:
         yield "docker_no_pool", 0, lambda e: containers.fresh(e, "docker_no_pool", n)
         yield "docker_cell", 0, _next_cell("docker_cell", containers.CHOICE, n)
         yield from self._language_rows(python, data, n)
+        yield "network_allow", 0, lambda _: outside.allowed("network_allow", n)
+        yield "network_https", 0, lambda _: outside.https("network_https", 10 * n)
+        yield "network_stream", 0, lambda _: outside.stream("network_stream", 5)
+        yield "packages_warm", 0, lambda _: outside.warm("packages_warm", n)
+        yield "packages_cold", 0, lambda _: outside.cold("packages_cold", n)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
 
     def _language_rows(

@@ -5,6 +5,7 @@ The registry is one of the test's on loopback, and the witness of what left the 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from cellwall import CellwallError, Sandbox
+from cellwall import CellwallError, EngineSettings, Sandbox
+from cellwall.engine.parts import package_registries
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
 from cellwall.model.secret import Secret
-from conftest import ground, require_command
+from conftest import ground, require_capability, require_command
 from kit.outside.world import World, world
 from kit.packages import registries
 from kit.packages.made import tarball, wheel
@@ -169,14 +171,21 @@ print(json.dumps([get(url) for url in urls] + [get("http://{_GATE}/simple/alpha/
 """
     with packages.sandbox() as sandbox:
         *others, control = json.loads(sandbox.run(code).stdout)
-        proxied = sandbox.commands.run(
-            f"curl -sx http://127.0.0.1:3128 http://{_GATE}/simple/alpha/"
-        )
-    assert "refused: " in proxied.stdout
     assert control == 200
     assert 200 not in others
     assert len(packages.world.web.requests) == asked
     assert packages.world.host.connections == 0
+
+
+def test_the_http_proxy_leads_to_no_broker(registry: Registry) -> None:
+    """It would ask for another name's file with the broker's rights."""
+    require_command("curl")
+    settings = {"package_registries": ({"registry": "pypi", "url": registry.url("/simple")},)}
+    with world("jail", settings=settings) as made, made.sandbox("packages") as sandbox:
+        page = f"http://{_GATE}/simple/alpha/"
+        assert sandbox.commands.run(f"curl -sf {page}").ok
+        proxied = sandbox.commands.run(f"curl -sx http://127.0.0.1:3128 {page}")
+        assert "refused: " in proxied.stdout
 
 
 def test_a_policy_takes_effect_at_once(packages: Packages) -> None:
@@ -232,3 +241,20 @@ def test_packages_and_a_secret_go_together(packages: Packages) -> None:
         done = sandbox.run(code)
         assert done.stdout == "200\n", (done.stderr, done.error)
     assert packages.world.tls_web.requests[-1][1] == f"/?{value}"
+
+
+def test_the_registries_of_this_machine() -> None:
+    """Real packages from wherever pip and npm of this machine get theirs."""
+    index = asyncio.run(package_registries.find(EngineSettings()))["upstreams"]
+    require_capability("package registries over http", len(index) == 2, "configure pip and npm")
+    # A machine behind a mirror has its registries at private addresses.
+    everywhere = ("0.0.0.0/0", "::/0")
+    with world("jail", settings={"network_addresses": everywhere}) as made:
+        limits = {"memory_mb": 1024, "processes": 200}
+        with made.sandbox("packages", limits=limits) as sandbox:
+            assert "requests-toolbelt==1.0.0" in sandbox.install(["requests-toolbelt"]).packages
+            done = sandbox.run("import requests_toolbelt; print(requests_toolbelt.__version__)")
+            assert done.stdout == "1.0.0\n"
+            _ran(sandbox, "npm install left-pad@1.3.0 && test -d node_modules/left-pad")
+            with pytest.raises(UsageError, match="not found in the package registry"):
+                sandbox.install(["cellwall-no-such-package"])

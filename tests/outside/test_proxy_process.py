@@ -38,11 +38,15 @@ def _pid(made: World) -> int:
     return found
 
 
-def _wait(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+def _wait(what: Callable[[], object], most_s: float = 30) -> None:
+    deadline = time.monotonic() + most_s
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def _events(sandbox: Sandbox) -> list[str]:
+    return [each["event"] for each in sandbox.network_log()]
 
 
 def _gone(pid: int) -> bool:
@@ -220,7 +224,7 @@ def test_many_long_records_at_once_end_no_proxy(own: World) -> None:
             timeout=60,
         )
         assert done.outcome.verdict == "ok", done.error
-        _wait(lambda: [each["event"] for each in sandbox.network_log()].count("close") == 80)
+        _wait(lambda: _events(sandbox).count("close") == 80, 15)
         longest = max(len(json.dumps(each)) for each in sandbox.network_log())
         assert 80 * longest > 131_072  # the control: more than one message takes
         assert _pid(own) == first

@@ -118,7 +118,7 @@ class Listening:
                 )
                 continue
             accepted.setblocking(False)
-            # Head and body of an answer are two pieces: the second must not wait for an ACK.
+            # Otherwise the second of two small answers waits 40 ms for the first one's receipt.
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._spawn(serve(self.network, accepted))
 
