@@ -21,6 +21,7 @@ import pytest
 
 from cellwall.engine.templates import definitions as template_definitions
 from cellwall.engine.templates.base_interpreter import base_interpreter
+from cellwall.engine.templates.defaults import DEFAULTS
 from cellwall.engine.templates.package_index import uv_variables
 from cellwall.engine.templates.store import TemplateStore, _digest, state_dir
 from cellwall.model.errors import HostUnsupported, NotFound, UsageError
@@ -285,7 +286,7 @@ def test_base_interpreter_below_usr_needs_no_mount() -> None:
 
 
 def test_defaults_pin_every_package() -> None:
-    for template in template_definitions.DEFAULTS:
+    for template in DEFAULTS:
         assert all("==" in pin for pin in (*template.packages, *template.constraints))
 
 
@@ -294,7 +295,7 @@ def test_user_definition_replaces_ours(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "templates.toml").write_text("[templates.data]\npackages = ['x==1']\n")
     known = TemplateStore(tmp_path).definitions()
     assert known["data"].packages == ("x==1",)
-    assert known["python"] == template_definitions.DEFAULTS[0]
+    assert known["python"] == DEFAULTS[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cellwall.engine.templates import bytecode, environment_tree, user_installs
+from cellwall.engine.templates import bytecode, environment_tree, fonts, user_installs
 from cellwall.engine.templates.base_interpreter import BaseInterpreter
 from cellwall.engine.templates.package_index import uv_variables
 from cellwall.model.errors import HostUnsupported
@@ -59,6 +59,7 @@ def fill(root: Path, template: Template, base: BaseInterpreter, progress: Progre
     installed = environment_tree.packages_folder(root, base)
     pins = environment_tree.pins(installed)
     user_installs.add(root, installed)
+    fonts.install(root, template, installed)
     started = time.monotonic()
     count = bytecode.compile_tree(installed, base)
     progress(f"compiled {count} modules in {time.monotonic() - started:.1f} s")
