@@ -218,12 +218,20 @@ def test_unwritable_state_directory_names_the_remedy(wheels: Path, tmp_path: Pat
         {"preload": ("json",)},
         {"env": {"A": "1"}},
         {"languages": ("bash",)},
+        {"fonts": ("Moss: moss/*.ttf",)},
     ],
 )
 def test_digest_changes_with_what_a_program_sees(change: dict[str, Any]) -> None:
     base = base_interpreter(_MINIMAL)
     changed = dataclasses.replace(_MINIMAL, **change)
     assert _digest(changed, base) != _digest(_MINIMAL, base)
+
+
+def test_digest_changes_with_the_order_of_fonts() -> None:
+    base = base_interpreter(_MINIMAL)
+    one, two = "Moss: moss/*.ttf", "Fern: fern/*.ttf"
+    digests = {_digest(Template(name="x", fonts=each), base) for each in ((one, two), (two, one))}
+    assert len(digests) == 2
 
 
 def test_digest_does_not_change_with_name_or_description() -> None:
@@ -250,6 +258,11 @@ def test_digest_changes_with_the_interpreter_but_not_its_patch_level() -> None:
         {"preload": ("os; evil",)},
         {"env": {"A=B": "1"}},
         {"python": "three"},
+        {"fonts": ("Moss",)},
+        {"fonts": ("Moss: /etc/passwd",)},
+        {"fonts": ("Moss: moss/../../../x.ttf",)},
+        {"fonts": ("Moss</dir>: moss/x.ttf",)},
+        {"fonts": ("Moss\nbackend: x: moss/x.ttf",)},
     ],
 )
 def test_definition_that_could_never_work_is_refused(fields: dict[str, Any]) -> None:

@@ -155,7 +155,7 @@ class _Uv:
             raise self._failure(" ".join(arguments[:2]), process.returncode, lines)
 
     def _failure(self, step: str, code: int, lines: deque[str]) -> HostUnsupported:
-        last = "; ".join(line.strip() for line in list(lines)[-6:] if line.strip())
+        last = "; ".join([line.strip() for line in lines if line.strip()][-6:])
         return HostUnsupported(
             "template build",
             f"build template {self._name}: uv {step} ended with status {code}: {last}",

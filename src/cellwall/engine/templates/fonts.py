@@ -66,7 +66,7 @@ def install(root: Path, template: Template, packages: Path) -> None:
     (root / CONFIGURATION).parent.mkdir(exist_ok=True)
     (root / CONFIGURATION).write_text(_fontconfig(_families(template)), encoding="utf-8")
     drawing = packages / "matplotlib/mpl-data"
-    if drawing.is_dir():
+    if drawing.is_dir() and (packages / "matplotlib/font_manager.py").is_file():
         _link(files, drawing / "fonts/ttf")
         _append_families(drawing / "matplotlibrc", template)
         _extend(packages)
