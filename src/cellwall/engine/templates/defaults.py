@@ -192,8 +192,9 @@ DEFAULTS = (
         env={
             # There is no display inside; without this pyplot searches for one.
             "MPLBACKEND": "agg",
-            # pandas imports pyarrow, which would start a thread that gives memory back; a
-            # fork-server has one thread. The thread serves an allocator that is not the default.
+            # pandas imports pyarrow, whose allocators are not made for forks: one starts a thread,
+            # and a fork-server has one; the other takes huge pages, which a fork would split.
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
         },
         fonts=_FONTS,
