@@ -259,7 +259,7 @@ def test_page_names_what_the_template_installs() -> None:
     fonts = set(re.findall(r"\| ([a-z-]+-fonts) \|$", _PAGE, re.MULTILINE))
     pinned = {pin.partition("==")[0] for pin in _DATA.packages}
     assert {name for name, _ in rows} | fonts == pinned
-    assert {module for _, module in rows} == set(USES)
+    assert {module for _, module in rows} == set(USES) | {"pip", "uv"}
 
 
 def test_page_names_the_fonts() -> None:
