@@ -20,6 +20,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
+_FONT = re.compile(r"([A-Za-z0-9][A-Za-z0-9 ._-]*): (?!.*\.\.)([A-Za-z0-9_][^\x00-\x1f\x7f\\]*)")
 _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)(\d+(?:\.\d+){0,2})")
 
 
@@ -32,13 +33,17 @@ class Template:
     packages: tuple[str, ...] = ()
     """Requirements, each pinned (`numpy==2.4.6`); installed from wheels only."""
     constraints: tuple[str, ...] = ()
-    """Pins of the packages' dependencies, so that a template built later is the same."""
+    """Pins of the packages' dependencies, so that a template built later is the same; one may end
+    with ` --hash=sha256:...`, and then only that file is installed."""
     preload: tuple[str, ...] = ()
     """Modules imported once by the fork-server; every sandbox starts with them in memory."""
     python: str = ">=3.8"
     """Required version of the base interpreter: clauses such as `>=3.11,<3.15`."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every process inside."""
+    fonts: tuple[str, ...] = ()
+    """Fonts that draw what a default font cannot, in the order in which they are asked, written
+    `family: path`: its files below `site-packages`, where `*` stands for any part of a name."""
     languages: tuple[str, ...] = ("python",)
     """Names of `languages.registry`; the first one is the default inside."""
 
@@ -49,6 +54,8 @@ class Template:
         where = f"template {self.name}"
         _check(_MODULE, self.preload, f"{where}: preload", "give dotted module names")
         _check(_VARIABLE, self.env, f"{where}: env", "give variable names")
+        # SECURITY: names become lines of configuration files; a path stays below `site-packages`.
+        _check(_FONT, self.fonts, f"{where}: fonts", "write them like `Family: package/*.ttf`")
         _check(
             _CLAUSE,
             self.python.replace(" ", "").split(","),
@@ -63,6 +70,11 @@ class Template:
         """Report whether an interpreter of `version` satisfies the `python` requirement."""
         return all(_holds(clause, version) for clause in self.python.split(","))
 
+    def font_files(self) -> list[tuple[str, str]]:
+        """Return the families of `fonts`, each with the path of its files."""
+        found = [_FONT.fullmatch(font) for font in self.fonts]
+        return [(each[1], each[2]) for each in found if each]
+
     def identity(self) -> dict[str, Any]:
         """Return everything that distinguishes this template from another, as plain JSON."""
         return {
@@ -71,6 +83,8 @@ class Template:
             "preload": list(self.preload),
             "env": dict(sorted(self.env.items())),
             "languages": list(self.languages),
+            # Left out where there are none, so that templates of before are not built again.
+            **({"fonts": list(self.fonts)} if self.fonts else {}),
         }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,18 +23,21 @@ if TYPE_CHECKING:
 
 _TRIAL_S = 60.0
 
-app = typer.Typer(
-    help="List, build and remove templates.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(help="List, build and remove templates.", rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def without_command(context: typer.Context) -> None:
+    """List, build and remove templates; without a command, list them."""
+    if context.invoked_subcommand is None:
+        list_all()
 
 
 @app.command("ls")
 def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the templates, built or not."""
+    """List the templates, built or not, with what they hold and their size on disk."""
     templates = store()
     rows = [
         (name, definition, templates.find(name))
@@ -45,17 +49,23 @@ def list_all(
     from cellwall.apps.cli.console.table import show
 
     show(
-        ("template", "built", "MiB", "packages"),
+        ("template", "built", "MiB on disk", "what", "packages"),
         [
             (
                 name,
                 found.digest[:12] if found else "no",
                 str(found.size_bytes >> 20) if found else "",
-                ", ".join(definition.packages) or "(none)",
+                definition.description,
+                ", ".join(map(_name, definition.packages)) or "(none)",
             )
             for name, definition, found in rows
         ],
     )
+
+
+def _name(requirement: str) -> str:
+    """Return the package's name; all pins together would fill a screen, and are in the JSON."""
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def _as_json(name: str, definition: Template, found: BuiltTemplate | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cellwall.engine.templates import bytecode, environment_tree, user_installs
+from cellwall.engine.templates import bytecode, environment_tree, fonts, user_installs
 from cellwall.engine.templates.base_interpreter import BaseInterpreter
 from cellwall.engine.templates.package_index import uv_variables
 from cellwall.model.errors import HostUnsupported
@@ -59,6 +59,7 @@ def fill(root: Path, template: Template, base: BaseInterpreter, progress: Progre
     installed = environment_tree.packages_folder(root, base)
     pins = environment_tree.pins(installed)
     user_installs.add(root, installed)
+    fonts.install(root, template, installed)
     started = time.monotonic()
     count = bytecode.compile_tree(installed, base)
     progress(f"compiled {count} modules in {time.monotonic() - started:.1f} s")
@@ -154,7 +155,7 @@ class _Uv:
             raise self._failure(" ".join(arguments[:2]), process.returncode, lines)
 
     def _failure(self, step: str, code: int, lines: deque[str]) -> HostUnsupported:
-        last = "; ".join(line.strip() for line in list(lines)[-6:] if line.strip())
+        last = "; ".join([line.strip() for line in lines if line.strip()][-6:])
         return HostUnsupported(
             "template build",
             f"build template {self._name}: uv {step} ended with status {code}: {last}",

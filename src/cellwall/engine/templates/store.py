@@ -29,7 +29,7 @@ from cellwall.engine.templates.definitions import definitions, from_mapping
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound
 from cellwall.model.template import BuiltTemplate, Template
 
-_BUILDER_VERSION = 3
+_BUILDER_VERSION = 4
 """Version of the build; raise it when `build` produces something else from the same definition."""
 
 _MANIFEST = "manifest.json"

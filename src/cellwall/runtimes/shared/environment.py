@@ -57,4 +57,6 @@ def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     }
     for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
         environment[f"{name}_NUM_THREADS"] = count
+    if template.template.fonts:
+        environment["FONTCONFIG_FILE"] = f"{plan.TEMPLATE_ROOT}/etc/fonts.conf"
     return {**environment, **_WITHOUT_NETWORK, **template.template.env}

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import cellwall
+from cellwall.engine.templates.base_interpreter import base_interpreter
+from cellwall.engine.templates.defaults import DEFAULTS
+from cellwall.engine.templates.store import _digest, _manifest
 from cellwall.languages.registry import LANGUAGES
 from cellwall_bench.processes import descendants
 from conftest import Require
@@ -116,6 +119,20 @@ def test_templates_are_listed_whether_built_or_not(tmp_path: Path) -> None:
     assert {entry["name"] for entry in listed} >= {"python", "data"}
     assert all(entry["digest"] is None for entry in listed)
     assert not list(tmp_path.iterdir())
+
+
+def test_templates_without_a_command_are_listed_with_their_size(tmp_path: Path) -> None:
+    template = next(each for each in DEFAULTS if each.name == "python")
+    base = base_interpreter(template)
+    digest = _digest(template, base)
+    built = tmp_path / "templates" / digest
+    built.mkdir(parents=True)
+    manifest = _manifest(template, base, digest, [], 77 << 20)
+    (built / "manifest.json").write_text(json.dumps(manifest))
+    listed = start("templates", CELLWALL_STATE_DIR=str(tmp_path))
+    rows = {line.split()[0]: line.split() for line in listed.stdout.splitlines() if line.strip()}
+    assert rows["python"][1:3] == [digest[:12], "77"]
+    assert rows["data"][1] == "no"
 
 
 def test_removing_what_is_not_built_is_an_error_of_ours(tmp_path: Path) -> None:

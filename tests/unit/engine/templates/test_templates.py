@@ -21,6 +21,7 @@ import pytest
 
 from cellwall.engine.templates import definitions as template_definitions
 from cellwall.engine.templates.base_interpreter import base_interpreter
+from cellwall.engine.templates.defaults import DEFAULTS
 from cellwall.engine.templates.package_index import uv_variables
 from cellwall.engine.templates.store import TemplateStore, _digest, state_dir
 from cellwall.model.errors import HostUnsupported, NotFound, UsageError
@@ -217,12 +218,20 @@ def test_unwritable_state_directory_names_the_remedy(wheels: Path, tmp_path: Pat
         {"preload": ("json",)},
         {"env": {"A": "1"}},
         {"languages": ("bash",)},
+        {"fonts": ("Moss: moss/*.ttf",)},
     ],
 )
 def test_digest_changes_with_what_a_program_sees(change: dict[str, Any]) -> None:
     base = base_interpreter(_MINIMAL)
     changed = dataclasses.replace(_MINIMAL, **change)
     assert _digest(changed, base) != _digest(_MINIMAL, base)
+
+
+def test_digest_changes_with_the_order_of_fonts() -> None:
+    base = base_interpreter(_MINIMAL)
+    one, two = "Moss: moss/*.ttf", "Fern: fern/*.ttf"
+    digests = {_digest(Template(name="x", fonts=each), base) for each in ((one, two), (two, one))}
+    assert len(digests) == 2
 
 
 def test_digest_does_not_change_with_name_or_description() -> None:
@@ -249,6 +258,11 @@ def test_digest_changes_with_the_interpreter_but_not_its_patch_level() -> None:
         {"preload": ("os; evil",)},
         {"env": {"A=B": "1"}},
         {"python": "three"},
+        {"fonts": ("Moss",)},
+        {"fonts": ("Moss: /etc/passwd",)},
+        {"fonts": ("Moss: moss/../../../x.ttf",)},
+        {"fonts": ("Moss</dir>: moss/x.ttf",)},
+        {"fonts": ("Moss\nbackend: x: moss/x.ttf",)},
     ],
 )
 def test_definition_that_could_never_work_is_refused(fields: dict[str, Any]) -> None:
@@ -285,7 +299,7 @@ def test_base_interpreter_below_usr_needs_no_mount() -> None:
 
 
 def test_defaults_pin_every_package() -> None:
-    for template in template_definitions.DEFAULTS:
+    for template in DEFAULTS:
         assert all("==" in pin for pin in (*template.packages, *template.constraints))
 
 
@@ -294,7 +308,7 @@ def test_user_definition_replaces_ours(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "templates.toml").write_text("[templates.data]\npackages = ['x==1']\n")
     known = TemplateStore(tmp_path).definitions()
     assert known["data"].packages == ("x==1",)
-    assert known["python"] == template_definitions.DEFAULTS[0]
+    assert known["python"] == DEFAULTS[0]
 
 
 @pytest.mark.parametrize(
