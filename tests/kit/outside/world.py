@@ -96,10 +96,10 @@ def world(runtime: str = "jail", **engine: Any) -> Iterator[World]:
         host = stack.enter_context(Sink(address="127.0.0.1"))
         sink = stack.enter_context(Sink())
         chosen = EngineSettings(
-            network_addresses=LISTED,
             name_servers=(names.address,),
             network_authorities=str(folder / "certificate.pem"),
-            **{"network": "open", "pool_min": 1, "pool_max": 2} | settings,
+            **{"network": "open", "network_addresses": LISTED, "pool_min": 1, "pool_max": 2}
+            | settings,
         )
         runner = Runner(partial(Engine, settings=chosen, **engine))
         stack.callback(runner.close)
