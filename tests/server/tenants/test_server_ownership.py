@@ -22,6 +22,8 @@ OWNED = {"sandbox_id", "execution_id", "command_id"}
 BODIES: dict[str, dict[str, Any]] = {
     "ContextBody": {"name": "c"},
     "NetworkBody": {"mode": "none"},
+    "PackagesBody": {"packages": ["six"]},
+    "SecretBody": {"value": "a-value-of-a-test", "hosts": ["example.org"]},
     "SandboxChange": {"name": "n"},
     "CellBody": {"code": "1"},
     "CommandBody": {"argv": ["true"]},
@@ -57,7 +59,7 @@ def alices(server: Server) -> dict[str, str]:
     execution = client.post("/execute", json={"code": "print('of-alice')"}).json()["execution_id"]
     return {
         "sandbox_id": sandbox, "command_id": command, "execution_id": execution,
-        "context": "main", "port": "8000", "path": "x", "call": "1",
+        "context": "main", "port": "8000", "path": "x", "call": "1", "name": "A_SECRET",
     }  # fmt: skip
 
 
@@ -130,7 +132,7 @@ SCOPES = {"run": ALICE, "manage": MANAGER, "admin": ADMIN}
 def test_every_route_wants_the_scope_it_says(server: Server, endpoint: Endpoint) -> None:
     """API-2: less is refused before the thing is looked for; as much is not refused."""
     ids = dict.fromkeys(("sandbox_id", "command_id", "execution_id", "key_id"), "0" * 26)
-    ids |= {"context": "main", "port": "8000", "path": "x", "call": "1"}
+    ids |= {"context": "main", "port": "8000", "path": "x", "call": "1", "name": "A_SECRET"}
     names = list(SCOPES)
     for scope, key in SCOPES.items():
         answer = ask(server.client(key), endpoint, ids)
