@@ -21,7 +21,7 @@ from cellwall.egress.proxy import hello, http_relay, package_door
 from cellwall.egress.proxy.destinations import FixedServer, ServerByRequest, authority
 from cellwall.egress.proxy.http_relay import Side
 from cellwall.egress.proxy.meter import LimitReached
-from cellwall.egress.proxy.relay import PIECE, PlainStream, both_of, pump, ready, relay
+from cellwall.egress.proxy.relay import PIECE, PlainStream, both_of, pump, relay
 from cellwall.egress.proxy.sandbox_network import (
     CONNECT_S,
     Destination,
@@ -266,17 +266,23 @@ def _only_http(destination: Destination, *, looks: bool, what: str, said: bytes 
 
 async def _program_speaks_first(inner: socket.socket, outer: socket.socket) -> bool:
     """Wait until either side has said something; whether it is the program."""
-    both = [
-        asyncio.ensure_future(ready(inner, is_reading=True)),
-        asyncio.ensure_future(ready(outer, is_reading=True)),
-    ]
+    loop = asyncio.get_running_loop()
+    heard: asyncio.Future[None] = loop.create_future()
+    spoke: set[socket.socket] = set()
+
+    def tell(side: socket.socket) -> None:
+        spoke.add(side)
+        if not heard.done():
+            heard.set_result(None)
+
+    for each in (inner, outer):
+        loop.add_reader(each, tell, each)
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        return both[0].done()
+        await heard
+        return inner in spoke
     finally:
-        for each in both:
-            each.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
+        for each in (inner, outer):
+            loop.remove_reader(each)
 
 
 class _First(NamedTuple):

@@ -138,7 +138,11 @@ class Listening:
             except (BlockingIOError, ConnectionRefusedError):
                 return
             # What is above that is dropped: a resolver asks again.
-            if self._questions < _MOST_QUESTIONS and self._questions_left.take():
+            if not self._questions_left.take():
+                continue
+            if (reply := dns.told(self.network, question)) is not None:  # without a task
+                _send(listener, reply, peer)
+            elif self._questions < _MOST_QUESTIONS:
                 self._questions += 1
                 self._spawn(self._answer_datagram(listener, question, peer))
 
@@ -146,8 +150,7 @@ class Listening:
         try:
             reply = await dns.answer(self.network, question)
             if reply is not None:
-                with contextlib.suppress(OSError):  # the program has gone, or does not read
-                    listener.sendto(reply, peer)
+                _send(listener, reply, peer)
         finally:
             self._questions -= 1
 
@@ -164,6 +167,11 @@ class Listening:
                     if reply is None:
                         return
                     await self._loop.sock_sendall(accepted, len(reply).to_bytes(2, "big") + reply)
+
+
+def _send(listener: socket.socket, reply: bytes, peer: Any) -> None:  # noqa: ANN401 - an address
+    with contextlib.suppress(OSError):  # the program has gone, or does not read
+        listener.sendto(reply, peer)
 
 
 async def _exactly(loop: asyncio.AbstractEventLoop, held: socket.socket, size: int) -> bytes | None:

@@ -33,11 +33,19 @@ TTL_S = 5
 """Seconds for which a client may keep an answer; the address stays the same after that."""
 
 
+def told(network: SandboxNetwork, question: bytes) -> bytes | None:
+    """Return the answer that was given to the same question and holds, if there is one."""
+    known = network.told.get(question[2:])
+    if known is None or time.monotonic() >= known[0]:
+        return None
+    return question[:2] + known[1]
+
+
 async def answer(network: SandboxNetwork, question: bytes) -> bytes | None:
     """Return the answer to one message, or None if it is no question at all."""
-    known = network.told.get(question[2:])
-    if known is not None and time.monotonic() < known[0]:
-        return question[:2] + known[1]
+    known = told(network, question)
+    if known is not None:
+        return known
     policy = network.policy
     reply, is_kept = await _answer(network, question)
     if reply is not None and is_kept and network.policy is policy:
