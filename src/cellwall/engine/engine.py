@@ -391,6 +391,8 @@ class Engine:
         network: object = None,
         secrets: object = None,
         packages: Sequence[str] = (),
+        image: object = None,
+        user: str | None = None,
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -419,6 +421,8 @@ class Engine:
                 demand_hard=demand_hard,
                 start=check_start(start),
             )
+            if image is not None:
+                spec = replace(spec, image=image, contexts=())
             spec = with_way_out(spec, policy, needs_one=bool(wanted))
             live = await self._claim(chosen, spec)
             live.trust = trust

@@ -22,7 +22,13 @@ from cellwall.model.errors import CapacityError, HostUnsupported
 
 _FIRST = 0x70000000
 COUNT = 65_536
-_RANGES = 0x0FFF
+_RANGES = 0x0800
+_BLOCKS = 15
+BLOCK = 128
+"""Number of ranges in a block: one for a fork-server, and one for each of its sandboxes."""
+IMAGE_BASE = 0x7FFF0000
+"""First of the 65,536 ids that own the files of images on disk: behind all ranges, so that no
+process has one, and a set-uid file gives nothing on the host."""
 _DIRECTORY = Path("/run/cellwall/uid-ranges")
 
 
@@ -48,7 +54,19 @@ class UidRange:
         self.count = count
         self._lock_fd = lock_fd
         self._live: set[int] = set()
-        self._next = itertools.cycle(range(1, count - 1)) if count > 1 else itertools.repeat(0)
+        steps = range(COUNT, count, COUNT) if count > COUNT else range(1, count - 1)
+        self._most = len(steps)
+        self._next = itertools.cycle(steps) if count > 1 else itertools.repeat(0)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether each sandbox gets a whole range of its own, for the files of an image."""
+        return self.count > COUNT
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a block has no range left for another sandbox."""
+        return self.is_block and len(self._live) >= self.count // COUNT - 1
 
     @property
     def root_index(self) -> int:
@@ -64,7 +82,7 @@ class UidRange:
         """Take an index that no live sandbox has."""
         if self.count == 1:
             return 0
-        for _ in range(self.count):
+        for _ in range(self._most):
             index = next(self._next)
             if index not in self._live:
                 self._live.add(index)
@@ -94,7 +112,7 @@ def covers(id_map: str) -> bool:
     """Report whether a uid_map or gid_map (user_namespaces(7)) holds every range of this module."""
     for line in id_map.splitlines():
         first, _, count = (int(word) for word in line.split())
-        if first <= _FIRST and first + count >= _FIRST + _RANGES * COUNT:
+        if first <= _FIRST and first + count >= _FIRST + (_RANGES + _BLOCKS * BLOCK) * COUNT:
             return True
     return False
 
@@ -148,6 +166,27 @@ def single() -> UidRange:
 
 def acquire() -> UidRange:
     """Lock the first free range."""
+    for number in range(_RANGES):
+        fd = _locked(_directory() / str(number))
+        if fd is not None:
+            first = _FIRST + number * COUNT
+            return UidRange(first, first, COUNT, fd)
+    raise CapacityError(f"uid ranges: all {_RANGES} are in use on this host", retry_after_s=60.0)
+
+
+def acquire_block() -> UidRange:
+    """Lock the first free block of ranges, for the sandboxes of one fork-server on images."""
+    for number in range(_BLOCKS):
+        fd = _locked(_directory() / f"block-{number}")
+        if fd is not None:
+            first = _FIRST + (_RANGES + number * BLOCK) * COUNT
+            return UidRange(first, first, BLOCK * COUNT, fd)
+    raise CapacityError(
+        f"uid ranges: all {_BLOCKS} blocks for images are in use on this host", retry_after_s=60.0
+    )
+
+
+def _directory() -> Path:
     try:
         _DIRECTORY.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
@@ -157,12 +196,7 @@ def acquire() -> UidRange:
             remedy="make /run writable for root, or run as an ordinary user",
             errno=error.errno,
         ) from error
-    for number in range(_RANGES):
-        fd = _locked(_DIRECTORY / str(number))
-        if fd is not None:
-            first = _FIRST + number * COUNT
-            return UidRange(first, first, COUNT, fd)
-    raise CapacityError("uid ranges: all 4095 are in use on this host", retry_after_s=60.0)
+    return _DIRECTORY
 
 
 def _locked(path: Path) -> int | None:

@@ -46,6 +46,26 @@ class RuntimeGone(HostUnsupported):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRoot:
+    """The root of an image, unpacked, and what its configuration and the caller decide of it."""
+
+    digest: str
+    """Digest of the image's manifest."""
+    tree: str
+    """Path of the root on the host; its files belong to ids from `uid_ranges.IMAGE_BASE` on."""
+    user: str
+    """Name of the user, or its number where it has none."""
+    uid: int
+    gid: int
+    home: str
+    """Home directory of the user, inside."""
+    working_dir: str
+    """Directory in which programs start, inside."""
+    environment: Mapping[str, str]
+    """Variables that the image sets for every process."""
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """Properties that a sandbox must have before it may start."""
 
@@ -68,6 +88,8 @@ class SandboxSpec:
     """A runtime may omit what a narrower purpose does not use; a smaller image forks faster."""
     has_network: bool = False
     """Whether it gets a way out, whose listeners are opened at the start (`OpensListeners`)."""
+    image: ImageRoot | None = None
+    """The image whose tree is its root; None: the template's."""
     is_awaited: bool = True
     """Whether a caller waits for the sandbox; False for one to be parked, which has time to warm
     up."""
@@ -86,6 +108,16 @@ def refuse_network(spec: SandboxSpec, runtime: str) -> None:
     """Raise `HostUnsupported` if `spec` demands a network, which `runtime` cannot enforce."""
     if spec.has_network:
         raise no_network(runtime)
+
+
+def refuse_image(spec: SandboxSpec, runtime: str) -> None:
+    """Raise `HostUnsupported` if `spec` demands an image as root, which `runtime` cannot give."""
+    if spec.image is not None:
+        raise HostUnsupported(
+            "images",
+            f"image: the runtime {runtime!r} cannot use one as the root of a sandbox",
+            remedy="use runtime 'jail'",
+        )
 
 
 def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> None:

@@ -68,7 +68,7 @@ REFUSED = {
         "Max open files",
     ),
     "seccomp": ({"lockdown": "def filter_syscalls(program): return ()"}, "Seccomp"),
-    "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapBnd"),
+    "capabilities": ({"lockdown": "def drop_privileges(lock, last): return ()"}, "CapBnd"),
     # Somebody without an id here can not even make its own work area.
     "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/shm"),
     "network-namespace": ({"netns_reuse": NO_NETWORK}, "net namespace"),

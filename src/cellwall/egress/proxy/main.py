@@ -234,7 +234,7 @@ def _drop_privileges(uid: int | None) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     for call in (
-        process.prepare_drop_capabilities(),  # a root that has no other id keeps its own
+        process.prepare_capabilities(0),  # a root that has no other id keeps its own
         process.prepare_no_new_privs(),
         process.prepare_no_dumps(),
         process.prepare_parent_death_signal(signal.SIGKILL),

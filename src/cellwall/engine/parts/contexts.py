@@ -65,6 +65,8 @@ class Contexts:
         self._live = live
         python = registry.find("python")
         self._known = {called(name): _Context(python, "alive") for name in live.spec.contexts}
+        # An image's interpreter is started by the first cell: many are used for commands only.
+        self._known.setdefault(DEFAULT, _Context(python))
         self._leaving: dict[str, asyncio.Future[Reply]] = {}
         """Names that the guest may still use, each with a future that is done when the guest has
         ended the previous context of that name."""

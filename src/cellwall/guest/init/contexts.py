@@ -28,7 +28,7 @@ from cellwall.guest.channel.pipes import Feed, Pump, Sinks
 from cellwall.guest.channel.progress import RUNNING
 from cellwall.guest.channel.requests import Request
 from cellwall.guest.drivers import available
-from cellwall.guest.init import context_spawn, tool_calls
+from cellwall.guest.init import context_exec, context_spawn, tool_calls
 from cellwall.guest.init.context_connections import ContextConnection, ContextListener
 from cellwall.guest.init.execution import Execution
 from cellwall.guest.init.families import Families, now_ticks
@@ -242,10 +242,18 @@ class Contexts:
 
     def _refusal(self, language: str) -> Refusal | None:
         try:
-            available.check(language, self._config.get("env") or self._environment)
+            self._check(language)
         except Refusal as refusal:
             return refusal
         return None
+
+    def _check(self, language: str) -> None:
+        environment = self._config.get("env") or self._environment
+        if self._config.get("is_image"):
+            context_exec.check(environment)
+            if language == "sql":
+                return  # the image's interpreter says whether it has what that needs
+        available.check(language, environment)
 
     def create(self, name: str, language: str, birth: int | None = None) -> None:
         """Fork a context; with `birth`, answer that request once it is ready."""
@@ -255,7 +263,7 @@ class Contexts:
             raise Refusal("exists", f"context {name!r}: exists; close it first")
         if len(self._by_name) >= MOST_CONTEXTS:
             raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
-        available.check(language, self._config.get("env") or self._environment)
+        self._check(language)
         pid, stdout, stderr, connection_fd = self._fork(name, language)
         context = Context(
             name,
@@ -274,7 +282,8 @@ class Contexts:
         """Fork a context; return its pid and our ends of stdout, stderr and first connection."""
         config = {**self._config, "context": name, "language": language}
         parent = context_spawn.Parent(self._listener.address, are_named=self._listener.are_named)
-        return context_spawn.fork_context(config, self._environment, parent, self._run_context)
+        run = context_exec.main if self._config.get("is_image") else self._run_context
+        return context_spawn.fork_context(config, self._environment, parent, run)
 
     # -- requests ------------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ import re
 import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
+from cellwall.jail.plan import image_plan
 from cellwall.jail.plan.steps import Lockdown
 from cellwall.linux.cgroups.sandbox_groups import places
 
@@ -73,6 +75,17 @@ class Expectation:
     host_namespaces: Mapping[str, str]
     server_namespaces: Mapping[str, str] = field(default_factory=dict)
     """Namespaces of the fork-server: all sandboxes of a template would share them."""
+    capabilities: int = 0
+    """Mask of its permitted, effective and bounding sets; the other two are empty."""
+    points: Mapping[str, str] = field(default_factory=dict)
+    """Mount points that must exist, each with its type of file system: on an image's root, which
+    is not of our making."""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The five capability sets as the kernel prints them, in the order of `_CAPABILITIES`."""
+        held, none = f"{self.capabilities:016x}", "0" * 16
+        return (none, held, held, held, none)
 
     def is_foreign(self, name: str, link: str) -> bool:
         """Whether a namespace belongs to the host or the fork-server."""
@@ -96,24 +109,35 @@ def expected(
     namespaces: Mapping[str, str],
     server_namespaces: Mapping[str, str] | None = None,
     root_ids: tuple[int, int] | None = None,
+    points: Mapping[str, str] | None = None,
 ) -> Expectation:
     """Compute the expectation from the plan's lockdown and the (user, group) id on the host.
 
-    `root_ids`: the ids that are called root inside, if any are; no process may have them.
+    `root_ids`: the ids that are called root inside, if any are; no process may have them. A
+    sandbox on an image has all of an image's ids, from `host_ids` on, and these `points`.
     """
     host_uid, host_gid = host_ids
+    if lockdown.builds_as_root:
+        uid_line: Links = ("0", str(host_uid), str(image_plan.IDS))
+        gid_line: Links = ("0", str(host_gid), str(image_plan.IDS))
+        host_uid, host_gid = host_uid + lockdown.uid, host_gid + lockdown.gid
+    else:
+        uid_line = (str(lockdown.uid), str(host_uid), "1", *_root_line(root_ids, 0))
+        gid_line = (str(lockdown.gid), str(host_gid), "1", *_root_line(root_ids, 1))
     numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
     limits = {numbers[n]: (str(soft), str(hard)) for n, soft, hard in lockdown.rlimits}
     return Expectation(
         uid=host_uid,
         gid=host_gid,
-        uid_line=(str(lockdown.uid), str(host_uid), "1", *_root_line(root_ids, 0)),
-        gid_line=(str(lockdown.gid), str(host_gid), "1", *_root_line(root_ids, 1)),
+        uid_line=uid_line,
+        gid_line=gid_line,
         groups=() if lockdown.clear_groups else tuple(sorted(map(str, os.getgroups()))),
         limits=limits,
         cgroups=frozenset(cgroups),
         host_namespaces=namespaces,
         server_namespaces=server_namespaces or {},
+        capabilities=lockdown.capabilities,
+        points=points or {},
     )
 
 
@@ -202,6 +226,21 @@ def compare_mounts(pid: int, found: list[tuple[str, frozenset[str]]]) -> None:
         raise PostureMismatch(pid, differences)
 
 
+def compare_points(pid: int, wanted: Mapping[str, str]) -> None:
+    """Raise unless each mount point of `wanted` has a mount of that type on top.
+
+    A path of an image could have led a mount elsewhere; this is where the kernel says it is.
+    """
+    found = dict(_TYPE.findall(_read_whole(f"/proc/{pid}/mountinfo")))
+    differences = {
+        f"mount {point}": (kind, found.get(point, "absent"))
+        for point, kind in wanted.items()
+        if found.get(point) != kind
+    }
+    if differences:
+        raise PostureMismatch(pid, differences)
+
+
 def _read_limits(text: str) -> dict[str, tuple[str, str]]:
     """Parse /proc/<pid>/limits: a 26-column name, then soft and hard."""
     limits = {}
@@ -222,8 +261,8 @@ def compare(pid: int, facts: Mapping[str, Any], want: Expectation) -> None:
     check("Uid", [str(want.uid)] * 4, facts["Uid"].split())
     check("Gid", [str(want.gid)] * 4, facts["Gid"].split())
     check("Groups", list(want.groups), sorted(facts["Groups"].split()))
-    for name in _CAPABILITIES:
-        check(name, "0" * 16, facts[name])
+    for name, held in zip(_CAPABILITIES, want.sets, strict=True):
+        check(name, held, facts[name])
     check("NoNewPrivs", "1", facts["NoNewPrivs"])
     check("Seccomp", "2", facts["Seccomp"])
     check("uid_map", want.uid_line, facts["uid_map"])
@@ -296,10 +335,15 @@ class Verifier:
         """Verify the mount namespace, which all processes of a sandbox share."""
         text = _read_whole(f"/proc/{pid}/mounts")
         # The one thing that differs: the user as which a tmpfs was mounted.
-        text = text.replace(f"uid={want.uid},gid={want.gid}", "")
+        text = _OWNER.sub("", text) if want.points else text.replace(_owner(want), "")
         if text not in self._mounts:
             compare_mounts(pid, read_mounts(pid))
+            compare_points(pid, want.points)
             _keep(self._mounts, text)
+
+
+def _owner(want: Expectation) -> str:
+    return f"uid={want.uid},gid={want.gid}"
 
 
 def _keep(known: set[Any], item: object) -> None:
@@ -316,17 +360,21 @@ def _has_status(text: str, want: Expectation) -> bool:
     """Whether the expected lines are in a status file, letter by letter (proc_pid_status(5))."""
     uid, gid = want.uid, want.gid
     return (
-        _CONFINED in text
+        _confined(want.sets) in text
         and f"\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n" in text
         and f"\nGid:\t{gid}\t{gid}\t{gid}\t{gid}\n" in text
         and f"\nGroups:\t{' '.join(want.groups)} \n" in text
     )
 
 
-_CONFINED = (
-    "".join(f"Cap{name}:\t{'0' * 16}\n" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
-    + "NoNewPrivs:\t1\nSeccomp:\t2\n"
-)
+@lru_cache(maxsize=8)
+def _confined(sets: tuple[str, ...]) -> str:
+    lines = [f"{name}:\t{held}\n" for name, held in zip(_CAPABILITIES, sets, strict=True)]
+    return "".join(lines) + "NoNewPrivs:\t1\nSeccomp:\t2\n"
+
+
+_OWNER = re.compile(r"uid=\d+,gid=\d+")
+_TYPE = re.compile(r"^\d+ \d+ \S+ \S+ (\S+) .*? - (\S+) ", re.MULTILINE)
 _MOUNT = re.compile(r"^\d+ \d+ \S+ \S+ (\S+) (\S+)", re.MULTILINE)
 
 
@@ -355,6 +403,6 @@ def threads(pid: int) -> list[int]:
 
 def digest(lockdown: Lockdown, plan_digest: str) -> str:
     """SHA-256 over a verified posture: what is the same for every sandbox of this confinement."""
-    facts = {"capabilities": "", "no_new_privs": 1, "seccomp": 2, "namespaces": _NAMESPACES}
+    facts = {"capabilities": lockdown.capabilities, "no_new_privs": 1, "seccomp": 2, "namespaces": _NAMESPACES}
     text = json.dumps([facts, asdict(lockdown), plan_digest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

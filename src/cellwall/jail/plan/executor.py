@@ -10,6 +10,7 @@ import os
 from typing import List, Optional, Sequence, Tuple
 
 from cellwall.jail.plan.steps import (
+    Attach,
     Bind,
     Copy,
     Cover,
@@ -20,12 +21,16 @@ from cellwall.jail.plan.steps import (
     FilesAs,
     Layer,
     Mount,
+    Pivot,
     Remount,
     Setting,
     Step,
     Symlink,
 )
 from cellwall.linux.syscalls.libc import Prepared, do_all
+
+
+_SIMPLE = (Directory, Symlink, Mount, Cover, Remount, FilesAs, Enter, Attach, Pivot)
 
 
 def open_sources(steps: Sequence[Step]) -> List[Tuple[Step, Optional[int]]]:
@@ -55,7 +60,7 @@ def prepare(steps: Sequence[Step], free_fd: int) -> Tuple[Prepared, ...]:
     """
     calls: List[Prepared] = []
     for step in steps:
-        if isinstance(step, (Directory, Symlink, Mount, Cover, Remount, FilesAs, Enter)):
+        if isinstance(step, _SIMPLE):
             calls += step.prepared("")
         elif isinstance(step, (File, Setting)):
             calls += step.prepared("", free_fd)

@@ -32,7 +32,7 @@ class Ready(NamedTuple):
 
 def prepare(lock: Lockdown, program: bytes, last_capability: int, free_fd: int) -> Ready:
     """Prepare every call; `free_fd` is the lowest free descriptor when they are made."""
-    privileges = new_session(lock) + set_rlimits(lock) + drop_privileges(last_capability)
+    privileges = new_session(lock) + set_rlimits(lock) + drop_privileges(lock, last_capability)
     files = restrict_files(lock, free_fd)
     filtering, last = filter_syscalls(program), set_descriptor_limit(lock)
     return Ready(become_user(lock), privileges, files, filtering, last)
@@ -49,8 +49,12 @@ def become_user(lock: Lockdown) -> Tuple[Prepared, ...]:
     calls: List[Prepared] = [process.prepare_no_dumps()]
     if lock.clear_groups:
         calls.append(process.prepare_no_groups())
-    calls += process.prepare_ids(lock.uid, lock.gid)
+    calls += process.prepare_ids(0, 0) if lock.builds_as_root else _ids(lock)
     return tuple(calls)
+
+
+def _ids(lock: Lockdown) -> Tuple[Prepared, ...]:
+    return process.prepare_ids(lock.uid, lock.gid)
 
 
 def new_session(lock: Lockdown) -> Tuple[Prepared, ...]:
@@ -77,18 +81,21 @@ def set_descriptor_limit(lock: Lockdown) -> Tuple[Prepared, ...]:
     )
 
 
-def drop_privileges(last_capability: int) -> Tuple[Prepared, ...]:
-    """Give up every capability for ever. capabilities(7).
+def drop_privileges(lock: Lockdown, last_capability: int) -> Tuple[Prepared, ...]:
+    """Give up every capability that the plan does not keep, for ever. capabilities(7).
 
     SECURITY: securebits first (needs CAP_SETPCAP), bounding before permitted (the same), and
     no_new_privs after them so that a set-uid file of the root gives nothing either. The death
-    signal comes last because a change of credentials clears it.
+    signal comes last because a change of credentials clears it. Root inside an image has the usual
+    securebits: the programs that it starts are root, and what they become loses its capabilities.
     """
+    bits = () if lock.capabilities else (process.prepare_securebits(process.SECUREBITS_LOCKED),)
     return (
-        process.prepare_securebits(process.SECUREBITS_LOCKED),
-        *process.prepare_drop_bounding(last_capability),
+        *bits,
+        *process.prepare_drop_bounding(last_capability, lock.capabilities),
         process.prepare_clear_ambient(),
-        process.prepare_drop_capabilities(),
+        *(_ids(lock) if lock.builds_as_root else ()),
+        process.prepare_capabilities(lock.capabilities),
         process.prepare_no_new_privs(),
         process.prepare_parent_death_signal(signal.SIGKILL),
     )

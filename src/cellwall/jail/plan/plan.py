@@ -163,6 +163,8 @@ class Shape:
     files."""
     base_mounts: Tuple[str, ...] = ()
     """As in `Root`: the template's, shown in each of its sandboxes."""
+    image: Tuple[int, ...] = ()
+    """User and group id of the sandbox's processes if its root is an image's; else none."""
     own_layers: bool = False
     """Whether shared trees are shown through overlays of its own, if the host allows two. They cost
     a third of a millisecond, which is nothing to a session and a fifteenth of a program's whole
@@ -258,11 +260,15 @@ def proc_masks(facts: HostFacts) -> Tuple[s.Cover, ...]:
 
 def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
     """Return stage C: a root of the sandbox's own, made of the shared one, and its lockdown."""
+    steps = (*_own_root(facts, shape), s.Enter(ROOT), *kernel_views(facts, shape))
+    return s.SandboxPlan(steps, lockdown_of(facts, shape))
+
+
+def kernel_views(facts: HostFacts, shape: Shape) -> Tuple[s.Step, ...]:
+    """Return the steps in a sandbox's new root: what it sees of the kernel, and terminals."""
     view = f"{VIEWS}/{min(shape.cpus, len(facts.cpu_blocks))}"
     synthetic = sorted(PROC_SYNTHETIC - {"meminfo"})
-    steps: List[s.Step] = [
-        *_own_root(facts, shape),
-        s.Enter(ROOT),
+    return (
         *(s.Setting(f"/proc/sys/user/{name}", most) for name, most in OWN_COUNTS),
         *proc_masks(facts),
         *(s.Cover(f"{view}/proc/{name}", f"/proc/{name}") for name in synthetic),
@@ -276,8 +282,7 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
             m.MS_NOSUID | m.MS_NOEXEC,
             "newinstance,ptmxmode=0666,mode=0620,max=64",
         ),
-    ]
-    return s.SandboxPlan(tuple(steps), _lockdown(facts, shape))
+    )
 
 
 def _own_root(facts: HostFacts, shape: Shape) -> List[s.Step]:
@@ -345,7 +350,8 @@ def process_rlimit(processes: int, *, is_counted: bool) -> int:
     return 2 * processes + 64 if is_counted else processes + 2
 
 
-def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
+def lockdown_of(facts: HostFacts, shape: Shape) -> s.Lockdown:
+    """Return the rights that every process of a sandbox on a template is left with."""
     mib = 1024 * 1024
     files = shape.file_mb * mib
     rlimits: List[Tuple[int, int, int]] = [

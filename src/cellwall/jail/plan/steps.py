@@ -367,7 +367,53 @@ class Enter:
         do_all(self.prepared(root))
 
 
-_Inside = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount, FilesAs, Enter]
+@dataclass(frozen=True)
+class Attach:
+    """Attach the detached mount behind a descriptor, and close the descriptor. move_mount(2).
+
+    It shows the root of an image, read-only and with ids of this sandbox (`idmapper`).
+    """
+
+    path: str
+    fd: int
+
+    def describe(self) -> str:
+        """Describe the step in one line, for people."""
+        return f"attach the image's root to {self.path} ro,nosuid,nodev"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """Return the calls."""
+        return (mounts.prepare_move(self.fd, root + self.path), process.prepare_close(self.fd))
+
+    def execute(self, root: str) -> None:
+        """Attach it."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """Make a mount the root, and detach the old root for good. pivot_root(2).
+
+    Why not chroot(2): root inside an image keeps CAP_SYS_CHROOT, as a container's root does.
+    """
+
+    path: str
+
+    def describe(self) -> str:
+        """Describe the step in one line, for people."""
+        return f"pivot to {self.path}, the old root is gone"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """Return the calls."""
+        return mounts.prepare_pivot(root + self.path)
+
+    def execute(self, root: str) -> None:
+        """Change the root."""
+        do_all(self.prepared(root))
+
+
+_Building = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount]
+_Inside = Union[_Building, FilesAs, Enter, Attach, Pivot]
 _FromHost = Union[Bind, Layer, Copy, Device]
 Step = Union[_Inside, _FromHost]
 
@@ -392,6 +438,12 @@ class Lockdown:
     """
     listing: Tuple[str, ...] = ()
     """Directories that may only be listed; Landlock rules reach everything beneath."""
+    capabilities: int = 0
+    """Mask of the capabilities that its user keeps in the sandbox's user namespace: those of a
+    container's root for root inside an image, else none."""
+    builds_as_root: bool = False
+    """Whether root of the sandbox's user namespace makes its mounts and files, and only afterwards
+    becomes `uid`: an image has files of many ids."""
     refusals: str = ""
     """Name of a policy text that is stricter than seccomp.policy, or empty; see `seccomp`."""
     umask: int = 0o022

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from cellwall.jail.fast import single_program as alone
-from cellwall.jail.plan import executor, lockdown, plan
+from cellwall.jail.plan import executor, image_plan, lockdown, plan
 from cellwall.jail.processes import sandbox_init
 from cellwall.linux.syscalls.libc import Prepared
 
@@ -69,7 +69,7 @@ class CloneRequest:
     memory, and so copies a page.
     """
 
-    __slots__ = ("alone", "guest", "is_told", "ready", "start")
+    __slots__ = ("alone", "guest", "has_image", "is_told", "ready", "start")
 
     def __init__(
         self,
@@ -78,16 +78,19 @@ class CloneRequest:
         guest: Dict[str, Any],
         start: str,
         is_told: bool,
+        has_image: bool,
     ) -> None:
         """`start`: `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
 
-        `is_told`: the sandbox's environment lies in its channel.
+        `is_told`: the sandbox's environment lies in its channel. `has_image`: its root comes with
+        the request, as a mount.
         """
         self.ready = ready
         self.alone = lists
         self.guest = guest
         self.start = start
         self.is_told = is_told
+        self.has_image = has_image
 
 
 class CloneRequests:
@@ -119,7 +122,8 @@ class CloneRequests:
         shape, start = plan.Shape.from_json(said["shape"]), said["start"]
         ready = self._plan(shape)
         lists = self._lists(shape, ready) if start == ALONE else None
-        return CloneRequest(ready, lists, said["guest"], start, said["is_told"])
+        has_image = bool(shape.image)
+        return CloneRequest(ready, lists, said["guest"], start, said["is_told"], has_image)
 
     def _plan(self, shape: plan.Shape) -> Ready:
         if shape not in self._plans:
@@ -134,7 +138,8 @@ class CloneRequests:
         return self._alone[shape]
 
     def _prepare(self, shape: plan.Shape) -> Ready:
-        decided = plan.sandbox_plan(self._facts, shape)
+        made = image_plan.sandbox_plan if shape.image else plan.sandbox_plan
+        decided = made(self._facts, shape)
         return Ready(
             executor.prepare(decided.steps, sandbox_init.FREE_FD),
             lockdown.prepare(

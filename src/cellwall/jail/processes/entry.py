@@ -1,4 +1,4 @@
-"""Entry point of an interpreter started on the guest bundle: `boot`, `forkserver` or `init`.
+"""Entry point of an interpreter started on the guest bundle: `boot`, `forkserver`, `init`, …
 
 It is not a command line: `fork_server`, `boot` and `sandbox_init` pass descriptors as arguments.
 """
@@ -11,7 +11,11 @@ import sys
 def main() -> None:
     """Run the stage named by the first argument; none of them returns."""
     stage, arguments = sys.argv[1], sys.argv[2:]
-    if stage == "boot":
+    if stage == "idmapper":
+        from cellwall.jail.processes import idmapper
+
+        idmapper.main(arguments)
+    elif stage == "boot":
         from cellwall.jail.processes import boot
 
         boot.main(arguments)
@@ -24,6 +28,10 @@ def main() -> None:
         from cellwall.jail.processes import forkserver
 
         forkserver.main(arguments, arenas)
+    elif stage == "context":
+        from cellwall.guest.init import context_exec
+
+        context_exec.begin(arguments)
     else:
         from cellwall.guest.init import main as init
         from cellwall.jail.processes.boot import read_config

@@ -36,7 +36,7 @@ from cellwall.jail.fast import (
     preparation,
     single_program,
 )
-from cellwall.jail.plan import plan
+from cellwall.jail.plan import image_plan, plan
 from cellwall.jail.processes import clone_request, sandbox_init
 from cellwall.jail.processes.boot import read_config
 from cellwall.jail.protocol import fds
@@ -306,7 +306,8 @@ def _spawn(
     request: clone_request.CloneRequest,
     received: List[int],
 ) -> None:
-    channel, *move_files = received
+    channel, *rest = received
+    move_files = rest[1:] if request.has_image else rest
     wait_r, wait_w = os.pipe()
     try:
         nets.enter()
@@ -325,7 +326,10 @@ def _spawn(
     nets.lend(pidfd)
     nets.leave()
     try:
-        _write_maps(worker.root_id, pid, uid)
+        if request.has_image:
+            _write_whole_map(pid, uid)
+        else:
+            _write_maps(worker.root_id, pid, uid)
         os.write(wait_w, b"!")
     except OSError as error:
         # If the child was killed, its /proc files are root's, and the host lacks nothing. They
@@ -404,7 +408,15 @@ def _write_maps(root_id: int, pid: int, uid: int) -> None:
     Where there is a range, root is mapped inside, too, to an id that no process has or can get.
     """
     root = f"\n0 {root_id} 1" if root_id else ""
-    text = f"{plan.INSIDE_UID} {uid} 1{root}".encode()
+    _write_map(pid, f"{plan.INSIDE_UID} {uid} 1{root}".encode())
+
+
+def _write_whole_map(pid: int, uid: int) -> None:
+    """Map all ids of an image to those of our range from `uid` on, which no other sandbox has."""
+    _write_map(pid, f"0 {uid} {image_plan.IDS}".encode())
+
+
+def _write_map(pid: int, text: bytes) -> None:
     for name in ("uid_map", "gid_map"):
         fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
         try:

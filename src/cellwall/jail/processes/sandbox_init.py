@@ -22,13 +22,13 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, Dict
 
-from cellwall.jail.plan import executor, plan
+from cellwall.jail.plan import executor, image_plan, plan
 from cellwall.jail.protocol import environment, fds
 from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import do_all
 
 if TYPE_CHECKING:
-    from cellwall.jail.processes.clone_request import CloneRequest, Ready
+    from cellwall.jail.processes.clone_request import CloneRequest
     from cellwall.jail.processes.forkserver import Worker
 
 
@@ -51,7 +51,7 @@ def main(worker: Worker, request: CloneRequest, channel: int, wait_r: int) -> No
     guest["is_environment_set"] = not request.is_told
     guest["env"] = worker.environment
     try:
-        _lock(request.ready, channel, wait_r)
+        _lock(request, channel, wait_r)
         if request.is_told:
             guest["env"] = environment.read(channel)
     except (Abandoned, BrokenPipeError, EOFError):
@@ -66,16 +66,18 @@ def main(worker: Worker, request: CloneRequest, channel: int, wait_r: int) -> No
     os._exit(1)
 
 
-def _lock(ready: Ready, channel: int, wait_r: int) -> None:
-    # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else.
-    os.closerange(CHANNEL_FD + 1, wait_r)
+def _lock(request: CloneRequest, channel: int, wait_r: int) -> None:
+    # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else;
+    # the mount of an image is attached, and closed, by the second of its steps.
+    last = image_plan.IMAGE_FD if request.has_image else CHANNEL_FD
+    os.closerange(last + 1, wait_r)
     os.closerange(wait_r + 1, fds.HIGHEST)
-    if channel != CHANNEL_FD or wait_r < FREE_FD or os.read(wait_r, 1) != b"!":
+    if channel != CHANNEL_FD or wait_r <= last or os.read(wait_r, 1) != b"!":
         raise Abandoned
     os.close(wait_r)
-    lock = ready.lockdown
+    lock = request.ready.lockdown
     do_all(lock.become_user)
-    executor.walk(ready.runs)
+    executor.walk(request.ready.runs)
     do_all(OWN_CGROUP_NAMESPACE)
     do_all(lock.privileges)
     do_all(lock.files)

@@ -1,4 +1,4 @@
-"""Thin typed wrappers of mount, mount_setattr, pivot_root, umount2 and statfs.
+"""Thin typed wrappers of mount, mount_setattr, open_tree, move_mount, pivot_root, umount2, statfs.
 
 No policy: `jail.plan.plan` decides what is mounted where. Paths are bytes-safe str; flags are the
 kernel's.
@@ -27,6 +27,7 @@ ATTR_RDONLY = 0x1
 ATTR_NOSUID = 0x2
 ATTR_NODEV = 0x4
 ATTR_NOEXEC = 0x8
+_ATTR_IDMAP = 0x100000
 
 MNT_DETACH = 0x2
 
@@ -38,8 +39,13 @@ _UNMASKED = 0o755
 """Mode bits that the umask of boot and of the fork-server leaves."""
 _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+_SYS_OPEN_TREE = 428
+_SYS_MOVE_MOUNT = 429
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
+_AT_EMPTY_PATH = 0x1000
+_OPEN_TREE_CLONE = 0x1
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
 
 
 def prepare_mount(
@@ -80,6 +86,38 @@ def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:
     do_all((prepare_attributes(target, attributes, recursive=recursive),))
 
 
+def cloned_mapped(directory: int, user_namespace: int, attributes: int) -> int:
+    """Return a detached mount of an open directory whose files' ids are mapped.
+
+    The ids of the file system are taken as ids inside of `user_namespace` and shown as those that
+    they have outside; ids that it does not map are shown as the overflow ids. mount_setattr(2),
+    5.12, needs CAP_SYS_ADMIN where the file system was mounted. Raises SyscallError.
+    """
+    flags = _AT_EMPTY_PATH | _OPEN_TREE_CLONE | os.O_CLOEXEC
+    made = syscall(_SYS_OPEN_TREE, directory, b"", flags, step="open_tree")
+    packed = struct.pack("=QQQQ", attributes | _ATTR_IDMAP, 0, 0, user_namespace)
+    try:
+        number, size = _SYS_MOUNT_SETATTR, len(packed)
+        syscall(number, made, b"", _AT_EMPTY_PATH, packed, size, step="mount_setattr: map ids")
+    except OSError:
+        os.close(made)
+        raise
+    return made
+
+
+def prepare_move(mount: int, target: str) -> Prepared:
+    """Prepare to attach a detached mount, a descriptor, to the tree. move_mount(2), 5.2."""
+    words = (
+        ctypes.c_long(_SYS_MOVE_MOUNT),
+        ctypes.c_long(mount),
+        b"",
+        ctypes.c_long(_AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_ulong(_MOVE_MOUNT_F_EMPTY_PATH),
+    )
+    return Prepared(LIBC.syscall, words, f"move_mount to {target}")
+
+
 def prepare_directory(path: str, mode: int, owner: int = -1) -> Tuple[Prepared, ...]:
     """Prepare a directory of exactly `mode`; an existing one is used. mkdir(2), chmod(2)."""
     name, bits, number = os.fsencode(path), ctypes.c_uint(mode), ctypes.c_uint(owner)
@@ -110,12 +148,30 @@ def _escaped(path: str) -> str:
     return path
 
 
+def prepare_pivot(new_root: str) -> Tuple[Prepared, ...]:
+    """Prepare to make `new_root` the root, and to detach the old one. pivot_root(2), NOTES."""
+    pivot = (ctypes.c_long(_SYS_PIVOT_ROOT), b".", b".")
+    return (
+        Prepared(LIBC.chdir, (os.fsencode(new_root),), f"chdir {new_root}"),
+        Prepared(LIBC.syscall, pivot, f"pivot_root {new_root}"),
+        Prepared(LIBC.umount2, (b".", ctypes.c_int(MNT_DETACH)), "umount2 old root"),
+        Prepared(LIBC.chdir, (b"/",), "chdir /"),
+    )
+
+
 def pivot_into(new_root: str) -> None:
-    """Make `new_root` the root and detach the old one for good. pivot_root(2), NOTES."""
-    os.chdir(new_root)
-    syscall(_SYS_PIVOT_ROOT, b".", b".", step=f"pivot_root {new_root}")
-    check(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)), "umount2 old root")
-    os.chdir("/")
+    """Make `new_root` the root now; see `prepare_pivot`."""
+    do_all(prepare_pivot(new_root))
+
+
+def changeable(lower: str, upper: str, work: str) -> str:
+    """Return the options of an overlay over `lower` whose changes lie in `upper`. overlayfs.rst.
+
+    Its marks are `user.` attributes: a user namespace may set no others. On a tmpfs these need
+    Linux 6.6.
+    """
+    parts = (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
+    return ",".join(f"{name}={_escaped(path)}" for name, path in parts) + ",userxattr"
 
 
 class _Statfs(ctypes.Structure):

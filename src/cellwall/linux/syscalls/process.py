@@ -158,11 +158,12 @@ def last_capability() -> int:
         return int(file.read())
 
 
-def prepare_drop_bounding(last: int) -> Tuple[Prepared, ...]:
-    """Drop every capability up to `last` from the bounding set."""
+def prepare_drop_bounding(last: int, kept: int = 0) -> Tuple[Prepared, ...]:
+    """Drop every capability up to `last` from the bounding set, except those of the mask `kept`."""
     return tuple(
         _prepare_prctl(_PR_CAPBSET_DROP, number, f"PR_CAPBSET_DROP {number}")
         for number in range(last + 1)
+        if not kept >> number & 1
     )
 
 
@@ -171,10 +172,11 @@ def prepare_clear_ambient() -> Prepared:
     return _prepare_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "PR_CAP_AMBIENT_CLEAR_ALL")
 
 
-def prepare_drop_capabilities() -> Prepared:
-    """Empty the effective, permitted and inheritable sets. capset(2)."""
-    words = (ctypes.c_long(_SYS_CAPSET), _CAPABILITIES_HEADER, b"\0" * 24)
-    return Prepared(LIBC.syscall, words, "capset")
+def prepare_capabilities(mask: int) -> Prepared:
+    """Make `mask` the effective and permitted sets, and empty the inheritable one. capset(2)."""
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    sets = struct.pack("=6I", low, low, 0, high, high, 0)
+    return Prepared(LIBC.syscall, (ctypes.c_long(_SYS_CAPSET), _CAPABILITIES_HEADER, sets), "capset")
 
 
 def prepare_no_groups() -> Prepared:

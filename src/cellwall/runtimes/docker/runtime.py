@@ -35,6 +35,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_image,
     refuse_network,
     refuse_soft,
 )
@@ -164,6 +165,7 @@ class DockerRuntime:
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start one container, or raise and leave nothing behind."""
         refuse_soft(spec, self._hardness(), self.name)
+        refuse_image(spec, self.name)
         if self.oci_runtime is not None:
             refuse_network(spec, self.name)
         starting = self._begin(self._start(spec))

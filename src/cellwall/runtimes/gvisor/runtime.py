@@ -32,6 +32,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_image,
     refuse_soft,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
@@ -279,6 +280,7 @@ class GvisorRuntime:
     async def start(self, spec: SandboxSpec) -> GvisorSandbox:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
+        refuse_image(spec, self.name)
         self._check_host()
         if not self._is_swept:
             self._is_swept = True

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cellwall.guest.channel.handshake import IDLE
 from cellwall.jail.inspect import posture
-from cellwall.jail.plan import plan
+from cellwall.jail.plan import image_plan, plan
 from cellwall.jail.plan.steps import Lockdown
 from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
@@ -95,6 +95,14 @@ def _kill_contexts(child: Child) -> None:
                 os.close(pidfd)
 
 
+def _work_area(pid: int, shape: plan.Shape) -> str:
+    """Return the path by which the host looks how full the work area is.
+
+    SECURITY: the directories of an image may be links, which would be followed on the host.
+    """
+    return f"/proc/{pid}/root" if shape.image else f"/proc/{pid}/root/tmp"
+
+
 def _only(contexts: Sequence[int]) -> int:
     if len(contexts) != 1:
         raise SandboxBroken(f"sandbox set-up: init has {len(contexts)} children instead of one")
@@ -133,10 +141,11 @@ class Confinement:
         work_fd = -1
         try:
             lockdown, digest = self._decided(shape)
-            want = self._expectation(entry, cloned, lockdown)
+            points = image_plan.POINTS if shape.image else {}
+            want = self._expectation(entry, cloned, lockdown, points)
             namespaces = self._verifier.verify(child.pid, want)
             self._verifier.verify_mounts(child.pid, want)
-            work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
+            work_fd = os.open(_work_area(child.pid, shape), os.O_PATH | os.O_CLOEXEC)
             contexts = posture.descendants(child.pid)
             if isinstance(channel, AloneChannel):
                 channel.context_pid = _only(contexts)
@@ -163,7 +172,7 @@ class Confinement:
         return Confined(channel, tuple(contexts), work_fd, digest)
 
     def _expectation(
-        self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown
+        self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown, points: Mapping[str, str]
     ) -> posture.Expectation:
         return posture.expected(
             lockdown,
@@ -172,12 +181,14 @@ class Confinement:
             self._namespaces,
             entry.namespaces,
             _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
+            points,
         )
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
         """Compute the lockdown that a shape must show, and the posture's digest, once."""
         if shape not in self._decisions:
-            what = plan.sandbox_plan(self._facts, shape)
+            made = image_plan.sandbox_plan if shape.image else plan.sandbox_plan
+            what = made(self._facts, shape)
             digest = posture.digest(what.lockdown, plan.digest(what.steps))
             self._decisions[shape] = (what.lockdown, digest)
             while len(self._decisions) > _SHAPES_KEPT:

@@ -340,17 +340,19 @@ class ForkServer:
         guest: Mapping[str, Any],
         start: str,
         own_environment: Mapping[str, str] | None = None,
+        mounts: Sequence[int] = (),
     ) -> Child:
         """Have a worker clone a child into new namespaces and into the worker's own cgroups.
 
         Afterwards the worker moves itself into its `next_cgroups`, if it has any. `own_environment`
-        replaces the fork-server's environment; UsageError if it is too large.
+        replaces the fork-server's environment; UsageError if it is too large. `mounts` has the
+        image's root, if it has one; the caller keeps the descriptor.
         """
         ends = _Ends.opened(own_environment, is_alone=start == clone_request.ALONE)
         is_told = own_environment is not None
         request = clone_request.encoded(shape, uid, guest, start, is_told=is_told)
         try:
-            self._send(worker, request, ends)
+            self._send(worker, request, ends, mounts)
             message, received = await receive(worker.control, _STEP_TIMEOUT_S)
             number = None if received else error_number(message)
         except _NotSent as error:  # the request did not reach the worker, which is unchanged
@@ -394,10 +396,10 @@ class ForkServer:
         return child
 
     @staticmethod
-    def _send(worker: Worker, request: bytes, ends: _Ends) -> None:
+    def _send(worker: Worker, request: bytes, ends: _Ends, mounts: Sequence[int]) -> None:
         """Send a request. Raises `_NotSent` if the host is out of descriptors or memory."""
         try:
-            descriptors = [ends.theirs.fileno(), *ends.inputs, *worker.move_files]
+            descriptors = [ends.theirs.fileno(), *mounts, *ends.inputs, *worker.move_files]
             fds.send(worker.control, request, descriptors)
         except OSError as error:
             short = shortage(error.errno, "clone a sandbox", error)

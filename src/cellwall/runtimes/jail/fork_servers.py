@@ -23,7 +23,7 @@ from cellwall.jail.plan import plan
 from cellwall.linux import seccomp
 from cellwall.linux import uid_ranges as uids
 from cellwall.linux.cgroups import hierarchies
-from cellwall.model.errors import CellwallError, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.launch import Settings
@@ -58,6 +58,11 @@ _PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_B
 it."""
 
 
+def bundle_in(state_dir: Path) -> Path:
+    """Return the path of the guest with all stages of a start; it is made if necessary."""
+    return build_bundle(state_dir, _BUNDLE, "cellwall.jail.processes.entry:main")
+
+
 def workers_on(cpus: int) -> dict[str, int]:
     """Number of processes of a fork-server that clone sandboxes, by the purpose of the sandboxes.
 
@@ -85,7 +90,8 @@ class Entry:
     def is_worn(self) -> bool:
         """Whether new sandboxes should come from another fork-server."""
         age_s = asyncio.get_running_loop().time() - self.server.started_at
-        return not self.server.is_usable or self.server.forks >= _MAX_FORKS or age_s > _MAX_AGE_S
+        is_spent = self.server.forks >= _MAX_FORKS or self.uids.is_full
+        return not self.server.is_usable or is_spent or age_s > _MAX_AGE_S
 
     async def aclose(self) -> None:
         """End the fork-server, and with it all processes that it forked."""
@@ -174,16 +180,40 @@ class ForkServers:
 
     async def _start_quick(self, template: BuiltTemplate) -> Entry:
         entry = await self._start(template, is_quick=True)
-        try:
-            await self._placing.place(entry, entry.server.workers)
-        except BaseException:
-            await self._end(entry)
-            raise
+        await self._placed(entry)
         if template.digest in self._current:  # a session was asked for meanwhile
             self._retired.append(entry)
         else:
             self._quick[template.digest] = entry
         return entry
+
+    async def for_images(self, template: BuiltTemplate) -> Entry:
+        """Return a fork-server for sandboxes on images; their init is of `template`."""
+        if self._ids.rootless:
+            raise HostUnsupported(
+                "images",
+                "image: an ordinary user's host cannot map an image's ids",
+                remedy="run cellwall as root",
+            )
+        key = f"{template.digest} images"
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            entry = self._current.get(key)
+            if entry is not None and not entry.is_worn:
+                return entry
+            fresh = await self._start(template, for_images=True)
+            await self._placed(fresh)
+            if entry is not None:
+                self._retired.append(entry)
+            self._current[key] = fresh
+        await self.close_unused()
+        return fresh
+
+    async def _placed(self, fresh: Entry) -> None:
+        try:
+            await self._placing.place(fresh, fresh.server.workers)
+        except BaseException:
+            await self._end(fresh)
+            raise
 
     async def get(self, template: BuiltTemplate) -> Entry:
         """Return the template's fork-server; start it if necessary."""
@@ -193,11 +223,7 @@ class ForkServers:
             if entry is not None and not entry.is_worn:
                 return entry
             fresh = await self._start(template)
-            try:
-                await self._placing.place(fresh, fresh.server.workers)
-            except BaseException:
-                await self._end(fresh)
-                raise
+            await self._placed(fresh)
             if entry is not None:
                 self._retired.append(entry)
             if (quick := self._quick.pop(template.digest, None)) is not None:
@@ -221,16 +247,20 @@ class ForkServers:
             for worker in workers:
                 server.give_back(worker)
 
-    async def _start(self, template: BuiltTemplate, *, is_quick: bool = False) -> Entry:
-        bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.processes.entry:main")
-        held = self._ids.hold()
-        cpus = os.cpu_count() or 1
+    async def _start(
+        self, template: BuiltTemplate, *, is_quick: bool = False, for_images: bool = False
+    ) -> Entry:
+        bundle = bundle_in(self._state_dir)
+        held = uids.acquire_block() if for_images else self._ids.hold()
+        workers = _QUICK_WORKERS if is_quick else workers_on(os.cpu_count() or 1)
+        if for_images:
+            workers = {"program": workers["session"], "session": 0}
         settings = Settings(
             guest_path=bundle,
             template_path=Path(template.path),
             base_mounts=template.base_mounts,
             python=INTERPRETER,
-            preload=template.template.preload,
+            preload=() if for_images else template.template.preload,
             environment=inside_environment(template, 1),
             preload_environment=_PRELOAD_ENVIRONMENT,
             uid_base=held.inner_base,
@@ -238,7 +268,7 @@ class ForkServers:
             rootless=self._ids.rootless,
             outer=None if held.outer is None else held.outer.as_json(),
             is_mover_kept=self._is_mover_kept,
-            workers=_QUICK_WORKERS if is_quick else workers_on(cpus),
+            workers=workers,
             seccomp=self._program,
             guest_main="cellwall.guest.init.main:main",
             guest_preload="cellwall.guest.warm.preload",

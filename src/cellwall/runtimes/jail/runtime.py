@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from cellwall.jail.fast import switch
 from cellwall.jail.inspect import host_facts as facts
 from cellwall.jail.inspect import posture, probe, shared_counts
 from cellwall.jail.inspect.probe_counts import check_open_files
-from cellwall.jail.plan import plan
+from cellwall.jail.plan import image_plan, plan
 from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers
@@ -34,13 +35,14 @@ from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
 from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
+from cellwall.runtimes.jail.id_mapper import Mapper
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
-from cellwall.runtimes.shared.environment import inside_environment
+from cellwall.runtimes.shared.environment import image_environment, inside_environment
 
 T = TypeVar("T")
 _TRIES = 4
@@ -86,6 +88,13 @@ def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
         "file_mb": "hard",
         "open_files": "hard",
     }
+
+
+def _environment(spec: SandboxSpec) -> dict[str, str]:
+    """Return the variables of a sandbox before its caller's."""
+    if spec.image is None:
+        return inside_environment(spec.template, spec.limits.cpus)
+    return image_environment(spec.image, spec.limits.cpus)
 
 
 def _is_of_the_fork_server(error: BaseException, entry: Entry | None) -> bool:
@@ -161,6 +170,10 @@ class JailRuntime:
         )
 
     @cached_property
+    def _mapper(self) -> Mapper:
+        return Mapper(self._state_dir)
+
+    @cached_property
     def _groups(self) -> GroupKeeper:
         return GroupKeeper(self.layout)
 
@@ -171,6 +184,8 @@ class JailRuntime:
     def _shape(self, spec: SandboxSpec) -> plan.Shape:
         mounts = tuple(spec.template.base_mounts)
         shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
+        if spec.image is not None:
+            return replace(shape, image=(spec.image.uid, spec.image.gid))
         return replace(shape, own_layers=spec.purpose == "session")
 
     @property
@@ -255,6 +270,8 @@ class JailRuntime:
         raise AssertionError("the last try returns or raises")
 
     async def _fork_server(self, spec: SandboxSpec) -> Entry:
+        if spec.image is not None:
+            return await self._servers.for_images(spec.template)
         if spec.purpose == "session":
             return await self._servers.get(spec.template)
         return await self._servers.for_program(spec.template, is_awaited=spec.is_awaited)
@@ -262,7 +279,8 @@ class JailRuntime:
     async def _build(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
     ) -> JailSandbox:
-        workers = "session" if spec.purpose == "session" else "program"
+        is_usual = spec.purpose == "session" and spec.image is None
+        workers = "session" if is_usual else "program"
         worker = await entry.server.take_worker(workers)
         # A worker that was asked will answer, and its child must be taken even if the caller has
         # left.
@@ -358,9 +376,10 @@ class JailRuntime:
             raise
 
     async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Child:
-        environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
+        environment = {**_environment(spec), **spec.env}
         guest = {
-            "home": plan.HOME,
+            "home": plan.HOME if spec.image is None else spec.image.working_dir,
+            "is_image": spec.image is not None,
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,
@@ -369,14 +388,21 @@ class JailRuntime:
             "is_end_foreseen": spec.purpose != "session" and "memory" in self.layout.hard,
         }
         is_usual = environment == entry.server.settings.environment
-        return await entry.server.spawn(
-            worker,
-            shape=self._shape(spec),
-            uid=index,
-            guest=guest,
-            start=clone_request.ALONE if spec.purpose == "single_program" else spec.start,
-            own_environment=None if is_usual else environment,
-        )
+        with contextlib.ExitStack() as held:
+            mounts = []
+            if spec.image is not None:
+                first, ids = entry.uids.host_uid(index), image_plan.IDS
+                mounts.append(await self._mapper.mount(spec.image.tree, first, ids))
+                held.callback(os.close, mounts[0])
+            return await entry.server.spawn(
+                worker,
+                shape=self._shape(spec),
+                uid=index,
+                guest=guest,
+                start=clone_request.ALONE if spec.purpose == "single_program" else spec.start,
+                own_environment=None if is_usual else environment,
+                mounts=mounts,
+            )
 
     async def _confine(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], cloned: ClonedChild
@@ -439,6 +465,8 @@ class JailRuntime:
         if "_servers" in vars(self):  # otherwise never used, and perhaps impossible here
             await asyncio.gather(*self._under_way, return_exceptions=True)
             await self._servers.aclose()
+        if "_mapper" in vars(self):
+            await self._mapper.aclose()
         await self._watchdog.aclose()
         if "_groups" in vars(self):
             self._groups.close()
@@ -447,6 +475,8 @@ class JailRuntime:
         """Close the parent's descriptors in a forked child, and end nothing."""
         if "_servers" in vars(self):
             self._servers.abandon()
+        if "_mapper" in vars(self):
+            self._mapper.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()

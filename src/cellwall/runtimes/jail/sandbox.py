@@ -132,6 +132,7 @@ class JailSandbox:
             and spec.language == self._spec.language
             and spec.purpose == self._spec.purpose
             and spec.has_network == self._spec.has_network
+            and spec.image == self._spec.image
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)

@@ -28,6 +28,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_image,
     refuse_network,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
@@ -90,6 +91,7 @@ class ProcessRuntime:
                 remedy="use isolation='namespace'; `cellwall doctor` says what that needs",
             )
         refuse_network(spec, self.name)
+        refuse_image(spec, self.name)
         check_cpus(spec.limits)
         try:
             sandbox = await self._start(spec)

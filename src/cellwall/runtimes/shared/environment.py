@@ -13,7 +13,10 @@ from cellwall.jail.plan import plan
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.base import ImageRoot
 
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where programs of an image are looked for if it does not say."""
 INTERPRETER = f"{plan.TEMPLATE_ROOT}/bin/python"
 
 
@@ -42,7 +45,6 @@ precedence: there may be an index inside.
 
 def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     """Return the whole environment of a sandbox of `template` with that share of CPUs."""
-    count = str(max(1, math.ceil(cpus)))
     environment = {
         # What pip and uv install for the sandbox's user comes first, as its modules do.
         "PATH": f"{plan.HOME}/.local/bin:{plan.TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
@@ -55,8 +57,23 @@ def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
         "VIRTUAL_ENV": plan.TEMPLATE_ROOT,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
-        environment[f"{name}_NUM_THREADS"] = count
+    environment.update(_threads(cpus))
     if template.template.fonts:
         environment["FONTCONFIG_FILE"] = f"{plan.TEMPLATE_ROOT}/etc/fonts.conf"
     return {**environment, **_WITHOUT_NETWORK, **template.template.env}
+
+
+def image_environment(image: ImageRoot, cpus: float) -> dict[str, str]:
+    """Return the whole environment of a sandbox whose root is an image.
+
+    The image's own variables take precedence over all but the user's.
+    """
+    environment = {"PATH": IMAGE_PATH, "LANG": "C.UTF-8", "TERM": "dumb", **_threads(cpus)}
+    user = {"HOME": image.home, "USER": image.user, "LOGNAME": image.user}
+    return {**environment, **_WITHOUT_NETWORK, **image.environment, **user}
+
+
+def _threads(cpus: float) -> dict[str, str]:
+    """Return how many threads libraries of numbers start, by the names of their variables."""
+    count = str(max(1, math.ceil(cpus)))
+    return {f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}

@@ -1,0 +1,61 @@
+"""A context on an image's root: the image's own Python, started by exec.
+
+Init is a fork of an interpreter that is not part of the image, and so are its forks; what caller
+code imports has to be the image's. `main` is the last that such a fork does, `begin` the first that
+the new interpreter does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from cellwall.guest.channel.errors import Refusal
+from cellwall.guest.process.programs import DEFAULT_PATH, find_program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, NoReturn
+
+    from cellwall.guest.channel.init_link import Link
+
+_PROGRAM = "python3"
+_GUEST = "/opt/cellwall/guest.pyz"
+
+
+def check(environment: Mapping[str, str]) -> None:
+    """Raise `Refusal` unless the image has a Python."""
+    try:
+        find_program(_PROGRAM, environment.get("PATH", DEFAULT_PATH))
+    except Refusal as missing:
+        raise Refusal(
+            "not_found", f"context: this image has no {_PROGRAM}; run commands in it"
+        ) from missing
+
+
+def main(link: Link, config: dict[str, Any]) -> NoReturn:
+    """Become the image's interpreter; the link's descriptor stays open. Raises OSError."""
+    environment = dict(config["env"])
+    python = find_program(_PROGRAM, environment.get("PATH", DEFAULT_PATH))
+    document = os.memfd_create("config", 0)
+    os.write(document, json.dumps({**config, "is_environment_set": True}).encode())
+    os.lseek(document, 0, os.SEEK_SET)
+    os.set_inheritable(link.fileno(), True)
+    numbers = (str(link.fileno()), str(document), str(int(link.is_named)))
+    words = [python, _GUEST, "context", link.address.lstrip("\0"), *numbers]
+    os.execve(python, words, environment)  # noqa: S606 - of the caller's image
+
+
+def begin(arguments: list[str]) -> NoReturn:
+    """Serve as a context: `ADDRESS CONNECTION_FD CONFIG_FD IS_NAMED`."""
+    from cellwall.guest.channel.init_link import Link
+    from cellwall.guest.context import main as context
+
+    address, connection, document, is_named = arguments
+    with open(int(document), encoding="utf-8") as file:
+        config = json.load(file)
+    os.set_inheritable(int(connection), False)
+    sys.argv[:] = [""]
+    context.main(Link("\0" + address, int(connection), is_named=is_named == "1"), config)

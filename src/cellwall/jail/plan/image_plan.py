@@ -1,0 +1,85 @@
+"""Stage C of a sandbox whose root is an image: its mounts, and what its user may do.
+
+Pure, like `plan`, which decides for sandboxes on a template. The image's tree comes as a detached
+mount from `idmapper`; the sandbox mounts an overlay of its own over it, so what it changes lies in
+its work area, and counts there. All 65,536 ids of the image exist inside, as ids of the host that
+only this sandbox has.
+
+The tree was made by `jail.unpack`, which also made the directories that are mounted over; posture
+compares where the mounts really are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import List
+
+from cellwall.jail.plan import plan, views
+from cellwall.jail.plan import steps as s
+from cellwall.linux.syscalls import mounts as m
+
+IMAGE_FD = 4
+"""Descriptor of the image's mount in a new sandbox: a worker receives it behind the channel."""
+IDS = 65_536
+"""Number of user ids, and of group ids, in an image: those that its files may have."""
+ROOT_CAPABILITIES = sum(
+    1 << number
+    for number in (
+        *(0, 1, 3, 4),  # CHOWN, DAC_OVERRIDE, FOWNER, FSETID
+        *(5, 6, 7, 8),  # KILL, SETGID, SETUID, SETPCAP
+        *(10, 18, 29),  # NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE
+    )
+)
+"""What root inside an image may do in the sandbox's own user namespace: the default of containers
+(capabilities(7)) without those that have no use here (MKNOD, NET_RAW, SETFCAP)."""
+MADE = ("/dev", "/etc", "/opt", plan.OWN, "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108
+"""Directories that every image's root is given, and that are no links in it (`jail.unpack`)."""
+POINTS = {
+    "/": "overlay",
+    plan.OWN: "tmpfs",
+    "/dev/pts": "devpts",
+    "/dev/shm": "tmpfs",
+    "/proc": "proc",
+    "/sys": "tmpfs",
+}
+"""Mount points of such a sandbox, with the type of file system that must be there."""
+_AREA = "/tmp"  # noqa: S108 - of the root under construction
+_LOWER, _UPPER, _WORK = f"{_AREA}/image", f"{_AREA}/upper", f"{_AREA}/work"
+_ROOT = plan.ROOT
+_READ_ONLY = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
+
+
+def sandbox_plan(facts: plan.HostFacts, shape: plan.Shape) -> s.SandboxPlan:
+    """Return the steps and the lockdown of a sandbox whose `shape` names an image's user."""
+    steps = (*_own_root(shape), s.Pivot(_ROOT), *plan.kernel_views(facts, shape))
+    return s.SandboxPlan(steps, _lockdown(facts, shape))
+
+
+def _own_root(shape: plan.Shape) -> List[s.Step]:
+    flags = m.MS_NOSUID | m.MS_NODEV
+    # The overlay takes some for itself: one for each name that it hides, one for its work.
+    inodes = shape.inodes + plan.OWN_INODES
+    return [
+        s.Mount("tmpfs", _AREA, flags, f"size={shape.disk_mb}m,nr_inodes={inodes},mode=755"),
+        s.Directory(_LOWER),
+        # First of all: it frees the descriptor that the next steps use.
+        s.Attach(_LOWER, IMAGE_FD),
+        *(s.Directory(path) for path in (_UPPER, _WORK, _ROOT)),
+        s.Directory(f"{_AREA}/shm", 0o1777),
+        s.File(f"{_AREA}/meminfo", views.meminfo(shape.memory_mb)),
+        s.Mount("overlay", _ROOT, flags, m.changeable(_LOWER, _UPPER, _WORK)),
+        s.Cover(plan.OWN, _ROOT + plan.OWN),
+        s.Remount(_ROOT + plan.OWN, _READ_ONLY | m.ATTR_NOEXEC),
+        s.Cover("/dev", f"{_ROOT}/dev", is_whole=True),
+        s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),
+        s.Mount("proc", f"{_ROOT}/proc", flags | m.MS_NOEXEC),
+        s.Cover(f"{_AREA}/meminfo", f"{_ROOT}/proc/meminfo"),
+        s.Remount(f"{_ROOT}/proc/meminfo", _READ_ONLY | m.ATTR_NOEXEC),
+    ]
+
+
+def _lockdown(facts: plan.HostFacts, shape: plan.Shape) -> s.Lockdown:
+    uid, gid = shape.image
+    kept = ROOT_CAPABILITIES if uid == 0 else 0
+    usual = plan.lockdown_of(facts, shape)
+    return replace(usual, uid=uid, gid=gid, capabilities=kept, builds_as_root=True)

@@ -1,0 +1,103 @@
+"""Makes detached mounts of images' roots, each with the ids of one sandbox.
+
+A process of its own on the host, with the engine's rights (root), because it makes user namespaces:
+each is made by a child of one thread. It reads what the engine sends and nothing else; it opens no
+path. The invariant: a mount that it hands over is read-only, nosuid, nodev, and every file in it
+belongs to an id of the sandbox, or to none.
+
+    request   {"first": N, "count": N, "base": N} and an open directory: ids of its files from
+              `base` on, `count` of them, are shown as the host's ids from `first` on
+    answer    {} and the mount, or {"error": text, "errno": number}
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from typing import Dict, List, Tuple
+
+from cellwall.jail.protocol import fds
+from cellwall.linux.syscalls import mounts, process
+from cellwall.linux.syscalls.libc import SyscallError
+
+_ATTRIBUTES = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
+_MOST_KEPT = 512
+"""Most user namespaces that are kept: one for each sandbox whose ids were in use."""
+
+
+def main(arguments: List[str]) -> None:
+    """Serve on socket `CONTROL_FD` until its other end is closed; never return."""
+    control = socket.socket(fileno=int(arguments[0]))
+    process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+    fds.keep_only([control.fileno()])
+    known: Dict[Tuple[int, int, int], int] = {}
+    try:
+        while True:
+            _serve(control, known)
+    except fds.ControlClosed:
+        os._exit(0)
+
+
+def _serve(control: socket.socket, known: Dict[Tuple[int, int, int], int]) -> None:
+    said, received = fds.receive_message(control)
+    made: List[int] = []
+    try:
+        (directory,) = received
+        ids = (int(said["base"]), int(said["first"]), int(said["count"]))
+        made.append(mounts.cloned_mapped(directory, _namespace(known, ids), _ATTRIBUTES))
+    except SyscallError as error:
+        fds.send_message(control, {"error": str(error), "errno": error.errno})
+    except OSError as error:
+        problem = f"make a user namespace: {error}"
+        fds.send_message(control, {"error": problem, "errno": error.errno})
+    else:
+        fds.send_message(control, {}, made)
+    finally:
+        fds.close_all([*received, *made])
+
+
+def _namespace(known: Dict[Tuple[int, int, int], int], ids: Tuple[int, int, int]) -> int:
+    """Return a user namespace that maps `ids`, the first of a range to that of another."""
+    if ids not in known:
+        while len(known) >= _MOST_KEPT:
+            os.close(known.pop(next(iter(known))))
+        known[ids] = _new_namespace("{} {} {}".format(*ids))
+    return known[ids]
+
+
+def _new_namespace(line: str) -> int:
+    """Return a new user namespace with that line as both of its maps. user_namespaces(7).
+
+    The child that makes it has ended when this returns. Raises OSError.
+    """
+    told, tell = os.pipe()
+    ready_r, ready_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fds.close_all([tell, ready_r])
+            process.unshare(process.CLONE_NEWUSER)
+            os.write(ready_w, b"!")
+            os.read(told, 1)
+        finally:
+            os._exit(0)
+    fds.close_all([told, ready_w])
+    try:
+        if os.read(ready_r, 1) != b"!":
+            raise OSError("its maker could not make it")
+        for name in ("uid_map", "gid_map"):
+            fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        fds.close_all([tell, ready_r])
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

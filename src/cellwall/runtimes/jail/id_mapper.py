@@ -1,0 +1,113 @@
+"""The host's half of `jail.processes.idmapper`: detached mounts of images, one for each start.
+
+Runs on asyncio in the engine process. The process that makes the mounts is started with the first
+sandbox on an image and ends with the engine's end of their socket. The invariant: a mount is handed
+out only as the answer to its own request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from cellwall.jail.protocol import fds
+from cellwall.linux import uid_ranges
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.shortage import shortage
+from cellwall.runtimes.jail.fork_servers import bundle_in
+from cellwall.runtimes.jail.replies import error_number, receive
+
+_TIMEOUT_S = 20.0
+
+
+class Mapper:
+    """The process that maps ids of images."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Start nothing yet."""
+        self._state_dir = state_dir
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._lock = asyncio.Lock()
+
+    async def mount(self, tree: str, first: int, count: int) -> int:
+        """Return a detached mount of `tree`, whose files belong to `count` ids from `first` on.
+
+        The caller owns the descriptor. Raises HostUnsupported, SandboxBroken.
+        """
+        directory = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        request = {"first": first, "count": count, "base": uid_ranges.IMAGE_BASE}
+        try:
+            # A request that was sent is answered to the end, also if its caller has left.
+            return await asyncio.shield(self._asked(request, os.dup(directory)))
+        finally:
+            os.close(directory)
+
+    async def _asked(self, request: dict[str, int], directory: int) -> int:
+        try:
+            async with self._lock:
+                control = self._control or self._started()
+                try:
+                    fds.send_message(control, request, [directory])
+                    message, received = await receive(control, _TIMEOUT_S)
+                except (fds.ControlClosed, OSError, TimeoutError) as error:
+                    await self._end()
+                    raise SandboxBroken(f"image: the id mapper is gone ({error})") from error
+        finally:
+            os.close(directory)
+        if len(received) == 1:
+            return received[0]
+        fds.close_all(received)
+        number, problem = error_number(message), str(message.get("error"))
+        raise shortage(number, "map the ids of an image", problem) or HostUnsupported(
+            "images",
+            f"map the ids of an image: {problem}",
+            remedy="keep the state directory on ext4, XFS, Btrfs or tmpfs, and use Linux 6.6 or newer",
+            errno=number,
+        )
+
+    def _started(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            words = [sys.executable, "-I", "-S", "-E", str(bundle_in(self._state_dir))]
+            self._process = subprocess.Popen(
+                [*words, "idmapper", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise shortage(error.errno, "start the id mapper", error) or error from error
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._control = ours
+        return ours
+
+    async def _end(self) -> None:
+        self.abandon()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+    def abandon(self) -> None:
+        """Close our end of the socket; the process ends by itself."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.close()
+            self._control = None
+
+    async def aclose(self) -> None:
+        """End the process."""
+        async with self._lock:
+            await self._end()
