@@ -38,6 +38,7 @@ from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import (
+    ImageRoot,
     RuntimeGone,
     RuntimeStatistics,
     SandboxSpec,
@@ -391,7 +392,7 @@ class Engine:
         network: object = None,
         secrets: object = None,
         packages: Sequence[str] = (),
-        image: object = None,
+        image: ImageRoot | None = None,
         user: str | None = None,
         tenant: str = "",
     ) -> AsyncSandbox:

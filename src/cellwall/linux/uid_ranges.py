@@ -56,7 +56,7 @@ class UidRange:
         self._live: set[int] = set()
         steps = range(COUNT, count, COUNT) if count > COUNT else range(1, count - 1)
         self._most = len(steps)
-        self._next = itertools.cycle(steps) if count > 1 else itertools.repeat(0)
+        self._next = itertools.cycle(steps)
 
     @property
     def is_block(self) -> bool:

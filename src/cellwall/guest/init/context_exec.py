@@ -7,6 +7,7 @@ the new interpreter does.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ from cellwall.guest.process.programs import DEFAULT_PATH, find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, NoReturn
 
     from cellwall.guest.channel.init_link import Link
@@ -51,11 +52,12 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
 def begin(arguments: list[str]) -> NoReturn:
     """Serve as a context: `ADDRESS CONNECTION_FD CONFIG_FD IS_NAMED`."""
     from cellwall.guest.channel.init_link import Link
-    from cellwall.guest.context import main as context
 
     address, connection, document, is_named = arguments
     with open(int(document), encoding="utf-8") as file:
         config = json.load(file)
     os.set_inheritable(int(connection), False)
     sys.argv[:] = [""]
-    context.main(Link("\0" + address, int(connection), is_named=is_named == "1"), config)
+    # By name, as init does: the package below must not need the one beside it.
+    serve: Callable[..., NoReturn] = importlib.import_module("cellwall.guest.context.main").main
+    serve(Link("\0" + address, int(connection), is_named=is_named == "1"), config)

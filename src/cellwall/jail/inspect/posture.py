@@ -109,12 +109,11 @@ def expected(
     namespaces: Mapping[str, str],
     server_namespaces: Mapping[str, str] | None = None,
     root_ids: tuple[int, int] | None = None,
-    points: Mapping[str, str] | None = None,
 ) -> Expectation:
     """Compute the expectation from the plan's lockdown and the (user, group) id on the host.
 
     `root_ids`: the ids that are called root inside, if any are; no process may have them. A
-    sandbox on an image has all of an image's ids, from `host_ids` on, and these `points`.
+    sandbox on an image has all of an image's ids, from `host_ids` on.
     """
     host_uid, host_gid = host_ids
     if lockdown.builds_as_root:
@@ -137,7 +136,7 @@ def expected(
         host_namespaces=namespaces,
         server_namespaces=server_namespaces or {},
         capabilities=lockdown.capabilities,
-        points=points or {},
+        points=image_plan.POINTS if lockdown.builds_as_root else {},
     )
 
 
@@ -403,6 +402,11 @@ def threads(pid: int) -> list[int]:
 
 def digest(lockdown: Lockdown, plan_digest: str) -> str:
     """SHA-256 over a verified posture: what is the same for every sandbox of this confinement."""
-    facts = {"capabilities": lockdown.capabilities, "no_new_privs": 1, "seccomp": 2, "namespaces": _NAMESPACES}
+    facts = {
+        "capabilities": lockdown.capabilities,
+        "no_new_privs": 1,
+        "seccomp": 2,
+        "namespaces": _NAMESPACES,
+    }
     text = json.dumps([facts, asdict(lockdown), plan_digest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -29,7 +29,6 @@ from cellwall.jail.plan.steps import (
 )
 from cellwall.linux.syscalls.libc import Prepared, do_all
 
-
 _SIMPLE = (Directory, Symlink, Mount, Cover, Remount, FilesAs, Enter, Attach, Pivot)
 
 

@@ -38,7 +38,7 @@ POINTS = {
     "/": "overlay",
     plan.OWN: "tmpfs",
     "/dev/pts": "devpts",
-    "/dev/shm": "tmpfs",
+    "/dev/shm": "tmpfs",  # noqa: S108
     "/proc": "proc",
     "/sys": "tmpfs",
 }
@@ -71,7 +71,7 @@ def _own_root(shape: plan.Shape) -> List[s.Step]:
         s.Cover(plan.OWN, _ROOT + plan.OWN),
         s.Remount(_ROOT + plan.OWN, _READ_ONLY | m.ATTR_NOEXEC),
         s.Cover("/dev", f"{_ROOT}/dev", is_whole=True),
-        s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),
+        s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),  # noqa: S108
         s.Mount("proc", f"{_ROOT}/proc", flags | m.MS_NOEXEC),
         s.Cover(f"{_AREA}/meminfo", f"{_ROOT}/proc/meminfo"),
         s.Remount(f"{_ROOT}/proc/meminfo", _READ_ONLY | m.ATTR_NOEXEC),

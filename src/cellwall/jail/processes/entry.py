@@ -5,6 +5,7 @@ It is not a command line: `fork_server`, `boot` and `sandbox_init` pass descript
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 
@@ -29,9 +30,7 @@ def main() -> None:
 
         forkserver.main(arguments, arenas)
     elif stage == "context":
-        from cellwall.guest.init import context_exec
-
-        context_exec.begin(arguments)
+        importlib.import_module("cellwall.guest.init.context_exec").begin(arguments)
     else:
         from cellwall.guest.init import main as init
         from cellwall.jail.processes.boot import read_config

@@ -176,7 +176,9 @@ def prepare_capabilities(mask: int) -> Prepared:
     """Make `mask` the effective and permitted sets, and empty the inheritable one. capset(2)."""
     low, high = mask & 0xFFFFFFFF, mask >> 32
     sets = struct.pack("=6I", low, low, 0, high, high, 0)
-    return Prepared(LIBC.syscall, (ctypes.c_long(_SYS_CAPSET), _CAPABILITIES_HEADER, sets), "capset")
+    return Prepared(
+        LIBC.syscall, (ctypes.c_long(_SYS_CAPSET), _CAPABILITIES_HEADER, sets), "capset"
+    )
 
 
 def prepare_no_groups() -> Prepared:

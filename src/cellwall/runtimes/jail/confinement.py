@@ -141,8 +141,7 @@ class Confinement:
         work_fd = -1
         try:
             lockdown, digest = self._decided(shape)
-            points = image_plan.POINTS if shape.image else {}
-            want = self._expectation(entry, cloned, lockdown, points)
+            want = self._expectation(entry, cloned, lockdown)
             namespaces = self._verifier.verify(child.pid, want)
             self._verifier.verify_mounts(child.pid, want)
             work_fd = os.open(_work_area(child.pid, shape), os.O_PATH | os.O_CLOEXEC)
@@ -172,7 +171,7 @@ class Confinement:
         return Confined(channel, tuple(contexts), work_fd, digest)
 
     def _expectation(
-        self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown, points: Mapping[str, str]
+        self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown
     ) -> posture.Expectation:
         return posture.expected(
             lockdown,
@@ -181,7 +180,6 @@ class Confinement:
             self._namespaces,
             entry.namespaces,
             _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
-            points,
         )
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:

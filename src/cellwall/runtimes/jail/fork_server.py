@@ -88,6 +88,14 @@ class _Ends(NamedTuple):
         fds.close_all(self.inputs)
 
 
+class Root(NamedTuple):
+    """The root that a sandbox is started with."""
+
+    shape: plan.Shape
+    mounts: Sequence[int] = ()
+    """The detached mount of an image's tree, if it has one; the caller keeps the descriptor."""
+
+
 def _sides(pipes: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [reading for reading, _ in pipes], [writing for _, writing in pipes]
 
@@ -335,24 +343,22 @@ class ForkServer:
         self,
         worker: Worker,
         *,
-        shape: plan.Shape,
+        root: Root,
         uid: int,
         guest: Mapping[str, Any],
         start: str,
         own_environment: Mapping[str, str] | None = None,
-        mounts: Sequence[int] = (),
     ) -> Child:
         """Have a worker clone a child into new namespaces and into the worker's own cgroups.
 
         Afterwards the worker moves itself into its `next_cgroups`, if it has any. `own_environment`
-        replaces the fork-server's environment; UsageError if it is too large. `mounts` has the
-        image's root, if it has one; the caller keeps the descriptor.
+        replaces the fork-server's environment; UsageError if it is too large.
         """
         ends = _Ends.opened(own_environment, is_alone=start == clone_request.ALONE)
         is_told = own_environment is not None
-        request = clone_request.encoded(shape, uid, guest, start, is_told=is_told)
+        request = clone_request.encoded(root.shape, uid, guest, start, is_told=is_told)
         try:
-            self._send(worker, request, ends, mounts)
+            self._send(worker, request, ends, root.mounts)
             message, received = await receive(worker.control, _STEP_TIMEOUT_S)
             number = None if received else error_number(message)
         except _NotSent as error:  # the request did not reach the worker, which is unchanged

@@ -67,7 +67,7 @@ class Mapper:
         raise shortage(number, "map the ids of an image", problem) or HostUnsupported(
             "images",
             f"map the ids of an image: {problem}",
-            remedy="keep the state directory on ext4, XFS, Btrfs or tmpfs, and use Linux 6.6 or newer",
+            remedy="keep the state directory on ext4, XFS or Btrfs, and use Linux 6.6 or newer",
             errno=number,
         )
 

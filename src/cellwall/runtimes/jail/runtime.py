@@ -34,6 +34,7 @@ from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, Swee
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
+from cellwall.runtimes.jail.fork_server import Root
 from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
 from cellwall.runtimes.jail.id_mapper import Mapper
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
@@ -389,19 +390,19 @@ class JailRuntime:
         }
         is_usual = environment == entry.server.settings.environment
         with contextlib.ExitStack() as held:
-            mounts = []
+            root = Root(self._shape(spec))
             if spec.image is not None:
                 first, ids = entry.uids.host_uid(index), image_plan.IDS
-                mounts.append(await self._mapper.mount(spec.image.tree, first, ids))
-                held.callback(os.close, mounts[0])
+                mount = await self._mapper.mount(spec.image.tree, first, ids)
+                held.callback(os.close, mount)
+                root = root._replace(mounts=(mount,))
             return await entry.server.spawn(
                 worker,
-                shape=self._shape(spec),
+                root=root,
                 uid=index,
                 guest=guest,
                 start=clone_request.ALONE if spec.purpose == "single_program" else spec.start,
                 own_environment=None if is_usual else environment,
-                mounts=mounts,
             )
 
     async def _confine(

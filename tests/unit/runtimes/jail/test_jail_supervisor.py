@@ -292,7 +292,11 @@ def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) 
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
         with pytest.raises(SandboxBroken, match="a process that is no sandbox's"):
             await server.spawn(
-                await server.take_worker("program"), shape=shape, uid=0, guest={}, start="fork"
+                await server.take_worker("program"),
+                root=fork_server.Root(shape),
+                uid=0,
+                guest={},
+                start="fork",
             )
         assert not server.is_usable
         assert _open() == before
@@ -311,7 +315,9 @@ def test_a_child_that_died_early_is_told_with_its_own_cause(tmp_path: Path) -> N
         await server.start()
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
         worker = await server.take_worker("program")
-        spawned = await server.spawn(worker, shape=shape, uid=0, guest={}, start="fork")
+        spawned = await server.spawn(
+            worker, root=fork_server.Root(shape), uid=0, guest={}, start="fork"
+        )
         try:
             with pytest.raises(HostUnsupported, match=r"write 9 to cgroup\.procs: no"):
                 await hear(spawned, b"L")
@@ -347,7 +353,9 @@ def test_a_clone_that_somebody_killed_is_no_lack_of_the_hosts(
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
         try:
             with pytest.raises(wanted, match=said):
-                await server.spawn(worker, shape=shape, uid=0, guest={}, start="fork")
+                await server.spawn(
+                    worker, root=fork_server.Root(shape), uid=0, guest={}, start="fork"
+                )
             assert server.is_usable is isinstance(number, int)
         finally:
             await server.aclose()
