@@ -46,6 +46,9 @@ POINTS = {
 _AREA = "/tmp"  # noqa: S108 - of the root under construction
 _LOWER, _UPPER, _WORK = f"{_AREA}/image", f"{_AREA}/upper", f"{_AREA}/work"
 _ROOT = plan.ROOT
+_OWN_INODES = 12
+"""Number of inodes in the work area that are not the user's: the directories below, and one that
+the overlay makes for its work."""
 _READ_ONLY = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
 
 
@@ -57,8 +60,7 @@ def sandbox_plan(facts: plan.HostFacts, shape: plan.Shape) -> s.SandboxPlan:
 
 def _own_root(shape: plan.Shape) -> List[s.Step]:
     flags = m.MS_NOSUID | m.MS_NODEV
-    # The overlay takes some for itself: one for each name that it hides, one for its work.
-    inodes = shape.inodes + plan.OWN_INODES
+    inodes = shape.inodes + _OWN_INODES
     return [
         s.Mount("tmpfs", _AREA, flags, f"size={shape.disk_mb}m,nr_inodes={inodes},mode=755"),
         s.Directory(_LOWER),

@@ -1,0 +1,1 @@
+"""Images for tests, made of this machine's own files."""
