@@ -252,7 +252,7 @@ _BROKEN = [
         "jail/processes/sandbox_init.py", "do_all(lock.become_user)", "_lock", id="become-user"
     ),
     pytest.param(
-        "jail/processes/sandbox_init.py", "executor.walk(ready.runs)", "_lock", id="mounts"
+        "jail/processes/sandbox_init.py", "executor.walk(request.ready.runs)", "_lock", id="mounts"
     ),
     pytest.param(
         "jail/processes/sandbox_init.py", "do_all(OWN_CGROUP", "_lock", id="cgroup-namespace"

@@ -117,10 +117,14 @@ def _check_all(processes: set[int]) -> None:
     assert all(each == seen[0] for each in seen), "one sandbox, one set of namespaces"
     for name in NAMESPACES:
         assert seen[0][name] != os.readlink(f"/proc/self/ns/{name}")
-    others = [pid for pid in descendants(os.getpid()) if pid not in processes]
-    for pid in others:
-        for name in NAMESPACES:
-            assert seen[0][name] != os.readlink(f"/proc/{pid}/ns/{name}"), f"shared with {pid}"
+    compared = 0
+    for pid in descendants(os.getpid()) - processes:
+        with contextlib.suppress(FileNotFoundError):  # it has ended, and shares nothing any more
+            others = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES}
+            for name in NAMESPACES:
+                assert seen[0][name] != others[name], f"shared with {pid}"
+            compared += 1
+    assert compared, "no process beside the sandbox"
 
 
 def _mounts(pid: int) -> dict[str, set[str]]:
