@@ -1,0 +1,321 @@
+"""Images of registries, by the HTTP API of the OCI distribution specification 1.1 (`spec.md`).
+
+Only registries that the operator lists are asked. The invariants: a blob is used only if it has the
+digest by which its manifest names it; credentials and tokens go to the registry's own origin, or to
+the token service that it names, and never along a redirect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+from cellwall.images.image import (
+    MOST_DOCUMENT_BYTES,
+    MOST_LAYERS,
+    Compression,
+    Image,
+    ImageInvalid,
+    Layer,
+    checked_digest,
+    digest_of,
+    document,
+    machine_architecture,
+    read_config,
+)
+from cellwall.images.reference import InRegistry
+from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, UsageError
+
+if TYPE_CHECKING:
+    import httpx
+
+OnBytes = Callable[[int, int], None]
+"""Called with the number of bytes that have come, and of all that will come."""
+_INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+_ACCEPTED = ", ".join((*_INDEXES, *_MANIFESTS))
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_DEFAULT = "docker.io"
+_LIBRARY = "library/"
+_TRIES = 3
+_MOST_REDIRECTS = 4
+_PARALLEL = 3
+_TIMEOUT_S = 30.0
+
+
+class PullFailed(CellwallError):
+    """A registry did not give an image."""
+
+    code = "image_pull"
+
+
+@dataclass(frozen=True, slots=True)
+class Registries:
+    """The registries of the operator."""
+
+    urls: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """URL of the API by the name that images have, such as `{"docker.io": "https://…"}`; a URL may
+    have a user and a password."""
+    most_bytes: int = 20 << 30
+    """Largest image, as it lies in the registry, in bytes."""
+    timeout_s: float = 1800.0
+
+    def of(self, reference: InRegistry) -> str:
+        """Return the URL to ask. Raises `UsageError` if the operator lists none."""
+        name = reference.registry or _DEFAULT
+        url = self.urls.get(name)
+        if url is None:
+            raise UsageError(
+                f"image {reference}: the registry {name!r} is not one of this machine's operator",
+                remedy="list it in CELLWALL_IMAGE_REGISTRIES, or save the image to an archive",
+            )
+        return url.rstrip("/")
+
+
+class Pull:
+    """One image on its way here."""
+
+    def __init__(self, registries: Registries, reference: InRegistry, folder: Path) -> None:
+        """`folder` is empty and gets the layers; its owner removes it."""
+        self._registries = registries
+        self._reference = reference
+        self._folder = folder
+        parts = urlsplit(registries.of(reference))
+        self._basic = None
+        if parts.username is not None:
+            self._basic = (parts.username, parts.password or "")
+        host = parts.netloc.rpartition("@")[2]
+        repository = reference.repository
+        if (reference.registry or _DEFAULT) == _DEFAULT and "/" not in repository:
+            repository = _LIBRARY + repository
+        self._repository = repository
+        self._base = urlunsplit((parts.scheme, host, f"{parts.path}/v2/{repository}/", "", ""))
+        self._token: str | None = None
+        self._come = self._all = 0
+
+    async def image(self, on_bytes: OnBytes | None = None) -> Image:
+        """Return the image. Raises `PullFailed`, `ImageInvalid`, `NotFound`, `UsageError`."""
+        httpx = _library()
+        try:
+            async with (
+                asyncio.timeout(self._registries.timeout_s),
+                httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False) as client,
+            ):
+                return await self._image(client, on_bytes or (lambda _come, _all: None))
+        except TimeoutError:
+            raise self._failed(f"it took more than {self._registries.timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise self._failed(str(error) or type(error).__name__) from error
+
+    async def _image(self, client: httpx.AsyncClient, on_bytes: OnBytes) -> Image:
+        wanted = self._reference.digest or self._reference.tag
+        manifest = await self._document(client, f"manifests/{wanted}", self._reference.digest)
+        if "manifests" in manifest:
+            chosen = self._chosen(manifest["manifests"])
+            manifest = await self._document(client, f"manifests/{chosen}", chosen)
+        config_digest = self._descriptor(manifest.get("config"))[0]
+        config = read_config(await self._bytes(client, f"blobs/{config_digest}", config_digest))
+        listed = manifest.get("layers")
+        if not isinstance(listed, list) or len(listed) != len(config.diff_ids) > 0:
+            raise ImageInvalid(f"image {self._reference}: its layers are not its configuration's")
+        found = [self._descriptor(each) for each in listed]
+        self._all = sum(size for _, size in found)
+        if self._all > self._registries.most_bytes or len(found) > MOST_LAYERS:
+            raise ImageInvalid(
+                f"image {self._reference}: it has {self._all} bytes, above the operator's bound"
+            )
+        gate = asyncio.Semaphore(_PARALLEL)
+
+        async def one(digest: str, size: int, diff_id: str) -> Layer:
+            async with gate:
+                path = await self._blob(client, digest, size, on_bytes)
+            return Layer(diff_id, _compression(path), path, 0, size)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(one(digest, size, diff_id))
+                for (digest, size), diff_id in zip(found, config.diff_ids, strict=True)
+            ]
+        return Image(config, tuple(task.result() for task in tasks))
+
+    def _chosen(self, listed: object) -> str:
+        fitting = [
+            each
+            for each in (listed if isinstance(listed, list) else [])
+            if isinstance(each, dict) and _is_ours(each.get("platform"))
+        ]
+        if not fitting:
+            raise ImageInvalid(
+                f"image {self._reference}: it has none for linux/{machine_architecture()}",
+                remedy="use an image for this machine",
+            )
+        return self._descriptor(fitting[0])[0]
+
+    def _descriptor(self, value: object) -> tuple[str, int]:
+        what = f"image {self._reference}"
+        if not isinstance(value, dict) or not isinstance(value.get("size"), int):
+            raise ImageInvalid(f"{what}: a descriptor is missing")
+        return checked_digest(value.get("digest"), what), max(0, int(value["size"]))
+
+    async def _document(self, client: httpx.AsyncClient, path: str, digest: str) -> dict[str, Any]:
+        data = await self._bytes(client, path, digest)
+        return document(data, f"image {self._reference}, {path}")
+
+    async def _bytes(self, client: httpx.AsyncClient, path: str, digest: str) -> bytes:
+        data = b""
+        async with self._asked(client, path) as answer:
+            async for piece in answer.aiter_bytes():
+                data += piece
+                if len(data) > MOST_DOCUMENT_BYTES:
+                    raise ImageInvalid(f"image {self._reference}, {path}: it is too large")
+        if digest and digest_of(data) != digest:
+            raise ImageInvalid(f"image {self._reference}, {path}: it has another digest")
+        return data
+
+    async def _blob(
+        self, client: httpx.AsyncClient, digest: str, size: int, on_bytes: OnBytes
+    ) -> Path:
+        """Bring a blob here; try again after a broken transfer."""
+        httpx = _library()
+        for tries_left in reversed(range(_TRIES)):
+            come = self._come
+            try:
+                return await self._blob_once(client, digest, size, on_bytes)
+            except (httpx.TransportError, ImageInvalid):
+                self._come = come
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _blob_once(
+        self, client: httpx.AsyncClient, digest: str, size: int, on_bytes: OnBytes
+    ) -> Path:
+        path = self._folder / digest.removeprefix("sha256:")
+        found, come = hashlib.sha256(), 0
+        async with self._asked(client, f"blobs/{digest}") as answer:
+            with path.open("wb") as file:
+                async for piece in answer.aiter_raw():
+                    come += len(piece)
+                    self._come += len(piece)
+                    if come > size:
+                        break
+                    found.update(piece)
+                    await asyncio.to_thread(file.write, piece)
+                    on_bytes(self._come, self._all)
+        if come != size or f"sha256:{found.hexdigest()}" != digest:
+            raise ImageInvalid(f"image {self._reference}: blob {digest} has another digest")
+        return path
+
+    @contextlib.asynccontextmanager
+    async def _asked(self, client: httpx.AsyncClient, path: str) -> AsyncIterator[httpx.Response]:
+        """Yield the answer to a request, redirects followed, with its content still to come."""
+        url = urljoin(self._base, path)
+        for _ in range(_MOST_REDIRECTS + 1):
+            request = client.build_request("GET", url, headers=self._headers(url))
+            answer = await client.send(request, stream=True)
+            try:
+                if answer.status_code == 401 and self._is_own(url) and self._token is None:
+                    await self._authorize(client, answer.headers.get("www-authenticate", ""))
+                    continue
+                if answer.is_redirect:
+                    url = self._checked(urljoin(url, answer.headers["location"]))
+                    continue
+                self._check(answer, path)
+                yield answer
+                return
+            finally:
+                await answer.aclose()
+        raise self._failed("it redirects without end, or asks for credentials again")
+
+    def _is_own(self, url: str) -> bool:
+        mine, other = urlsplit(self._base), urlsplit(url)
+        return (mine.scheme, mine.netloc) == (other.scheme, other.netloc)
+
+    def _headers(self, url: str) -> dict[str, str]:
+        headers = {"Accept": _ACCEPTED, "Accept-Encoding": "identity"}
+        if self._is_own(url) and self._token is not None:
+            headers["Authorization"] = self._token
+        return headers
+
+    def _checked(self, url: str) -> str:
+        """Return where a redirect leads: over TLS, unless the registry itself has none."""
+        scheme = urlsplit(url).scheme
+        if scheme != "https" and scheme != urlsplit(self._base).scheme:
+            raise self._failed("it redirects to an address without TLS")
+        return url
+
+    async def _authorize(self, client: httpx.AsyncClient, challenge: str) -> None:
+        """Get what the registry asks for. Distribution specification, "Token authentication"."""
+        httpx = _library()
+        kind, _, rest = challenge.partition(" ")
+        basic = httpx.BasicAuth(*self._basic) if self._basic else None
+        if kind.lower() == "basic" and basic is not None:
+            probe = next(basic.auth_flow(httpx.Request("GET", self._base)))
+            self._token = probe.headers["Authorization"]
+            return
+        asked = dict(_CHALLENGE.findall(rest))
+        if kind.lower() != "bearer" or "realm" not in asked:
+            raise self._failed("it asks for credentials", "give them in the registry's URL")
+        realm = self._checked(urljoin(self._base, asked["realm"]))
+        scope = f"repository:{self._repository}:pull"
+        wanted = {"service": asked.get("service", ""), "scope": scope}
+        answer = await client.get(realm, params=wanted, auth=basic)
+        self._check(answer, "token")
+        found = document(answer.content, f"image {self._reference}, token")
+        token = found.get("token") or found.get("access_token")
+        if not isinstance(token, str) or not token.isascii():
+            raise self._failed("its token service gave no token")
+        self._token = f"Bearer {token}"
+
+    def _check(self, answer: httpx.Response, path: str) -> None:
+        if answer.status_code == 200:
+            return
+        if answer.status_code == 404:
+            raise NotFound(
+                f"image {self._reference}: the registry has none of that name",
+                remedy="check the name and the tag",
+            )
+        remedy = None
+        if answer.status_code in {401, 403}:
+            remedy = "check the credentials in the registry's URL"
+        raise self._failed(f"{path[:60]}: status {answer.status_code}", remedy)
+
+    def _failed(self, why: str, remedy: str | None = None) -> PullFailed:
+        return PullFailed(f"image {self._reference}: pull it: {why[:300]}", remedy=remedy)
+
+
+def _is_ours(platform: object) -> bool:
+    if not isinstance(platform, dict):
+        return False
+    return (platform.get("os"), platform.get("architecture")) == ("linux", machine_architecture())
+
+
+def _compression(path: Path) -> Compression:
+    with path.open("rb") as file:
+        first = file.read(4)
+    if first.startswith(b"\x1f\x8b"):
+        return "gzip"
+    return "zstd" if first == b"\x28\xb5\x2f\xfd" else "none"
+
+
+def _library() -> Any:  # noqa: ANN401 - a module that only an extra brings
+    try:
+        import httpx
+    except ImportError as error:
+        raise HostUnsupported(
+            "images", "image: pull it: httpx is missing", remedy="pip install 'cellwall[client]'"
+        ) from error
+    return httpx
