@@ -199,6 +199,32 @@ def test_a_policy_takes_effect_at_once(packages: Packages) -> None:
         assert sandbox.commands.run(f"getent hosts {_GATE}").exit_code == 2
 
 
+def test_a_name_that_is_not_allowed_reaches_no_registry(packages: Packages) -> None:
+    """Names carry text out; the registry's own record is the witness, `beta` the control."""
+    secret = "what-the-program-says"
+    with packages.sandbox({"packages": {"registries": ["pypi"], "allow": ["beta"]}}) as sandbox:
+        _ran(sandbox, "pip install beta")
+        assert "not on the list" in sandbox.commands.run(f"pip install {secret}").stderr
+    asked = [each.path for each in packages.registry.asked]
+    assert any("beta" in path for path in asked)
+    assert not any(secret in path for path in asked)
+
+
+def test_limits_of_the_network_hold_for_packages(packages: Packages) -> None:
+    """The bytes count, and a sandbox that has moved all that it may gets no more of a file."""
+    page = f"http://{_GATE}/simple/alpha/"
+    with packages.sandbox({"packages": True, "transfer_mb": 1}) as sandbox:
+        before = sandbox.network_usage()
+        _ran(sandbox, f"curl -sf {page}")
+        after = sandbox.network_usage()
+        assert after.sent_bytes > before.sent_bytes
+        assert after.received_bytes > before.received_bytes
+        again = f"yes 'url = {page}' | head -8000 | curl -sf --fail-early -K - > /dev/null"
+        assert sandbox.commands.run(again, timeout=120).exit_code not in {None, 0}
+        moved = sandbox.network_usage()
+        assert moved.sent_bytes + moved.received_bytes < (1 << 20) + 300_000
+
+
 def test_the_broker_is_back_after_the_proxy_has_ended(packages: Packages) -> None:
     with packages.sandbox() as sandbox:
         _ran(sandbox, "pip install beta==1.0")
