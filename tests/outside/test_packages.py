@@ -199,6 +199,45 @@ def test_a_policy_takes_effect_at_once(packages: Packages) -> None:
         assert sandbox.commands.run(f"getent hosts {_GATE}").exit_code == 2
 
 
+def test_a_name_that_is_not_allowed_reaches_no_registry(packages: Packages) -> None:
+    """Names carry text out; the registry's own record is the witness, `beta` the control."""
+    secret = "what-the-program-says"
+    with packages.sandbox({"packages": {"registries": ["pypi"], "allow": ["beta"]}}) as sandbox:
+        _ran(sandbox, "pip install beta")
+        assert "not on the list" in sandbox.commands.run(f"pip install {secret}").stderr
+    asked = [each.path for each in packages.registry.asked]
+    assert any("beta" in path for path in asked)
+    assert not any(secret in path for path in asked)
+
+
+GET_PAGES = f"""
+import http.client
+link = http.client.HTTPConnection("{_GATE}", timeout=20)
+def get(count):
+    for _ in range(count):
+        link.request("GET", "/simple/alpha/")
+        assert link.getresponse().read()
+try:
+    get(COUNT)
+    print("all")
+except (OSError, http.client.HTTPException):
+    print("ended")
+"""
+
+
+def test_limits_of_the_network_hold_for_packages(packages: Packages) -> None:
+    """The bytes count, and a sandbox that has moved all that it may gets no more of a file."""
+    with packages.sandbox({"packages": True, "transfer_mb": 1}) as sandbox:
+        before = sandbox.network_usage()
+        assert sandbox.run(GET_PAGES.replace("COUNT", "1")).stdout == "all\n"
+        after = sandbox.network_usage()
+        assert after.sent_bytes > before.sent_bytes
+        assert after.received_bytes > before.received_bytes
+        assert sandbox.run(GET_PAGES.replace("COUNT", "8000")).stdout == "ended\n"
+        moved = sandbox.network_usage()
+        assert 1 << 20 <= moved.sent_bytes + moved.received_bytes < (1 << 20) + 300_000
+
+
 def test_the_broker_is_back_after_the_proxy_has_ended(packages: Packages) -> None:
     with packages.sandbox() as sandbox:
         _ran(sandbox, "pip install beta==1.0")

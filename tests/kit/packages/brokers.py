@@ -12,7 +12,7 @@ from typing import Any
 
 from cellwall.egress.packages.broker import Broker, BrokerSettings
 from cellwall.egress.packages.cache import Cache
-from cellwall.egress.packages.serving import Served, serve
+from cellwall.egress.packages.serving import Served, Terms, serve
 from cellwall.egress.packages.upstream import Upstream
 from cellwall.model.packages import PackagePolicy
 from kit.packages.registries import Registry
@@ -66,7 +66,8 @@ def serving(
     made = Serving(0, place, Broker(asked, cache, settings, **more), PackagePolicy.of(ON))
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await serve(reader, writer, made.broker, lambda: made.policy, on_served=made.served.append)
+        terms = Terms(lambda: made.policy, on_served=made.served.append)
+        await serve(reader, writer, made.broker, terms)
 
     wait(made.broker.prepare)
     server = wait(lambda: asyncio.start_server(accepted, "127.0.0.1", 0))

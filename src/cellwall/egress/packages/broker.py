@@ -167,6 +167,10 @@ class Broker:
         if not self._pages.has_upstream(ask.registry):
             said = sentences.no_index(ask.registry)
             return Refusal(Kind.REFUSED, said, "no.registry.is.configured.here")
+        # SECURITY: a name is text of the program's, and a registry keeps what it is asked for.
+        if not policy.may_allow(ask.registry, ask.name):
+            said = sentences.not_allowed(ask.name)
+            return Refusal(Kind.REFUSED, said, "it.is.on.no.list.of.what.is.allowed")
         known = await self._asked(ask, policy)
         if isinstance(known, Known) and not known.page.files:
             return Refusal(Kind.MISSING, sentences.no_files(ask.name), "there.are.no.files")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import h11
 
@@ -24,7 +24,7 @@ from cellwall.model.packages import PackagePolicy
 
 _HEAD_BYTES = 16 * 1024
 _BODY_BYTES = 256 * 1024
-"""Bytes of a request's body that are read; npm reports what it installs, which no one asked for."""
+"""Bytes of a body that are read: npm reports what it installs, which is not needed here."""
 _PIECE_BYTES = 256 * 1024
 
 
@@ -53,35 +53,47 @@ class Served:
     is_whole: bool
 
 
-PolicyOf = Callable[[], PackagePolicy]
-OnServed = Callable[[Served], None]
+Count = Callable[[int], Awaitable[None]]
 
 
-async def serve(  # noqa: PLR0913 - what is one connection's, and what its sandbox's
+async def _uncounted(_size: int) -> None:
+    """Count nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a sandbox is served."""
+
+    policy_of: Callable[[], PackagePolicy]
+    """Asked for each request."""
+    turn: AbstractAsyncContextManager[object] = field(default_factory=contextlib.nullcontext)
+    """Entered for each request, from its head to the end of its answer."""
+    on_served: Callable[[Served], None] = lambda _served: None
+    count_sent: Count = _uncounted
+    """Awaited with the number of bytes that came from the client; what it raises ends the
+    connection."""
+    count_received: Count = _uncounted
+    """The same for bytes that go to the client, before they go."""
+
+
+async def serve(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     broker: Broker,
-    policy_of: PolicyOf,
-    *,
+    terms: Terms,
     times: ServingTimes | None = None,
-    on_served: OnServed | None = None,
-    turn: AbstractAsyncContextManager[object] | None = None,
 ) -> None:
-    """Answer one connection's requests until it ends; closes it. `policy_of` is asked each time.
-
-    `turn` is entered for each request, from its head to the end of its answer.
-    """
-    connection = _Connection(reader, writer, times or ServingTimes())
+    """Answer one connection's requests until it ends; closes it. Raises what `terms` raise."""
+    connection = _Connection(reader, writer, terms, times or ServingTimes())
     try:
         while (request := await connection.request()) is not None:
-            async with turn or contextlib.nullcontext():
-                answer = await broker.answer(request, policy_of())
+            async with terms.turn:
+                answer = await broker.answer(request, terms.policy_of())
                 try:
                     await connection.send(request, answer)
                 finally:
                     answer.close()
-                    if on_served is not None:
-                        on_served(connection.served(request, answer))
+                    terms.on_served(connection.served(request, answer))
             if not connection.is_reusable():
                 break
     except (OSError, TimeoutError, Broken, h11.ProtocolError):
@@ -97,10 +109,15 @@ class _Connection:
     """One client's connection and the state of its protocol."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, times: ServingTimes
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        terms: Terms,
+        times: ServingTimes,
     ) -> None:
         self._reader = reader
         self._writer = writer
+        self._terms = terms
         self._times = times
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_BYTES)
         self.is_cut = False
@@ -122,7 +139,7 @@ class _Connection:
         """Return the next request, its body read and dropped; None: the client has gone."""
         if not self._http.trailing_data[0]:
             async with asyncio.timeout(self._times.idle_s):
-                received = await self._reader.read(_HEAD_BYTES)
+                received = await self._read()
             if not received:
                 return None
             self._http.receive_data(received)
@@ -133,12 +150,17 @@ class _Connection:
             await self._refuse(error.error_status_hint, "the request is not HTTP/1.1")
             raise
 
+    async def _read(self) -> bytes:
+        received = await self._reader.read(_HEAD_BYTES)
+        await self._terms.count_sent(len(received))
+        return received
+
     async def _read_request(self) -> BrokerRequest | None:
         found, sent = None, 0
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
-                self._http.receive_data(await self._reader.read(_HEAD_BYTES))
+                self._http.receive_data(await self._read())
             elif isinstance(event, h11.Request):
                 if event.http_version != b"1.1":
                     await self._refuse(505, "this is HTTP/1.1 only")
@@ -184,6 +206,7 @@ class _Connection:
 
     async def _write(self, part: bytes | None) -> None:
         if part:
+            await self._terms.count_received(len(part))
             self._writer.write(part)
             async with asyncio.timeout(self._times.stuck_s):
                 await self._writer.drain()

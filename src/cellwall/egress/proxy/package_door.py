@@ -33,18 +33,19 @@ async def serve(network: SandboxNetwork, entry: Open, inner: socket.socket, port
     if port != _PORT:
         raise Refused(f"the package broker has port {_PORT} only, and no TLS")
     broker = await network.broker()
-    from cellwall.egress.packages.serving import serve as answer  # with it: 60 ms of imports
+    from cellwall.egress.packages import serving  # with it: 60 ms of imports
 
+    network.check_meter()
     network.note_open(entry, destination, "", rule)
     reader, writer = await _streams(inner)
-    await answer(
-        reader,
-        writer,
-        broker,
+    terms = serving.Terms(
         lambda: network.policy.packages or NO_PACKAGE,
-        on_served=lambda served: _note(network, entry, served),
-        turn=network.at_broker,
+        network.at_broker,
+        lambda served: _note(network, served),
+        entry.meter.count_sent,
+        entry.meter.count_received,
     )
+    await serving.serve(reader, writer, broker, terms)
     try:
         async with asyncio.timeout(_LAST_S):
             await writer.wait_closed()
@@ -62,10 +63,8 @@ async def _streams(inner: socket.socket) -> tuple[asyncio.StreamReader, asyncio.
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-def _note(network: SandboxNetwork, entry: Open, served: Served) -> None:
-    """Count and record an answer: a refusal is one of the sandbox's, and a file a package."""
-    entry.meter.received += served.sent_bytes
-    network.meter.received += served.sent_bytes
+def _note(network: SandboxNetwork, served: Served) -> None:
+    """Record an answer: a refusal is one of the sandbox's, and a file a package."""
     target = served.request.target.partition("?")[0]
     if served.status >= _HTTP_ERROR:
         network.note_refusal(BROKER, _PORT, "packages", f"{served.reason:.300} ({target:.200})")

@@ -185,10 +185,7 @@ class SandboxNetwork:
         self.rule_for(destination)
         if destination.host == BROKER:
             raise Refused("the package broker is asked without a proxy")
-        try:
-            self.meter.check()
-        except LimitReached as error:
-            raise Refused(str(error)) from None
+        self.check_meter()
         outer, address = await self._dial(destination)
         try:
             # The policy may have changed meanwhile: the one that holds now decides.
@@ -198,6 +195,13 @@ class SandboxNetwork:
             raise
         self.note_open(entry, destination, address, rule)
         return outer
+
+    def check_meter(self) -> None:
+        """Raise `Refused` if the sandbox has moved as many bytes as its policy allows."""
+        try:
+            self.meter.check()
+        except LimitReached as error:
+            raise Refused(str(error)) from None
 
     def note_open(self, entry: Open, destination: Destination, address: str, rule: str) -> None:
         """Count and report a connection that was made."""

@@ -287,8 +287,15 @@ class SandboxNetwork:
             self._installations -= 1
             if not self._installations:
                 self._lent = None
-                with contextlib.suppress(CellwallError):  # the sandbox or the proxy has ended
-                    await asyncio.shield(self.set(self.policy))
+                await asyncio.shield(self._take_back())
+
+    async def _take_back(self) -> None:
+        """Turn the lent packages off again; a sandbox that may still have them is killed."""
+        try:
+            await self.set(self.policy)
+        except CellwallError as error:
+            if self.live.is_alive and self._outside.proxy.serves(self._id):
+                self.live.kill(f"the packages that it was lent could not be turned off: {error}")
 
     def on_lost(self, why: str) -> None:
         """Take note that the proxy has ended, and ask for the way out again."""

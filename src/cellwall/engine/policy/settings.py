@@ -71,10 +71,10 @@ class EngineSettings:
     network_authorities: str = ""
     """Path of a PEM file with certificates of the operator's, by which the servers behind opened
     TLS are verified beside this machine's authorities; empty: none."""
-    packages: object = True
+    packages: object = None
     """What sandboxes may install where their policy has packages: what `PackagePolicy.of` takes,
-    such as `{"registries": ["pypi"], "deny": ["torch"]}`; true is everything, as wheels. In the
-    variable `any`, `none` or JSON."""
+    such as `{"registries": ["pypi"], "deny": ["torch"]}`; true is everything, as wheels, and the
+    default unless `network` is `none`. In the variable `any`, `none` or JSON."""
     package_registries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     """Registries that the package broker asks, such as
     `{"registry": "pypi", "url": "https://packages.example.org/simple/"}`; empty: what pip, uv and
@@ -107,6 +107,8 @@ class EngineSettings:
                 f"settings: network_authorities: {self.network_authorities!r} is no file",
                 remedy="give the path of a PEM file",
             )
+        if self.packages is None:
+            object.__setattr__(self, "packages", self.network != "none")
         if self.packages is not True or self.package_registries:
             self._check_packages()
         if set(self.trust) != set(TRUST_WORDS):
@@ -147,7 +149,7 @@ class EngineSettings:
             network_addresses=_listed(source.get("CELLWALL_NETWORK_ADDRESSES", "")),
             name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),
             network_authorities=source.get("CELLWALL_NETWORK_AUTHORITIES", ""),
-            packages=_packages(source.get("CELLWALL_PACKAGES", "any")),
+            packages=_packages(source.get("CELLWALL_PACKAGES")),
             package_registries=_registries(source.get("CELLWALL_PACKAGE_REGISTRIES", "[]")),
         )
         size = source.get("CELLWALL_POOL_SIZE")
@@ -165,7 +167,9 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _packages(text: str) -> object:
+def _packages(text: str | None) -> object:
+    if text is None:
+        return None
     return text == "any" if text in {"any", "none"} else _json("CELLWALL_PACKAGES", text)
 
 

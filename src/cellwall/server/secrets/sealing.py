@@ -7,6 +7,7 @@ without the right key there is no value and no guess, but an error that says wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -47,15 +48,7 @@ class Seal:
                 raise _wrong(
                     path, "there is no such file", "make it, or correct the path"
                 ) from None
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            with open(path, "xb", opener=lambda name, _: os.open(name, flags, _ONLY_OURS)) as file:
-                file.write(secrets.token_hex(_KEY_BYTES).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError:
-            pass  # another process of ours was faster
+        _make(path)
         return cls(_read(path))
 
     def sealed(self, value: str, tenant: str, name: str, facts: Mapping[str, Any]) -> bytes:
@@ -75,6 +68,22 @@ class Seal:
                 "the store",
                 remedy="give the server the key it was written with, or set the secret again",
             ) from None
+
+
+def _make(path: Path) -> None:
+    """Make the file whole or not at all; one that another process made meanwhile stays."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(made, "xb", opener=lambda name, _: os.open(name, flags, _ONLY_OURS)) as file:
+            file.write(secrets.token_hex(_KEY_BYTES).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> bytes:

@@ -14,7 +14,7 @@ import h11
 import pytest
 
 from cellwall.egress.packages.broker import Broker
-from cellwall.egress.packages.serving import OnServed, Served, ServingTimes, serve
+from cellwall.egress.packages.serving import Served, ServingTimes, Terms, serve
 from cellwall.model.packages import PackagePolicy
 from kit.packages import brokers, made, registries
 from kit.packages.asking import brokering
@@ -77,6 +77,14 @@ def answers(received: bytes) -> list[tuple[int, str, bytes]]:
     return found
 
 
+def _any() -> PackagePolicy:
+    return PackagePolicy.of(ON)
+
+
+class Spent(Exception):
+    """A meter of a test has no room left."""
+
+
 def small(name: str = SMALL.file_name) -> str:
     return f"/files/pypi/{SMALL.sha256}/{name}"
 
@@ -97,6 +105,67 @@ def test_refusal_is_the_reason_phrase_and_is_counted(broker: Serving) -> None:
         "small 1.0 is refused: it is on the list of packages that are denied here",
     )
     assert [(each.status, each.reason) for each in broker.served] == [got[:2]]
+
+
+def test_name_on_no_list_is_asked_of_no_registry(broker: Serving, registry: Registry) -> None:
+    """A name is the program's text; the control is one that is on the list."""
+    broker.only(allow=["small"])
+    secret = "what-the-program-wants-to-say"
+    for target in (f"/simple/{secret}/", f"/npm/{secret}", f"/files/pypi/x/{secret}-1.0.tar.gz"):
+        (got,) = answers(said(broker, get(target)))
+        assert got[0] in {403, 404, 451}
+    assert answers(said(broker, get("/simple/small/")))[0][0] == 200
+    asked = [each.path for each in registry.asked]
+    assert any("small" in path for path in asked)
+    assert not any(secret in path for path in asked)
+
+
+def test_patterns_and_both_lists_say_which_names_may_be_asked() -> None:
+    policy = PackagePolicy.of({**ON, "allow": ["corp-*", "npm:@a/*", "beta>=2"]})
+    assert policy.may_allow("pypi", "corp-tools")
+    assert policy.may_allow("npm", "@a/b")
+    assert policy.may_allow("pypi", "beta")
+    assert not policy.may_allow("pypi", "@a/b")
+    assert not policy.may_allow("pypi", "other")
+    narrowed = policy.narrowed(PackagePolicy.of({**ON, "allow": ["beta"]}))
+    assert narrowed.may_allow("pypi", "beta")
+    assert not narrowed.may_allow("pypi", "corp-tools")
+    assert PackagePolicy.of(ON).may_allow("pypi", "anything")
+    assert not PackagePolicy.of({**ON, "allow": []}).may_allow("pypi", "anything")
+
+
+@pytest.mark.parametrize("way", ["sent", "received"])
+def test_meter_that_is_spent_ends_the_connection(
+    registry: Registry, tmp_path: Path, way: str
+) -> None:
+    registry.add(LARGE)
+    counted = 0
+
+    async def count(size: int) -> None:
+        nonlocal counted
+        counted += size
+        if counted > (100 if way == "sent" else 1_000_000):
+            raise Spent
+
+    async def run() -> bytes:
+        terms = Terms(_any, **{f"count_{way}": count})  # type: ignore[arg-type]
+        async with (
+            brokering(tmp_path, brokers.upstreams(registry)) as broker,
+            _listening(broker, ServingTimes(), terms) as port,
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                for _ in range(3):
+                    writer.write(get(f"/files/pypi/{LARGE.sha256}/{LARGE.file_name}"))
+                while part := await reader.read(65_536):
+                    received += part
+            writer.transport.abort()
+            return received
+
+    received = asyncio.run(run())
+    assert len(received) < 2_000_000
+    assert counted > 100
 
 
 def test_policy_counts_from_the_next_request_of_a_connection_on(broker: Serving) -> None:
@@ -194,7 +263,7 @@ def test_client_that_reads_nothing_loses_its_connection_and_holds_up_no_other(
         times, cut = ServingTimes(stuck_s=0.3), asyncio.Queue[Served]()
         async with (
             brokering(tmp_path, brokers.upstreams(registry)) as broker,
-            _listening(broker, times, cut.put_nowait) as port,
+            _listening(broker, times, Terms(_any, on_served=cut.put_nowait)) as port,
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
             writer.write(get(f"/files/pypi/{LARGE.sha256}/{LARGE.file_name}"))
@@ -220,7 +289,7 @@ def test_client_that_says_nothing_or_little_is_let_go(registry: Registry, tmp_pa
         took = []
         async with (
             brokering(tmp_path, brokers.upstreams(registry)) as broker,
-            _listening(broker, times, lambda _: None) as port,
+            _listening(broker, times, Terms(_any)) as port,
         ):
             for sent in (b"", b"GET /simple", get("/simple/small/", "Content-Length: 9")):
                 begun = time.monotonic()
@@ -236,12 +305,10 @@ def test_client_that_says_nothing_or_little_is_let_go(registry: Registry, tmp_pa
 
 
 @contextlib.asynccontextmanager
-async def _listening(
-    broker: Broker, times: ServingTimes, on_served: OnServed
-) -> AsyncIterator[int]:
+async def _listening(broker: Broker, times: ServingTimes, terms: Terms) -> AsyncIterator[int]:
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        policy = PackagePolicy.of(ON)
-        await serve(reader, writer, broker, lambda: policy, times=times, on_served=on_served)
+        with contextlib.suppress(Spent):
+            await serve(reader, writer, broker, terms, times)
 
     server = await asyncio.start_server(accepted, "127.0.0.1", 0)
     try:

@@ -55,6 +55,11 @@ def broken(file_name: str, why: str) -> str:
     return f"{file_name} cannot be fetched: {why}"
 
 
+def not_allowed(name: str) -> str:
+    """Of a name that is on no list of what is allowed; no registry was asked for it."""
+    return f"{name} is refused: {NOT_ALLOWED}"
+
+
 NOTHING = "there is nothing here but /simple/<name>/, /npm/<name> and the files they name"
 ONLY_READ = "packages can be fetched here, and nothing else"
 
