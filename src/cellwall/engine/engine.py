@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -34,7 +34,7 @@ from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.templates.store import TemplateStore, state_dir
-from cellwall.model.errors import CellwallError, Conflict
+from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import (
@@ -50,6 +50,7 @@ from cellwall.surface.tools.tools import Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.images.image_store import ImageStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
@@ -392,7 +393,7 @@ class Engine:
         network: object = None,
         secrets: object = None,
         packages: Sequence[str] = (),
-        image: ImageRoot | None = None,
+        image: str | ImageRoot | None = None,
         user: str | None = None,
         tenant: str = "",
     ) -> AsyncSandbox:
@@ -403,7 +404,9 @@ class Engine:
         functions of this process that its Python code may call as `tools.name(…)`. `network`:
         what `NetworkPolicy.of` takes, such as `["example.org"]`; None is no network. `secrets`:
         what `secrets_of` takes, a list of `Secret`, whose values never enter the sandbox, or
-        names of stored ones. `packages`: Python packages to install first, such as
+        names of stored ones. `image`: what `images.reference.parse` takes, such as
+        `./task.tar`; its tree is the root then, and `user` one of its users, by default the
+        image's own. `packages`: Python packages to install first, such as
         `["requests"]`. `tenant`: whose it is, for the records of its connections.
         """
         box = box_of(tools)
@@ -423,7 +426,9 @@ class Engine:
                 start=check_start(start),
             )
             if image is not None:
-                spec = replace(spec, image=image, contexts=())
+                spec = replace(spec, image=await self._root(image, user), contexts=())
+            elif user is not None:
+                raise UsageError("user: it is one of an image", remedy="name an image, too")
             spec = with_way_out(spec, policy, needs_one=bool(wanted))
             live = await self._claim(chosen, spec)
             live.trust = trust
@@ -434,6 +439,19 @@ class Engine:
             )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
+
+    async def _root(self, image: str | ImageRoot, user: str | None) -> ImageRoot:
+        return image if isinstance(image, ImageRoot) else await self.images.root(image, user)
+
+    @cached_property
+    def images(self) -> ImageStore:
+        """The images of this engine's state directory."""
+        # Imported here: most engines never need it.
+        from cellwall.engine.images.image_store import ImageStore
+        from cellwall.images.registry import Registries
+
+        registries = Registries(dict(self.settings.image_registries))
+        return ImageStore(self.state_dir, registries, partial(self.runtime, name="jail"))
 
     async def _opened(
         self,
@@ -515,6 +533,8 @@ class Engine:
         await self.outside.aclose()
         await self._pool.aclose()
         await self._runtimes.aclose()
+        if "images" in vars(self):
+            self.images.close()
 
     def abandon(self) -> None:
         """Forget everything without touching it; for a forked child, which owns none of it."""

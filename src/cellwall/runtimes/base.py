@@ -15,7 +15,9 @@ from cellwall.model.errors import HostUnsupported
 
 if TYPE_CHECKING:
     import socket
+    from pathlib import Path
 
+    from cellwall.images.image import Image
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel
     from cellwall.model.template import BuiltTemplate
@@ -46,6 +48,38 @@ class RuntimeGone(HostUnsupported):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageBounds:
+    """Most that an image may have, and take to unpack."""
+
+    most_bytes: int = 20 << 30
+    most_inodes: int = 2_000_000
+    most_ratio: int = 200
+    """Bytes of a layer for each byte of it compressed."""
+    timeout_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageAccounts:
+    """The accounts of an image, as its own files list them."""
+
+    users: Mapping[str, tuple[int, int, str]]
+    """User id, group id and home directory, by name."""
+    groups: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedImage:
+    """An image's root on disk, and what was found in it."""
+
+    size_bytes: int
+    inodes: int
+    skipped: Mapping[str, int]
+    """Number of devices that were not made, and of files whose extended attributes were not."""
+    accounts: ImageAccounts
+    has_python: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRoot:
     """The root of an image, unpacked, and what its configuration and the caller decide of it."""
 
@@ -63,6 +97,8 @@ class ImageRoot:
     """Directory in which programs start, inside."""
     environment: Mapping[str, str]
     """Variables that the image sets for every process."""
+    command: tuple[str, ...] = ()
+    """Program and arguments that the image starts if its caller names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +295,17 @@ class Runtime(Protocol):
 
     async def aclose(self) -> None:
         """Destroy every sandbox and helper process of this runtime; idempotent."""
+
+
+@runtime_checkable
+class UnpacksImages(Protocol):
+    """A runtime that makes roots of images."""
+
+    async def unpack_image(self, image: Image, target: Path, bounds: ImageBounds) -> UnpackedImage:
+        """Unpack an image to `target`, in a jail. Raises ImageInvalid, HostUnsupported."""
+
+    async def remove_image(self, tree: Path) -> None:
+        """Remove an unpacked image, or what is left of one."""
 
 
 @runtime_checkable

@@ -35,6 +35,7 @@ _GROUPS = {
     "sandbox": "sandboxes.group",
     "network": "sandboxes.network",
     "templates": "templates",
+    "images": "images",
     "audit": "audit",
     "settings": "settings",
     "keys": "keys",

@@ -43,6 +43,8 @@ class Request:
 def run_program(given: Mapping[str, Any]) -> int:
     """Run the program that `given`, an option each, describes; return our exit status."""
     try:
+        if given["image"] or given["user"]:
+            return _run_in_image(given)
         request = _read(given)
         built(request.options["template"])
         return _run_json(request) if given["as_json"] else _run_streaming(request)
@@ -54,13 +56,26 @@ def run_program(given: Mapping[str, Any]) -> int:
         raise
 
 
-def _read(given: Mapping[str, Any]) -> Request:
+def _run_in_image(given: Mapping[str, Any]) -> int:
+    from cellwall.apps.cli.image_command import run_command
+
+    if not given["image"]:
+        raise UsageError("run: --user is one of an image", remedy="name it with --image, too")
+    built("python")
+    return run_command(given, _limits(given))
+
+
+def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
     limits = {
         "cpus": given["cpu"],
         "memory_mb": given["memory"],
         "processes": given["pids"],
         **_pairs(given["limit"], "--limit"),
     }
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _read(given: Mapping[str, Any]) -> Request:
     file = given["file"]
     words = [file, *(given["args"] or [])] if file else []
     request = _request(words, given["code"], given["language"])
@@ -80,7 +95,7 @@ def _read(given: Mapping[str, Any]) -> Request:
         arguments=_pairs(given["arg"], "--arg") or None,
         artifacts=given["artifacts"],
         timeout=given["timeout"],
-        limits={name: value for name, value in limits.items() if value is not None},
+        limits=_limits(given),
         isolation=given["isolation"],
         trust=given["trust"],
         runtime=given["runtime"],

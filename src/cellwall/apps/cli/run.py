@@ -37,6 +37,16 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None,
         typer.Option(help="What is installed and preloaded; default: python, data for SQL."),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="Use an image as the root, and run FILE ARGS, or what the image says, as a command "
+            "in it: ./task.tar, docker://name, or a registry's python:3.12-slim."
+        ),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="A user of the image, such as root; default: the image's.")
+    ] = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="The program's input, `-` for our own.")
     ] = None,

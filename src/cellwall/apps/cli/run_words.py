@@ -31,6 +31,8 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--language": ("language", str),
     "-l": ("language", str),
     "--template": ("template", str),
+    "--image": ("image", str),
+    "--user": ("user", str),
     "--stdin": ("stdin", str),
     "--artifacts": ("artifacts", str),
     "--into": ("into", Path),

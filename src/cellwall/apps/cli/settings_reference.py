@@ -41,6 +41,7 @@ _ENGINE_VARIABLES = {
     "name_servers": "CELLWALL_NAME_SERVERS",
     "packages": "CELLWALL_PACKAGES",
     "package_registries": "CELLWALL_PACKAGE_REGISTRIES",
+    "image_registries": "CELLWALL_IMAGE_REGISTRIES",
     "network_authorities": "CELLWALL_NETWORK_AUTHORITIES",
 }
 _IN_TOML = {"digest": "sha256"}

@@ -79,6 +79,10 @@ class EngineSettings:
     """Registries that the package broker asks, such as
     `{"registry": "pypi", "url": "https://packages.example.org/simple/"}`; empty: what pip, uv and
     npm of this machine ask. In the variable JSON."""
+    image_registries: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Registries that images are pulled from: the URL of each by the name that images have, such as
+    `{"docker.io": "https://mirror.example.org"}`; none is asked that is not listed. In the variable
+    JSON."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -134,7 +138,8 @@ class EngineSettings:
         `CELLWALL_TRUST` (`untrusted=kernel,trusted=process:allow`), `CELLWALL_ALLOW_PROCESS`,
         `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
         `CELLWALL_NETWORK_AUTHORITIES`,
-        `CELLWALL_PACKAGES` (`any`, `none` or JSON), `CELLWALL_PACKAGE_REGISTRIES` (JSON) and
+        `CELLWALL_PACKAGES` (`any`, `none` or JSON), `CELLWALL_PACKAGE_REGISTRIES` and
+        `CELLWALL_IMAGE_REGISTRIES` (JSON) and
         `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
@@ -150,6 +155,7 @@ class EngineSettings:
             name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),
             network_authorities=source.get("CELLWALL_NETWORK_AUTHORITIES", ""),
             packages=_packages(source.get("CELLWALL_PACKAGES")),
+            image_registries=_image_registries(source.get("CELLWALL_IMAGE_REGISTRIES", "{}")),
             package_registries=_registries(source.get("CELLWALL_PACKAGE_REGISTRIES", "[]")),
         )
         size = source.get("CELLWALL_POOL_SIZE")
@@ -181,6 +187,18 @@ def _registries(text: str) -> tuple[Mapping[str, Any], ...]:
             remedy='give JSON: [{"registry": "pypi", "url": "https://packages.example.org/simple/"}]',
         )
     return tuple(found)
+
+
+def _image_registries(text: str) -> Mapping[str, str]:
+    found = _json("CELLWALL_IMAGE_REGISTRIES", text)
+    if not isinstance(found, dict) or not all(
+        isinstance(url, str) and url.startswith(("https://", "http://")) for url in found.values()
+    ):
+        raise UsageError(
+            "settings: CELLWALL_IMAGE_REGISTRIES is no object of URLs",
+            remedy='give JSON: {"docker.io": "https://mirror.example.org"}',
+        )
+    return found
 
 
 def _json(name: str, text: str) -> object:

@@ -16,6 +16,8 @@ def main() -> None:
         from cellwall.jail.processes import idmapper
 
         idmapper.main(arguments)
+    elif stage == "unpack":
+        importlib.import_module("cellwall.jail.unpack.process").main(arguments)
     elif stage == "boot":
         from cellwall.jail.processes import boot
 

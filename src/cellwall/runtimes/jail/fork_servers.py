@@ -37,6 +37,7 @@ _BUNDLE = (
     "cellwall.jail.plan",
     "cellwall.jail.processes",
     "cellwall.jail.protocol",
+    "cellwall.jail.unpack",
     "cellwall.linux.host_copies",
     "cellwall.linux.seccomp",
     "cellwall.linux.syscalls",
@@ -56,6 +57,15 @@ itself."""
 _PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
 """Variables that only the preload has. Its /tmp is its own, and every sandbox mounts another over
 it."""
+
+
+def images_need_root() -> HostUnsupported:
+    """Return the refusal of an image to an ordinary user."""
+    return HostUnsupported(
+        "images",
+        "image: an ordinary user cannot map the ids of an image's files",
+        remedy="run cellwall as root",
+    )
 
 
 def bundle_in(state_dir: Path) -> Path:
@@ -190,11 +200,7 @@ class ForkServers:
     async def for_images(self, template: BuiltTemplate) -> Entry:
         """Return a fork-server for sandboxes on images; their init is of `template`."""
         if self._ids.rootless:
-            raise HostUnsupported(
-                "images",
-                "image: an ordinary user's host cannot map an image's ids",
-                remedy="run cellwall as root",
-            )
+            raise images_need_root()
         key = f"{template.digest} images"
         async with self._locks.setdefault(key, asyncio.Lock()):
             entry = self._current.get(key)

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cellwall.images.image import Image
 from cellwall.jail.fast import switch
 from cellwall.jail.inspect import host_facts as facts
 from cellwall.jail.inspect import posture, probe, shared_counts
@@ -30,12 +31,20 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
-from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.base import (
+    Finding,
+    ImageBounds,
+    RuntimeStatistics,
+    SandboxSpec,
+    SweepReport,
+    UnpackedImage,
+)
 from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.runtimes.jail import unpacking
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
 from cellwall.runtimes.jail.fork_server import Root
-from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
+from cellwall.runtimes.jail.fork_servers import Entry, ForkServers, images_need_root
 from cellwall.runtimes.jail.id_mapper import Mapper
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
@@ -44,6 +53,7 @@ from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import image_environment, inside_environment
+from cellwall.runtimes.shared.removal import remove_tree
 
 T = TypeVar("T")
 _TRIES = 4
@@ -209,6 +219,16 @@ class JailRuntime:
     async def warm(self, template: BuiltTemplate) -> None:
         """Start the template's fork-server if it does not run."""
         await self._servers.get(template)
+
+    async def unpack_image(self, image: Image, target: Path, bounds: ImageBounds) -> UnpackedImage:
+        """Unpack an image to `target`, in a jail."""
+        if self.ids.rootless:
+            raise images_need_root()
+        return await unpacking.unpack(self._state_dir, image, target, bounds)
+
+    async def remove_image(self, tree: Path) -> None:
+        """Remove an unpacked image, or what is left of one."""
+        await asyncio.to_thread(remove_tree, str(tree))
 
     # -- sandboxes ----------------------------------------------------------------------------
 

@@ -1,0 +1,331 @@
+"""The roots of images, `images/<id>` in the state directory: found, unpacked, listed, removed.
+
+Used by the engine and by `cellwall images`. Where an image comes from is in `cellwall.images`, and
+how it is unpacked in a runtime. The invariants: an image is unpacked once for all engines of this
+state directory; one that an engine uses is not removed.
+
+    <id>/tree         the root, 0700 above it, files of ids from `uid_ranges.IMAGE_BASE` on
+    <id>/image.json   what is known of it
+    <id>/lock         locked, shared, by each engine that uses it (flock(2))
+    names.json        which image a name of a registry or a daemon meant when it was brought here
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cellwall.images import archive, daemon, reference
+from cellwall.images.image import Image, ImageConfig
+from cellwall.model.errors import Conflict, HostUnsupported, NotFound, UsageError
+from cellwall.runtimes.base import ImageAccounts, ImageBounds, ImageRoot, UnpacksImages
+
+if TYPE_CHECKING:
+    from cellwall.images.registry import OnBytes, Registries
+
+_ROOT = "root"
+_IDS = 65_536
+"""Number of ids that an image's files and processes may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image whose root is on this machine."""
+
+    config: ImageConfig
+    accounts: ImageAccounts
+    names: tuple[str, ...]
+    """What it was called when it was brought here."""
+    size_bytes: int
+    inodes: int
+    has_python: bool
+    skipped: Mapping[str, int]
+    made_at: float
+    """When it was unpacked, in seconds since the epoch."""
+
+    @property
+    def digest(self) -> str:
+        """Id of the image: the digest of its configuration."""
+        return self.config.digest
+
+
+class ImageStore:
+    """The images of one state directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        registries: Registries,
+        unpacker: Callable[[], Awaitable[object]],
+        bounds: ImageBounds | None = None,
+    ) -> None:
+        """`unpacker` returns a runtime, which is asked if it unpacks images."""
+        self._folder = directory / "images"
+        self._registries = registries
+        self._unpacker = unpacker
+        self._bounds = bounds or ImageBounds()
+        self._known: dict[str, StoredImage] = {}
+        self._locks: dict[str, int] = {}
+        self._unpacking = asyncio.Lock()
+
+    # -- use -------------------------------------------------------------------------------
+
+    async def root(self, name: object, user: str | None = None) -> ImageRoot:
+        """Return the root of an image, brought here and unpacked if necessary, for one user.
+
+        `name` is what `reference.parse` takes. Raises UsageError, NotFound, ImageInvalid,
+        HostUnsupported.
+        """
+        meant = reference.parse(name)
+        stored = await self._stored(meant)
+        if stored is None:
+            stored = await self.bring(meant)
+        self._hold(stored.digest)
+        return _root_of(stored, str(self._path(stored.digest) / "tree"), user)
+
+    async def bring(
+        self, meant: reference.Reference, on_bytes: OnBytes | None = None
+    ) -> StoredImage:
+        """Bring an image here, also if its name is known; unpack it unless it is there."""
+        async with self._here(meant, on_bytes) as image:
+            stored = self._find(image.config.digest) or await self._unpack(image)
+        return self._named(stored, meant)
+
+    async def _stored(self, meant: reference.Reference) -> StoredImage | None:
+        """Return the image that a name meant before; an archive is looked into each time."""
+        if isinstance(meant, reference.Archive):
+            image = await asyncio.to_thread(archive.read_archive, meant.path)
+            return self._find(image.config.digest)
+        known = self._names().get(_name_of(meant))
+        return None if known is None else self._find(known)
+
+    @contextlib.asynccontextmanager
+    async def _here(
+        self, meant: reference.Reference, on_bytes: OnBytes | None
+    ) -> AsyncIterator[Image]:
+        """Yield an image with its layers in files, which are gone afterwards."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if isinstance(meant, reference.Archive):
+            yield await asyncio.to_thread(archive.read_archive, meant.path)
+            return
+        with tempfile.TemporaryDirectory(prefix=".coming-", dir=self._folder) as place:
+            folder = Path(place)
+            if isinstance(meant, reference.InDaemon):
+                path = await asyncio.to_thread(daemon.saved, meant.name, folder)
+                yield await asyncio.to_thread(archive.read_archive, path)
+            else:
+                from cellwall.images.registry import Pull  # most images come from archives
+
+                yield await Pull(self._registries, meant, folder).image(on_bytes)
+
+    async def _unpack(self, image: Image) -> StoredImage:
+        runtime = await self._unpacker()
+        if not isinstance(runtime, UnpacksImages):
+            raise _no_runtime()
+        digest = image.config.digest
+        async with self._unpacking:
+            if (known := self._find(digest)) is not None:
+                return known
+            target = self._path(digest)
+            target.mkdir(mode=0o700, exist_ok=True)
+            tree = target / "tree"
+            if tree.exists():  # its description was not written: nothing vouches for it
+                await runtime.remove_image(tree)
+            found = await runtime.unpack_image(image, tree, self._bounds)
+            stored = StoredImage(
+                image.config,
+                found.accounts,
+                (),
+                found.size_bytes,
+                found.inodes,
+                found.has_python,
+                found.skipped,
+                time.time(),
+            )
+            self._write(stored)
+        return stored
+
+    # -- what is here ----------------------------------------------------------------------
+
+    def images(self) -> list[StoredImage]:
+        """Return the images that are here, the newest first."""
+        if not self._folder.is_dir():
+            return []
+        found = [self._find(f"sha256:{path.name}") for path in self._folder.iterdir()]
+        here = [each for each in found if each is not None]
+        return sorted(here, key=lambda each: each.made_at, reverse=True)
+
+    async def remove(self, name: str) -> StoredImage:
+        """Remove an image, by its id, the beginning of that, or a name it was brought by.
+
+        Raises NotFound, and Conflict for one that an engine uses.
+        """
+        stored = self.find(name)
+        runtime = await self._unpacker()
+        path = self._path(stored.digest)
+        if not isinstance(runtime, UnpacksImages):
+            raise _no_runtime()
+        with _alone(path, name):
+            (path / "image.json").unlink()
+            self._known.pop(stored.digest, None)
+            await runtime.remove_image(path / "tree")
+            shutil.rmtree(path)
+        return stored
+
+    def find(self, name: str) -> StoredImage:
+        """Return the image that a word means. Raises NotFound."""
+        bare = name.removeprefix("sha256:")
+        fitting = [
+            each
+            for each in self.images()
+            if name in each.names or (len(bare) >= 4 and each.digest[7:].startswith(bare))
+        ]
+        if len(fitting) != 1:
+            how = "there is none of that name" if not fitting else "more than one has that name"
+            raise NotFound(f"image {name}: {how}", remedy="`cellwall images` lists them")
+        return fitting[0]
+
+    def close(self) -> None:
+        """Let others remove the images that this engine used."""
+        for fd in self._locks.values():
+            os.close(fd)
+        self._locks.clear()
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / digest.removeprefix("sha256:")
+
+    def _hold(self, digest: str) -> None:
+        if digest not in self._locks:
+            path = self._path(digest) / "lock"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            self._locks[digest] = fd
+
+    def _find(self, digest: str) -> StoredImage | None:
+        if digest not in self._known:
+            try:
+                said = json.loads((self._path(digest) / "image.json").read_bytes())
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            self._known[digest] = _read(said)
+        elif not (self._path(digest) / "image.json").exists():  # another engine has removed it
+            del self._known[digest]
+            return None
+        return self._known[digest]
+
+    def _write(self, stored: StoredImage) -> None:
+        path = self._path(stored.digest) / "image.json"
+        self._known[stored.digest] = stored
+        _replace(path, asdict(stored))
+
+    def _names(self) -> dict[str, str]:
+        try:
+            found = json.loads((self._folder / "names.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _named(self, stored: StoredImage, meant: reference.Reference) -> StoredImage:
+        name = _name_of(meant)
+        if not isinstance(meant, reference.Archive):
+            _replace(self._folder / "names.json", {**self._names(), name: stored.digest})
+        if name in stored.names:
+            return stored
+        named = replace(stored, names=(*stored.names, name))
+        self._write(named)
+        return named
+
+
+@contextlib.contextmanager
+def _alone(path: Path, name: str) -> Iterator[None]:
+    """Hold an image alone meanwhile; `Conflict` if an engine uses it."""
+    with open(path / "lock", "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"image {name}: an engine uses it", remedy="end its sandboxes first"
+            ) from None
+        yield
+
+
+def _no_runtime() -> HostUnsupported:
+    return HostUnsupported(
+        "images",
+        "image: no runtime here can unpack one",
+        remedy="run `cellwall doctor`; the jail does it, as root",
+    )
+
+
+def _name_of(meant: reference.Reference) -> str:
+    if isinstance(meant, reference.Archive):
+        return meant.path.name
+    if isinstance(meant, reference.InDaemon):
+        return f"docker://{meant.name}"
+    return str(meant)
+
+
+def _replace(path: Path, value: object) -> None:
+    """Write a document whole or not at all."""
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    made.write_text(json.dumps(value), encoding="utf-8")
+    made.replace(path)
+
+
+def _read(said: dict[str, Any]) -> StoredImage:
+    config, accounts = said["config"], said["accounts"]
+    for name in ("diff_ids", "entrypoint", "command"):
+        config[name] = tuple(config[name])
+    users = {name: (uid, gid, home) for name, (uid, gid, home) in accounts["users"].items()}
+    found = {**said, "names": tuple(said["names"])}
+    found.update(config=ImageConfig(**config), accounts=ImageAccounts(users, accounts["groups"]))
+    return StoredImage(**found)
+
+
+def _root_of(stored: StoredImage, tree: str, user: str | None) -> ImageRoot:
+    name, uid, gid, home = account(stored, user or stored.config.user or _ROOT)
+    config = stored.config
+    command = (*config.entrypoint, *config.command)
+    return ImageRoot(
+        stored.digest, tree, name, uid, gid, home, config.working_dir, config.environment, command
+    )
+
+
+def account(stored: StoredImage, user: str) -> tuple[str, int, int, str]:
+    """Return name, user id, group id and home of an account: `name`, `id`, each with `:group`.
+
+    The rules are those of `User` in config.md. Raises `UsageError` for one that is not there.
+    """
+    word, _, group = user.partition(":")
+    accounts = stored.accounts
+    if word in accounts.users:
+        uid, gid, home = accounts.users[word]
+        name = word
+    elif word.isdecimal() and int(word) < _IDS:
+        uid, gid, name, home = int(word), 0, word, "/"
+        for known, (number, main, place) in accounts.users.items():
+            if number == uid:
+                gid, name, home = main, known, place
+                break
+    elif word == _ROOT:  # an image without /etc/passwd
+        name, uid, gid, home = _ROOT, 0, 0, "/root"
+    else:
+        few = ", ".join(sorted(accounts.users)[:20])
+        raise UsageError(
+            f"user: the image has no {word[:80]!r}", remedy=f"its users: {few or 'none'}"
+        )
+    if group:
+        gid = accounts.groups.get(group, int(group) if group.isdecimal() else -1)
+        if not 0 <= gid < _IDS:
+            raise UsageError(f"user: the image has no group {group[:80]!r}")
+    return name, uid, gid, home

@@ -1,0 +1,336 @@
+"""One layer after the other into the tree that is this process's root directory.
+
+OCI image specification 1.1, `layer.md`. Paths are resolved by the kernel, from `/`, which is the
+tree: a link in it cannot lead out, because there is nothing outside (`process`). The invariants:
+the last part of a path is never followed; a tree is used only if each layer's bytes have the
+layer's digest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import stat
+import tarfile
+import zlib
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+
+_PIECE = 1 << 20
+_BLOCKS = 64 << 10
+_F_SETPIPE_SZ = 1031
+_MOST_SAID = 1000
+_FREE_BYTES = 64 << 20
+"""Bytes that a layer may have whatever its compression ratio."""
+_MOST_NAME, _MOST_PATH, _MOST_DEPTH = 255, 4095, 256
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_TAR = (tarfile.TarError, ValueError, UnicodeError, OverflowError)
+
+
+class Refused(Exception):
+    """A layer is not what the specification says, or beyond a bound; `code` says which."""
+
+    def __init__(self, message: str, code: str = "invalid") -> None:
+        """`code`: `invalid`, `bound` or `unsupported`."""
+        super().__init__(message)
+        self.code = code
+
+
+class Bounds(NamedTuple):
+    """Most that one image may have."""
+
+    most_bytes: int
+    most_inodes: int
+    most_ratio: int
+    """Bytes of a layer for each byte of it compressed, beyond the first 64 MiB."""
+
+
+class Layer(NamedTuple):
+    """One layer: part of an open file."""
+
+    file: int
+    diff_id: str
+    compression: str
+    """`gzip`, `none`, or another that is refused."""
+    offset: int
+    size: int
+
+
+class _Content:
+    """The uncompressed bytes of a layer, as a pipe to read; a process beside this one makes them.
+
+    Decompression and digest take as long as writing files, and a host has more than one CPU.
+    """
+
+    def __init__(self, layer: Layer, bounds: Bounds) -> None:
+        self._wanted = layer.diff_id
+        reading, writing = os.pipe()
+        self._end, ended = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(reading)
+            _make(layer, bounds, writing, ended)
+        os.close(writing)
+        os.close(ended)
+        fcntl.fcntl(reading, _F_SETPIPE_SZ, _PIECE)
+        self.file = open(reading, "rb", buffering=_PIECE)  # noqa: SIM115 - closed in `close`
+
+    def check(self) -> None:
+        """Read to the end; raise `Refused` unless it all has the layer's digest."""
+        while self.file.read(_PIECE):
+            pass
+        self.explain()
+
+    def explain(self) -> None:
+        """Raise the error that ended the content, if one did. The content has to be at its end."""
+        with open(self._end, "rb", closefd=False) as file:
+            code, _, said = file.read(_MOST_SAID).decode("utf-8", "replace").partition(" ")
+        if code != "digest":
+            raise Refused(said or "the process that reads a layer was killed", code or "bound")
+        if said != self._wanted:
+            raise Refused(f"a layer has another digest than {self._wanted}")
+
+    def close(self) -> None:
+        """End the process, also if not all was read."""
+        self.file.close()
+        os.close(self._end)
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _make(layer: Layer, bounds: Bounds, writing: int, ended: int) -> None:
+    """Write a layer's content, and at the end its digest or what is wrong; never return."""
+    digest, made = hashlib.sha256(), 0
+    most = max(_FREE_BYTES, layer.size * bounds.most_ratio)
+    try:
+        for piece in _raw(layer):
+            made += len(piece)
+            if made > most:
+                raise Refused("a layer is larger than its compressed size allows", "bound")
+            digest.update(piece)
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(writing, left) :]
+        said = f"digest sha256:{digest.hexdigest()}"
+    except Refused as refusal:
+        said = f"{refusal.code} {refusal}"
+    except Exception as error:  # noqa: BLE001 - the parent tells it
+        said = f"invalid a layer cannot be read: {error}"
+    os.write(ended, said.encode()[:_MOST_SAID])
+    os._exit(0)
+
+
+def _raw(layer: Layer) -> Iterator[bytes]:
+    if layer.compression == "none":
+        yield from _stored(layer)
+    elif layer.compression == "gzip":
+        yield from _unzipped(_stored(layer))
+    else:
+        raise Refused(f"a layer is compressed with {layer.compression}", "unsupported")
+
+
+def _stored(layer: Layer) -> Iterator[bytes]:
+    at, end = layer.offset, layer.offset + layer.size
+    while at < end:
+        piece = os.pread(layer.file, min(_PIECE, end - at), at)
+        if not piece:
+            raise Refused("a layer's file is shorter than was said")
+        at += len(piece)
+        yield piece
+
+
+def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Undo gzip, of one member or several (RFC 1952)."""
+    unzip = zlib.decompressobj(31)
+    for piece in pieces:
+        data = piece
+        while data:
+            try:
+                made = unzip.decompress(data, _PIECE)
+            except zlib.error as error:
+                raise Refused(f"a layer is no gzip: {error}") from None
+            if made:
+                yield made
+            data = unzip.unconsumed_tail
+            if unzip.eof:
+                data = unzip.unused_data
+                unzip = zlib.decompressobj(31)
+                if not data.strip(b"\0"):
+                    data = b""  # padding
+
+
+class Tree:
+    """The tree, and what has come into it."""
+
+    def __init__(self, bounds: Bounds, ids: int) -> None:
+        """Files may belong to ids below `ids`."""
+        self._bounds = bounds
+        self._ids = ids
+        self.bytes = self.inodes = 0
+        self.skipped: Dict[str, int] = {"devices": 0, "attributes": 0}
+        self._made: Set[str] = set()
+        """Paths that the layer at hand has made: its whiteouts are for those before it."""
+        self._times: List[Tuple[str, int]] = []
+
+    def add(self, layer: Layer) -> None:
+        """Unpack one layer over those before it. Raises `Refused`, OSError."""
+        self._made.clear()
+        self._times.clear()
+        content = _Content(layer, self._bounds)
+        try:
+            with tarfile.open(fileobj=content.file, mode="r|", bufsize=_BLOCKS) as tar:
+                for member in tar:
+                    self._take(tar, member)
+                    tar.members = []  # type: ignore[attr-defined] # or it would keep all of them
+            content.check()
+        except _TAR as error:
+            while content.file.read(_PIECE):
+                pass
+            content.explain()  # what is wrong with its bytes comes first
+            raise Refused(f"a layer is no tar: {str(error)[:200]}") from None
+        finally:
+            content.close()
+        for path, when in reversed(self._times):
+            if os.path.isdir(path) and not os.path.islink(path):
+                os.utime(path, ns=(when, when))
+
+    def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        path = checked_path(member.name)
+        folder, name = os.path.split(path)
+        if name.startswith(_WHITEOUT):
+            self._whiteout(folder, name)
+            return
+        self.inodes += 1
+        if self.inodes > self._bounds.most_inodes:
+            raise Refused(f"it has more than {self._bounds.most_inodes} files", "bound")
+        if not 0 <= member.uid < self._ids or not 0 <= member.gid < self._ids:
+            raise Refused(f"{path[:200]!r} belongs to id {member.uid}:{member.gid}")
+        if any(key.startswith("SCHILY.xattr.") for key in member.pax_headers):
+            self.skipped["attributes"] += 1
+        self._parents(folder)
+        if member.isdir():
+            self._directory(path, member)
+        elif member.isreg():
+            self._file(tar, path, member)
+        elif member.issym():
+            _clear(path)
+            os.symlink(member.linkname, path)
+            self._settle(path, member, is_link=True)
+        elif member.islnk():
+            self._hard_link(path, member)
+        elif member.isfifo():
+            _clear(path)
+            os.mkfifo(path, 0o600)
+            self._settle(path, member)
+        else:
+            self.skipped["devices"] += 1
+            return
+        self._made.add(path)
+
+    def _whiteout(self, folder: str, name: str) -> None:
+        if name == _OPAQUE:
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                self._empty(folder)
+            return
+        hidden = name[len(_WHITEOUT) :]
+        if hidden in {"", ".", ".."} or hidden.startswith(_WHITEOUT):
+            raise Refused(f"{name[:200]!r} hides nothing that has a name")
+        path = os.path.join(folder, hidden)
+        if path not in self._made:
+            _clear(path)
+
+    def _empty(self, folder: str) -> None:
+        """Remove what layers before this one have put into a directory."""
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if path not in self._made:
+                _clear(path)
+            elif os.path.isdir(path) and not os.path.islink(path):
+                self._empty(path)
+
+    def _parents(self, folder: str) -> None:
+        """Make directories that no layer names; a link among them leads within the tree."""
+        if not os.path.isdir(folder):
+            try:
+                os.makedirs(folder, 0o755, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise Refused(f"{folder[:200]!r} is no directory") from None
+
+    def _directory(self, path: str, member: tarfile.TarInfo) -> None:
+        found = _mode(path)
+        if not stat.S_ISDIR(found):
+            if found:
+                _clear(path)
+            if path != "/":
+                os.mkdir(path, 0o700)
+        self._settle(path, member)
+        self._times.append((path, _ns(member)))
+
+    def _file(self, tar: tarfile.TarFile, path: str, member: tarfile.TarInfo) -> None:
+        self.bytes += member.size
+        if self.bytes > self._bounds.most_bytes:
+            raise Refused(f"it has more than {self._bounds.most_bytes} bytes", "bound")
+        _clear(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        try:
+            source = tar.extractfile(member)
+            while source is not None and (piece := source.read(_PIECE)):
+                os.write(fd, piece)
+            os.fchown(fd, member.uid, member.gid)
+            os.fchmod(fd, member.mode & 0o7777)
+            os.utime(fd, ns=(_ns(member), _ns(member)))
+        finally:
+            os.close(fd)
+
+    def _hard_link(self, path: str, member: tarfile.TarInfo) -> None:
+        target = checked_path(member.linkname)
+        found = _mode(target)
+        if not found or stat.S_ISDIR(found):
+            raise Refused(f"{path[:200]!r} is a hard link to {target[:200]!r}, which is no file")
+        if target != path:
+            _clear(path)
+            os.link(target, path, follow_symlinks=False)
+
+    def _settle(self, path: str, member: tarfile.TarInfo, *, is_link: bool = False) -> None:
+        os.lchown(path, member.uid, member.gid)
+        if not is_link:
+            os.chmod(path, member.mode & 0o7777)
+        os.utime(path, ns=(_ns(member), _ns(member)), follow_symlinks=False)
+
+
+def checked_path(name: str) -> str:
+    """Return the absolute path that a member's name means. Raises `Refused`."""
+    parts = [part for part in name.split("/") if part not in {"", "."}]
+    if ".." in parts or "\0" in name:
+        raise Refused(f"{name[:200]!r} is no path of a layer")
+    path = "/" + "/".join(parts)
+    longest = max((len(os.fsencode(part)) for part in parts), default=0)
+    if longest > _MOST_NAME or len(os.fsencode(path)) > _MOST_PATH or len(parts) > _MOST_DEPTH:
+        raise Refused(f"{name[:80]!r}… is too long or too deep", "bound")
+    return path
+
+
+def _ns(member: tarfile.TarInfo) -> int:
+    return max(0, min(int(member.mtime * 1e9), (1 << 62)))
+
+
+def _mode(path: str) -> int:
+    """Return the mode of what is there, itself if it is a link; 0 if there is nothing."""
+    try:
+        return os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _clear(path: str) -> None:
+    """Remove what is there; a link, not what it leads to."""
+    found = _mode(path)
+    if path == "/":
+        raise Refused("the root of a layer is no directory")
+    if stat.S_ISDIR(found):
+        shutil.rmtree(path)
+    elif found:
+        os.unlink(path)

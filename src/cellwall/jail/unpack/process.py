@@ -1,0 +1,182 @@
+"""The process that unpacks an image: it gives up all but the tree that it writes.
+
+Started by `runtimes.jail.unpacking` as `python -I -S guest.pyz unpack CONTROL_FD`, as root.
+SECURITY: not a byte of a layer is read before `_lock` has ended. Then the process is root of a user
+namespace whose ids are those of images on disk, its root directory is the tree itself, and there is
+no other file, process or network that it could reach. The steps, letter = process:
+
+    1a  outer   receive the request, and the layers' files as descriptors
+    2a  outer   new pid, ipc, uts and net namespaces; fork
+    3b  inner   own mount namespace; the tree becomes the root, nosuid, nodev, noexec
+    4b  inner   own user namespace; the outer process writes its maps
+    5b  inner   rlimits, capabilities, no_new_privs, seccomp
+    6b  inner   unpack (`extract`), finish and look at the tree (`finish`); say the result
+    7a  outer   wait; its end is the end of the inner one
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+from typing import Any, Dict, List, Tuple
+
+from cellwall.jail.protocol import fds
+from cellwall.jail.unpack import extract, finish
+from cellwall.linux import seccomp
+from cellwall.linux.syscalls import mounts, process
+from cellwall.linux.syscalls.libc import do_all
+
+_STAGING = "/tmp"  # noqa: S108 - a mount point in a namespace of its own
+_NAMESPACES = (
+    process.CLONE_NEWPID | process.CLONE_NEWIPC | process.CLONE_NEWUTS | process.CLONE_NEWNET
+)
+_KEPT = 0b1_1011
+"""CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, over files of images only."""
+_MIB = 1 << 20
+_MEMORY_MIB = 1024
+
+
+def main(arguments: List[str]) -> None:
+    """Serve one request on socket `CONTROL_FD`; never return."""
+    control = socket.socket(fileno=int(arguments[0]))
+    process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+    try:
+        request, layers = _request(control)
+        _outer(control, request, layers)
+    except fds.ControlClosed:
+        os._exit(1)
+    except Exception as error:  # noqa: BLE001 - the host must hear of every error
+        _say(control, {"error": str(error)[:1000], "code": "internal"})
+        os._exit(1)
+    os._exit(0)
+
+
+def _request(control: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
+    """Return the request, and a descriptor for each layer.
+
+    The layers come in further messages: a message has a bound, and so have its descriptors.
+    """
+    request, _ = fds.receive_message(control)
+    files: List[int] = []
+    request["layers"] = []
+    while len(files) < request["count"]:
+        more, received = fds.receive_message(control)
+        request["layers"] += more["layers"]
+        files += received
+    return request, files
+
+
+def _outer(control: socket.socket, request: Dict[str, Any], layers: List[int]) -> None:
+    asks, asked = os.pipe()
+    answers, answered = os.pipe()
+    process.unshare(_NAMESPACES)
+    pid = os.fork()
+    if pid == 0:
+        fds.close_all([asks, answered])
+        _inner(control, request, layers, (asked, answers))
+    fds.close_all([asked, answers, *layers])
+    if os.read(asks, 1) == b"?":
+        line = f"0 {request['base']} {request['ids']}"
+        for name in ("uid_map", "gid_map"):
+            fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
+        os.write(answered, b"!")
+    _, status = os.waitpid(pid, 0)
+    if status:
+        what = "it was killed" if os.WIFSIGNALED(status) else "it ended"
+        _say(control, {"error": f"{what} (status {status:#x})", "code": "ended"})
+
+
+def _inner(
+    control: socket.socket,
+    request: Dict[str, Any],
+    layers: List[int],
+    ends: Tuple[int, int],
+) -> None:
+    """Do steps 3b to 6b; never return."""
+    asked, answers = ends
+    try:
+        process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+        process.unshare(process.CLONE_NEWNS)
+        mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
+        mounts.mount(request["tree"], _STAGING, None, mounts.MS_BIND, None)
+        attributes = mounts.ATTR_NOSUID | mounts.ATTR_NODEV | mounts.ATTR_NOEXEC
+        mounts.mount_setattr(_STAGING, attributes, recursive=False)
+        program = bytes.fromhex(request["seccomp"])
+        last = process.last_capability()
+        mounts.pivot_into(_STAGING)
+        process.unshare(process.CLONE_NEWUSER)
+        os.write(asked, b"?")
+        if os.read(answers, 1) != b"!":
+            os._exit(1)
+        fds.keep_only([control.fileno(), *layers])
+        _lock(program, last, int(request["most_bytes"]), int(request["cpu_s"]))
+        answer = _unpacked(request, layers)
+    except extract.Refused as refusal:
+        answer = {"error": str(refusal)[:1000], "code": refusal.code}
+    except MemoryError:
+        answer = {"error": "it needs more memory than it may have", "code": "bound"}
+    except OSError as error:
+        answer = {"error": str(error)[:1000], "code": "system", "errno": error.errno}
+    _say(control, answer)
+    os._exit(0)
+
+
+def _lock(program: bytes, last: int, most_bytes: int, cpu_s: int) -> None:
+    """Take every right away that unpacking does not need. The order is that of `jail.plan`."""
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.umask(0)
+    for number, most in (
+        (resource.RLIMIT_CORE, 1),
+        (resource.RLIMIT_FSIZE, most_bytes),
+        (resource.RLIMIT_AS, _MEMORY_MIB * _MIB),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_NOFILE, 1024),
+    ):
+        resource.setrlimit(number, (most, most))
+    calls = (
+        process.prepare_no_dumps(),
+        *process.prepare_drop_bounding(last, _KEPT),
+        process.prepare_clear_ambient(),
+        process.prepare_capabilities(_KEPT),
+        process.prepare_no_new_privs(),
+        process.prepare_parent_death_signal(signal.SIGKILL),
+        seccomp.prepare(program),
+    )
+    do_all(calls)
+
+
+def _unpacked(request: Dict[str, Any], files: List[int]) -> Dict[str, Any]:
+    bounds = extract.Bounds(
+        int(request["most_bytes"]), int(request["most_inodes"]), int(request["most_ratio"])
+    )
+    tree = extract.Tree(bounds, int(request["ids"]))
+    for layer, file in zip(request["layers"], files):
+        tree.add(extract.Layer(file, **layer))
+    finish.finish(request["working_dir"])
+    return {
+        "bytes": tree.bytes,
+        "inodes": tree.inodes,
+        "skipped": tree.skipped,
+        **finish.accounts(),
+        "has_python": finish.has_python(),
+    }
+
+
+def _say(control: socket.socket, answer: Dict[str, Any]) -> None:
+    """Say the result; one that is too long for a message is an error of the image's."""
+    text = json.dumps(answer)
+    if len(text) > finish.MOST_ANSWER_BYTES:
+        text = json.dumps({"error": "its list of users is too long", "code": "bound"})
+    try:
+        control.sendall(text.encode())
+    except OSError:
+        os._exit(1)  # the host is gone

@@ -1,0 +1,225 @@
+"""The host's half of `jail.unpack`: an image's layers become a root on disk, or nothing.
+
+Runs in the engine process. The invariants: a tree has its name only once it is whole; what a broken
+or hostile image leaves is removed; what the process inside says is checked for shape and bounds,
+and believed no more than the image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cellwall.images.image import Image, ImageInvalid
+from cellwall.jail.plan import image_plan
+from cellwall.jail.protocol import fds
+from cellwall.linux import seccomp, uid_ranges
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.shortage import shortage
+from cellwall.runtimes.base import ImageAccounts, ImageBounds, UnpackedImage
+from cellwall.runtimes.jail.fork_servers import bundle_in
+from cellwall.runtimes.shared.removal import remove_tree
+
+_LAYERS_A_MESSAGE = 10
+_MOST_ANSWER_BYTES = 256 * 1024
+_MOST_PATH = 256
+_NAME = re.compile(r"[^\x00-\x1f:]{1,256}")
+_BOUND_REMEDY = "use a smaller image, or raise the operator's bound"
+
+
+@dataclass(slots=True)
+class _Started:
+    """The process, and our end of its socket."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+
+    def end(self) -> None:
+        """Kill it, and with it all that it started."""
+        self.process.kill()
+        self.process.wait()  # its end of the socket is closed now, which a waiting thread sees
+        self.control.close()
+
+
+async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBounds) -> UnpackedImage:
+    """Unpack an image to `target`, which does not exist yet.
+
+    Raises ImageInvalid, HostUnsupported, CapacityError, SandboxBroken.
+    """
+    partial = target.with_name(f"{target.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        partial.mkdir(mode=0o755, parents=True)
+        os.chown(partial, uid_ranges.IMAGE_BASE, uid_ranges.IMAGE_BASE)
+        started = _start(state_dir)
+    except OSError as error:
+        raise _explained(error, "make its folder") from error
+    try:
+        async with asyncio.timeout(bounds.timeout_s):
+            answer = await asyncio.to_thread(_talk, started, image, partial, bounds)
+        unpacked = _checked(answer)
+        partial.rename(target)
+    except TimeoutError:
+        raise ImageInvalid(
+            f"image: unpacking took more than {bounds.timeout_s:g} s", remedy=_BOUND_REMEDY
+        ) from None
+    except OSError as error:
+        raise _explained(error, "unpack it") from error
+    finally:
+        started.end()
+        if partial.exists():
+            await asyncio.to_thread(remove_tree, str(partial))
+    return unpacked
+
+
+def _explained(error: OSError, step: str) -> CellwallError:
+    short = shortage(error.errno, f"image: {step}", error)
+    return short or HostUnsupported(
+        "images",
+        f"image: {step}: {error}",
+        remedy="keep the state directory on a local file system with room, as root",
+        errno=error.errno,
+    )
+
+
+def _start(state_dir: Path) -> _Started:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    words = [sys.executable, "-I", "-S", "-E", str(bundle_in(state_dir))]
+    try:
+        process = subprocess.Popen(
+            [*words, "unpack", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return _Started(process, ours)
+
+
+def _talk(started: _Started, image: Image, partial: Path, bounds: ImageBounds) -> Mapping[str, Any]:
+    """Send the request and return the answer; in a thread, since both may wait."""
+    with contextlib.ExitStack() as held:
+        try:
+            fds.send_message(started.control, {"tree": str(partial), **_request(image, bounds)})
+            for message, files in _messages(image, held):
+                fds.send_message(started.control, message, files)
+            said = started.control.recv(_MOST_ANSWER_BYTES)
+        except fds.ControlClosed as error:
+            raise SandboxBroken(f"image: the process that unpacks is gone ({error})") from error
+    try:
+        found = json.loads(said)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SandboxBroken("image: the process that unpacks ended without a word")
+    return found
+
+
+def _request(image: Image, bounds: ImageBounds) -> dict[str, Any]:
+    program = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
+    return {
+        "count": len(image.layers),
+        "base": uid_ranges.IMAGE_BASE,
+        "ids": image_plan.IDS,
+        "working_dir": image.config.working_dir,
+        "most_bytes": bounds.most_bytes,
+        "most_inodes": bounds.most_inodes,
+        "most_ratio": bounds.most_ratio,
+        "cpu_s": int(bounds.timeout_s) + 1,
+        "seccomp": program.hex(),
+    }
+
+
+def _messages(
+    image: Image, held: contextlib.ExitStack
+) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    for at in range(0, len(image.layers), _LAYERS_A_MESSAGE):
+        some = image.layers[at : at + _LAYERS_A_MESSAGE]
+        files = []
+        for layer in some:
+            files.append(os.open(layer.path, os.O_RDONLY | os.O_CLOEXEC))
+            held.callback(os.close, files[-1])
+        described = [
+            {
+                "diff_id": layer.diff_id,
+                "compression": layer.compression,
+                "offset": layer.offset,
+                "size": layer.size,
+            }
+            for layer in some
+        ]
+        yield {"layers": described}, files
+
+
+def _checked(answer: Mapping[str, Any]) -> UnpackedImage:
+    """Return the answer as a value, or raise the error that it tells."""
+    problem, code = answer.get("error"), answer.get("code")
+    if problem is not None:
+        what = f"image: unpack it: {str(problem)[:1000]}"
+        number = answer.get("errno")
+        if code == "system" and isinstance(number, int):
+            raise _explained(OSError(number, str(problem)[:1000]), "unpack it")
+        if code == "bound":
+            raise ImageInvalid(what, remedy=_BOUND_REMEDY)
+        if code in {"invalid", "unsupported"}:
+            raise ImageInvalid(what, remedy="make the image again, with gzip or uncompressed")
+        raise SandboxBroken(what)
+    try:
+        return UnpackedImage(
+            _number(answer["bytes"]),
+            _number(answer["inodes"]),
+            {str(name): _number(count) for name, count in dict(answer["skipped"]).items()},
+            ImageAccounts(_users(answer["users"]), _groups(answer["groups"])),
+            answer["has_python"] is True,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SandboxBroken(f"image: the process that unpacks said nonsense ({error})") from error
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 62:
+        raise ValueError("not a number")
+    return value
+
+
+def _id(value: object) -> int:
+    number = _number(value)
+    if number >= image_plan.IDS:
+        raise ValueError("not an id of an image")
+    return number
+
+
+def _users(value: object) -> dict[str, tuple[int, int, str]]:
+    found = {}
+    for name, (uid, gid, home, _shell) in dict(value).items():  # type: ignore[call-overload]
+        if _NAME.fullmatch(name) and uid < image_plan.IDS and gid < image_plan.IDS:
+            found[name] = (_id(uid), _id(gid), _home(str(home)))
+    return found
+
+
+def _home(path: str) -> str:
+    is_path = path.startswith("/") and "\0" not in path and len(path) <= _MOST_PATH
+    return path if is_path else "/"
+
+
+def _groups(value: object) -> dict[str, int]:
+    listed = dict(value).items()  # type: ignore[call-overload]
+    return {
+        name: _id(gid) for name, gid in listed if _NAME.fullmatch(name) and gid < image_plan.IDS
+    }
