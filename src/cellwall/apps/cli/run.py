@@ -40,8 +40,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     image: Annotated[
         str | None,
         typer.Option(
-            help="Use an image as the root, and run FILE ARGS, or what the image says, as a command "
-            "in it: ./task.tar, docker://name, or a registry's python:3.12-slim."
+            help="Use an image as the root, and run FILE ARGS as a command in it, or what it says: "
+            "./task.tar, docker://name, or a registry's python:3.12-slim."
         ),
     ] = None,
     user: Annotated[

@@ -206,7 +206,8 @@ class ForkServers:
             entry = self._current.get(key)
             if entry is not None and not entry.is_worn:
                 return entry
-            fresh = await self._start(template, for_images=True)
+            is_quick = self._answers_first and entry is None
+            fresh = await self._start(template, is_quick=is_quick, for_images=True)
             await self._placed(fresh)
             if entry is not None:
                 self._retired.append(entry)
@@ -260,7 +261,7 @@ class ForkServers:
         held = uids.acquire_block() if for_images else self._ids.hold()
         workers = _QUICK_WORKERS if is_quick else workers_on(os.cpu_count() or 1)
         if for_images:
-            workers = {"program": workers["session"], "session": 0}
+            workers = {"program": workers.get("session", 1), "session": 0}
         settings = Settings(
             guest_path=bundle,
             template_path=Path(template.path),
