@@ -108,13 +108,15 @@ class _Tar:
 
 
 class _Directory:
-    """The files below a directory of the operator's."""
+    """The files below a directory."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path.resolve()
 
     def find(self, name: str) -> Place | None:
-        path = self._path / os.path.normpath(name)
+        path = (self._path / name).resolve()
+        if not path.is_relative_to(self._path):  # by `..`, or by a link
+            return None
         return Place(path, 0, path.stat().st_size) if path.is_file() else None
 
 

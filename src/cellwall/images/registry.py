@@ -144,11 +144,14 @@ class Pull:
                 path = await self._blob(client, digest, size, on_bytes)
             return Layer(diff_id, _compression(path), path, 0, size)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(one(digest, size, diff_id))
-                for (digest, size), diff_id in zip(found, config.diff_ids, strict=True)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(digest, size, diff_id))
+                    for (digest, size), diff_id in zip(found, config.diff_ids, strict=True)
+                ]
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None  # the others were broken off for it
         return Image(config, tuple(task.result() for task in tasks))
 
     def _chosen(self, listed: object) -> str:

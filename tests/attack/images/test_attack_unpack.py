@@ -1,0 +1,286 @@
+"""Hostile layers: what they ask for happens in their own tree, or not at all.
+
+Each is the second layer of an image whose first is benign, unpacked by the real process. The
+witnesses: a bait beside the store, the owners of what is on disk, and what is left when it is
+refused. The control of each is its benign twin at the end, which unpacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import signal
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellwall.engine.templates.store import state_dir
+from cellwall.images.archive import read_archive
+from cellwall.images.image import Image, ImageInvalid, Layer
+from cellwall.linux.uid_ranges import IMAGE_BASE
+from cellwall.runtimes.base import ImageBounds, UnpackedImage
+from cellwall.runtimes.jail.runtime import JailRuntime
+from kit import waiting
+from kit.images import archives
+from kit.images.archives import directory, hard_link, layer, link, member
+
+pytestmark = [pytest.mark.attack, pytest.mark.root]
+BASE = layer(
+    [
+        directory("etc"),
+        member("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\napp:x:5:6::/home/app:/bin/sh\n"),
+        directory("data"),
+        member("data/old", b"old"),
+        directory("data/sub"),
+        member("data/sub/deep", b"deep"),
+        link("way", "data"),
+    ]
+)
+
+
+class Store:
+    """A place to unpack to, with a bait beside it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.tree = place / "store" / "tree"
+        self.tree.parent.mkdir(mode=0o700)
+        self.bait = place / "bait"
+        self.bait.write_text("untouched", encoding="ascii")
+        self.bait.chmod(0o600)
+
+    def image(self, *layers: bytes, config: bytes | None = None) -> Image:
+        return read_archive(archives.docker_archive(self.place / "i.tar", layers, config))
+
+    def unpack(self, image: Image, **bounds: Any) -> UnpackedImage:
+        async def done() -> UnpackedImage:
+            runtime = JailRuntime(state_dir())
+            try:
+                return await runtime.unpack_image(image, self.tree, ImageBounds(**bounds))
+            finally:
+                await runtime.aclose()
+
+        return asyncio.run(done())
+
+    def over(self, *members: tuple[tarfile.TarInfo, bytes], **bounds: Any) -> UnpackedImage:
+        return self.unpack(self.image(BASE, layer(members)), **bounds)
+
+    def refused(self, image: Image, match: str, **bounds: Any) -> None:
+        with pytest.raises(ImageInvalid, match=match):
+            self.unpack(image, **bounds)
+        assert os.listdir(self.tree.parent) == []
+
+    def check(self) -> None:
+        """The bait is as it was, and everything in the store belongs to an image's ids."""
+        found = self.bait.stat()
+        assert self.bait.read_text(encoding="ascii") == "untouched"
+        assert (found.st_uid, stat.S_IMODE(found.st_mode), found.st_nlink) == (0, 0o600, 1)
+        for folder, names, files in os.walk(self.tree):
+            for name in (*names, *files):
+                owner = os.lstat(os.path.join(folder, name))
+                assert IMAGE_BASE <= owner.st_uid < IMAGE_BASE + 65_536
+                assert IMAGE_BASE <= owner.st_gid < IMAGE_BASE + 65_536
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path)
+    yield made
+    made.check()
+
+
+def test_benign_layers(store: Store) -> None:
+    """The control: every kind of thing comes as it was written."""
+    found = store.over(
+        directory("new", mode=0o2750, uid=7, gid=8),
+        member("new/program", b"#!", mode=0o4755, uid=1000, gid=65_535, mtime=1_600_000_000),
+        link("new/relative", "program"),
+        link("new/absolute", "/etc/passwd"),
+        hard_link("new/same", "new/program"),
+        member("new/pipe", type=tarfile.FIFOTYPE),
+        member("way/through", b"a link in the path leads within the tree"),
+        member("data/old", b"replaced"),
+    )
+    new = store.tree / "new"
+    program = new / "program"
+    status = program.stat()
+    assert (status.st_uid, status.st_gid) == (IMAGE_BASE + 1000, IMAGE_BASE + 65_535)
+    assert (stat.S_IMODE(status.st_mode), status.st_mtime) == (0o4755, 1_600_000_000)
+    assert stat.S_IMODE(new.stat().st_mode) == 0o2750
+    assert (new / "same").stat().st_ino == status.st_ino
+    assert [os.readlink(new / name) for name in ("relative", "absolute")] == [
+        "program",
+        "/etc/passwd",
+    ]
+    assert stat.S_ISFIFO((new / "pipe").lstat().st_mode)
+    assert (store.tree / "data/through").exists()
+    assert (store.tree / "data/old").read_text() == "replaced"
+    assert found.accounts.users == {"root": (0, 0, "/root"), "app": (5, 6, "/home/app")}
+    assert (store.tree / "etc/resolv.conf").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("members", "gone", "kept"),
+    [
+        pytest.param([member("data/.wh.old")], ["data/old"], ["data/sub/deep"], id="file"),
+        pytest.param([member("data/.wh.sub")], ["data/sub"], ["data/old"], id="directory"),
+        pytest.param(
+            [member("data/new", b"x"), member("data/.wh..wh..opq")],
+            ["data/old", "data/sub"],
+            ["data/new"],
+            id="opaque-after",
+        ),
+        pytest.param(
+            [member("data/.wh..wh..opq"), member("data/new", b"x")],
+            ["data/old", "data/sub"],
+            ["data/new"],
+            id="opaque-before",
+        ),
+        pytest.param([member(".wh.way")], ["way"], ["data/old"], id="a-link-not-its-target"),
+        pytest.param([member("data", b"now a file")], ["data/old"], ["data"], id="file-for-tree"),
+        pytest.param([member("none/.wh.x")], ["none/x"], ["data/old"], id="of-nothing"),
+    ],
+)
+def test_whiteouts(store: Store, members: list[Any], gone: list[str], kept: list[str]) -> None:
+    store.over(*members)
+    assert not any((store.tree / path).exists() for path in gone)
+    assert all((store.tree / path).exists() for path in kept)
+    assert not [name for _, _, names in os.walk(store.tree) for name in names if ".wh." in name]
+
+
+@pytest.mark.parametrize(
+    ("members", "match"),
+    [
+        pytest.param([member("../bait", b"x")], "no path", id="up"),
+        pytest.param([member("a/../../bait", b"x")], "no path", id="up-inside"),
+        pytest.param([member("a/..", b"x")], "no path", id="up-last"),
+        pytest.param([member("a/.wh...")], "hides nothing", id="whiteout-up"),
+        pytest.param([member("a/.wh.")], "hides nothing", id="whiteout-of-nothing"),
+        pytest.param([member("a/.wh..")], "hides nothing", id="whiteout-here"),
+        pytest.param([member("a/.wh..wh.x")], "hides nothing", id="whiteout-of-one"),
+        pytest.param([hard_link("x", "../../bait")], "no path", id="hard-link-up"),
+        pytest.param([hard_link("x", "none")], "is no file", id="hard-link-to-nothing"),
+        pytest.param([hard_link("x", "data")], "is no file", id="hard-link-to-a-directory"),
+        pytest.param([hard_link("x", "/proc/self/exe")], "is no file", id="hard-link-to-proc"),
+        pytest.param([member("x", b"x", uid=65_536)], "belongs to id", id="foreign-user"),
+        pytest.param([member("x", b"x", gid=1 << 31)], "belongs to id", id="foreign-group"),
+        pytest.param([member("d/" * 300 + "x")], "too deep", id="deep"),
+        pytest.param([member("x" * 300)], "too long", id="long-name"),
+        pytest.param([member("/".join(["y" * 200] * 30))], "too long", id="long-path"),
+        pytest.param([member("data/old/x")], "is no directory", id="file-as-directory"),
+        pytest.param([link("l", "l"), member("l/x")], "Too many levels|no directory", id="loop"),
+        pytest.param([member("/", b"x")], "root of a layer", id="root-is-a-file"),
+    ],
+)
+def test_refusals(store: Store, members: list[Any], match: str) -> None:
+    with pytest.raises(Exception, match=match):
+        store.over(*members)
+    assert os.listdir(store.tree.parent) == []
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        pytest.param([link("out", "/"), member("out/etc/shadow", b"x")], id="absolute"),
+        pytest.param([link("out", "../../.."), member("out/bait", b"x")], id="relative"),
+        pytest.param([link("etc", "/"), member("etc/bait", b"x")], id="for-a-directory"),
+        pytest.param([link("proc", "/data"), member("proc/bait", b"x")], id="for-a-mount-point"),
+        pytest.param([link("dev", "/data")], id="dev"),
+        pytest.param([link("opt", "/data"), directory("opt/cellwall")], id="opt"),
+        pytest.param([link("etc/resolv.conf", "/data/old")], id="for-a-file-of-ours"),
+        pytest.param([link("bait", "/bait"), member("bait", b"x")], id="for-a-file"),
+    ],
+)
+def test_links_lead_nowhere_else(store: Store, members: list[Any]) -> None:
+    """What goes through a link lands in the tree; what is mounted over is a directory."""
+    store.over(*members)
+    for name in ("proc", "sys", "dev", "dev/pts", "dev/shm", "opt/cellwall", "tmp", "etc"):
+        assert stat.S_ISDIR((store.tree / name).lstat().st_mode)
+    assert stat.S_ISREG((store.tree / "etc/resolv.conf").lstat().st_mode)
+    assert (store.tree / "etc/resolv.conf").read_text() == ""
+
+
+def test_devices_and_attributes_do_not_come(store: Store) -> None:
+    found = store.over(
+        member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+        member("disk", type=tarfile.BLKTYPE, devmajor=8, devminor=0),
+        member("x", b"x", pax_headers={"SCHILY.xattr.security.capability": "\x01\0\0\x02"}),
+    )
+    assert found.skipped == {"devices": 2, "attributes": 1}
+    assert not (store.tree / "null").exists()
+    assert os.listxattr(store.tree / "x") == []
+
+
+def test_bounds_are_named(store: Store) -> None:
+    many = layer(member(f"f{number}") for number in range(300))
+    store.refused(store.image(many), "more than 100 files", most_inodes=100)
+    large = layer([member("large", b"\0" * (3 << 20))])
+    store.refused(store.image(large), "more than 1048576 bytes", most_bytes=1 << 20)
+    store.unpack(store.image(large, many))
+
+
+def _gzipped(image: Image, place: Path, data: bytes) -> Image:
+    path = place / "layer.gz"
+    path.write_bytes(data)
+    made = Layer(image.layers[0].diff_id, "gzip", path, 0, len(data))
+    return Image(image.config, (made, *image.layers[1:]))
+
+
+def test_bomb_ends_at_its_ratio(store: Store, tmp_path: Path) -> None:
+    """A hundred megabytes of zeros in a hundred kilobytes: above 64 MiB the ratio counts."""
+    bomb = layer([member("zeros", b"\0" * (100 << 20))])
+    image = _gzipped(store.image(bomb), tmp_path, gzip.compress(bomb, 9))
+    store.refused(image, "larger than its compressed size allows", most_ratio=100)
+    store.unpack(image, most_ratio=5000)
+
+
+def test_content_that_is_not_what_was_said(store: Store, tmp_path: Path) -> None:
+    good = gzip.compress(BASE)
+    for data, match in (
+        (gzip.compress(BASE.replace(b"old", b"new")), "another digest"),
+        (good[: len(good) // 2], "another digest|no tar"),
+        (b"\x1f\x8bnothing of gzip", "no gzip"),
+        (gzip.compress(os.urandom(4096)), "another digest"),
+    ):
+        store.refused(_gzipped(store.image(BASE), tmp_path, data), match)
+    store.unpack(_gzipped(store.image(BASE), tmp_path, good + gzip.compress(b"")))
+
+
+def test_accounts_are_bounded(store: Store) -> None:
+    lines = b"".join(b"u%d:x:%d:1::/:/bin/sh\n" % (n, n % 60_000) for n in range(1_000_000))
+    odd = b"\xff\xfe:x:1:1::/:/\nno line\nbig:x:70000:1::/:/\nrel:x:9:9::home:/bin/sh\n"
+    found = store.over(member("etc/passwd", odd + lines))
+    assert 0 < len(found.accounts.users) <= 1000
+    assert "big" not in found.accounts.users
+    assert found.accounts.users["rel"] == (9, 9, "/")
+
+
+def _unpacking(folder: Path) -> int:
+    """Wait until a file has been unpacked; return the pid of the process that does it."""
+    waiting.wait_until(lambda: any(folder.glob("*/f1")), "a file is unpacked")
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    (pid,) = [
+        int(word) for word in children if b"unpack" in Path(f"/proc/{word}/cmdline").read_bytes()
+    ]
+    return pid
+
+
+def test_killed_unpacker_leaves_nothing(store: Store) -> None:
+    """kill -9 of the process in the middle: the caller hears of it, and the tree has no name."""
+    image = store.image(layer(member(f"f{number}", b"x" * 10_000) for number in range(20_000)))
+
+    async def killed() -> None:
+        runtime = JailRuntime(state_dir())
+        task = asyncio.ensure_future(runtime.unpack_image(image, store.tree, ImageBounds()))
+        os.kill(await asyncio.to_thread(_unpacking, store.tree.parent), signal.SIGKILL)
+        with pytest.raises(Exception, match="unpacks"):
+            await task
+        await runtime.aclose()
+
+    asyncio.run(killed())
+    assert os.listdir(store.tree.parent) == []
