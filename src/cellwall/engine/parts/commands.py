@@ -280,6 +280,8 @@ class Commands:
             limits = limits.with_changes({"cpu_s": _BACKGROUND_S})
         fields: dict[str, Any] = {
             "argv": argv,
+            # An image need not have the shell that a template has.
+            "any_shell": isinstance(command, str) and self._live.spec.image is not None,
             "env": check_env(env or {}),
             "stdin": "none",
             "pty": None,

@@ -44,15 +44,20 @@ class Link:
         `is_named`: send credentials with each new connection, for a kernel that does not report the
         peer.
         """
-        self.address = address
-        self.is_named = is_named
+        self._address = address
+        self._is_named = is_named
         self._socket: _socket.socket | None = None
         if first_fd >= 0:
             self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, first_fd)
 
+    @property
+    def origin(self) -> tuple[str, bool]:
+        """Return init's address, and whether connections are named."""
+        return self._address, self._is_named
+
     def another(self) -> Link:
         """Return a second link to the same init, for a thread that waits for an answer."""
-        return Link(self.address, is_named=self.is_named)
+        return Link(self._address, is_named=self._is_named)
 
     @property
     def is_open(self) -> bool:
@@ -69,7 +74,7 @@ class Link:
             return
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
-            sock.connect(self.address)
+            sock.connect(self._address)
         except BaseException:
             sock.close()
             raise
@@ -90,7 +95,7 @@ class Link:
         is_new = self._socket is None
         self.connect()
         assert self._socket is not None  # noqa: S101  for the type checker only
-        if is_new and self.is_named:
+        if is_new and self._is_named:
             frame = frame[self._socket.sendmsg([frame], [_credentials()]) :]
         self._socket.sendall(frame)
 

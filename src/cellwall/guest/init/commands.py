@@ -35,6 +35,7 @@ _DEFAULT_WINDOW_BYTES = 256 * 1024
 _SIZE = struct.Struct("HHHH")
 _END_OF_FILE_KEY = b"\x04"
 _SCRIPT_FD = 3
+_ANY_SHELL = "/bin/sh"
 _Action = Union[Tuple[int, ...], Tuple[int, int, str, int, int]]
 
 
@@ -160,6 +161,8 @@ class Commands:
         argv = request.words("argv")
         if not argv or not argv[0]:
             raise Refusal("invalid", "start: argv is empty; name a program")
+        if request.flag("any_shell", default=False) and not os.path.exists(argv[0]):
+            argv[0] = _ANY_SHELL
         return Plan(
             argv,
             os.path.join(self._config["home"], request.text("cwd", ".")),

@@ -44,8 +44,9 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
     os.write(document, json.dumps({**config, "is_environment_set": True}).encode())
     os.lseek(document, 0, os.SEEK_SET)
     os.set_inheritable(link.fileno(), True)
-    numbers = (str(link.fileno()), str(document), str(int(link.is_named)))
-    words = [python, _GUEST, "context", link.address.lstrip("\0"), *numbers]
+    address, is_named = link.origin
+    numbers = (str(link.fileno()), str(document), str(int(is_named)))
+    words = [python, _GUEST, "context", address.lstrip("\0"), *numbers]
     os.execve(python, words, environment)  # noqa: S606 - of the caller's image
 
 

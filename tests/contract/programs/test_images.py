@@ -1,0 +1,233 @@
+"""Sandboxes on an image: what of it holds inside, and the store of images."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellwall import AsyncSandbox, Engine, EngineSettings
+from cellwall.engine.templates.store import TemplateStore, state_dir
+from cellwall.model.errors import CellwallError, Conflict, HostUnsupported, NotFound, UsageError
+from kit import command_line
+from kit.images import archives
+from kit.images.archives import config_of, layer, small_root
+
+pytestmark = pytest.mark.root
+OWN = {
+    "Env": ["PATH=/bin:/usr/bin", "GREETING=hello"],
+    "WorkingDir": "/app",
+    "Cmd": ["/usr/bin/id"],
+}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small image of this machine's own programs, without Python."""
+    root = layer(small_root())
+    place = tmp_path_factory.mktemp("image")
+    return archives.docker_archive(place / "small.tar", [root], config_of([root], **OWN))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+def made(place: Path, **settings: Any) -> Engine:
+    settings = {"pool_min": 0, "pool_max": 0, **settings}
+    return Engine(place, EngineSettings(**settings), templates=TemplateStore(state_dir()))
+
+
+@asynccontextmanager
+async def engine_in(place: Path, **settings: Any) -> AsyncIterator[Engine]:
+    engine = made(place, **settings)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+@pytest.fixture(scope="module")
+def inside(place: Path, image: Path) -> Iterator[Callable[..., Any]]:
+    """Run a coroutine function with a new sandbox on the image."""
+    with asyncio.Runner() as runner:
+        engine = runner.run(_made(place))
+
+        def do(job: Callable[[AsyncSandbox], Awaitable[Any]], **options: Any) -> Any:
+            async def done() -> Any:
+                wanted = {"image": str(image), **options}
+                sandbox = await engine.create_sandbox(**wanted)
+                try:
+                    return await job(sandbox)
+                finally:
+                    await sandbox.close()
+
+            return runner.run(done())
+
+        yield do
+        runner.run(engine.aclose())
+
+
+async def _made(place: Path) -> Engine:
+    return made(place)
+
+
+def test_the_image_says_environment_directory_and_user(inside: Callable[..., Any]) -> None:
+    async def job(sandbox: AsyncSandbox) -> str:
+        return (await sandbox.commands.run("id -u; pwd; echo $GREETING $HOME $PATH")).stdout
+
+    assert inside(job) == "0\n/app\nhello /root /bin:/usr/bin\n"
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ("root", "uid=0(root) gid=0(root)"),
+        ("app", "uid=1001(app) gid=1001"),
+        ("1001", "uid=1001(app) gid=1001"),
+        ("1001:50", "uid=1001(app) gid=50(staff)"),
+        ("app:staff", "uid=1001(app) gid=50(staff)"),
+        ("4711", "uid=4711 gid=0(root)"),
+    ],
+)
+def test_users_of_the_image(inside: Callable[..., Any], user: str, said: str) -> None:
+    async def job(sandbox: AsyncSandbox) -> str:
+        return (await sandbox.commands.run(["id"])).stdout
+
+    assert inside(job, user=user).startswith(said)
+
+
+@pytest.mark.parametrize("user", ["nobody-here", "70000", "app:nothing", "-1", "0:70000"])
+def test_users_that_the_image_does_not_have(inside: Callable[..., Any], user: str) -> None:
+    async def job(_sandbox: AsyncSandbox) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(UsageError, match="user"):
+        inside(job, user=user)
+
+
+def test_root_may_do_what_a_container_s_root_may(inside: Callable[..., Any]) -> None:
+    async def job(sandbox: AsyncSandbox) -> Any:
+        words = "echo x > /etc/new && chown 1001:50 /etc/new && stat -c '%u %g' /etc/new"
+        return await sandbox.commands.run(words)
+
+    assert inside(job).stdout == "1001 50\n"
+    refused = inside(job, user="app")
+    assert refused.stdout == ""
+    assert "ermission denied" in refused.stderr
+
+
+def test_files_terminals_and_relative_paths(inside: Callable[..., Any]) -> None:
+    async def job(sandbox: AsyncSandbox) -> None:
+        await sandbox.files.write("made", "content")
+        assert (await sandbox.commands.run(["cat", "/app/made"])).stdout == "content"
+        assert await sandbox.files.read("/etc/group") == "root:x:0:\nstaff:x:50:\n"
+        terminal = await sandbox.commands.start("echo $((6 * 7))", pty=(24, 80))
+        said = b""
+        while b"42" not in said:
+            said += await asyncio.wait_for(terminal.read(), 20)
+        await terminal.kill()
+
+    inside(job)
+
+
+def test_an_image_without_python_has_no_cells(inside: Callable[..., Any]) -> None:
+    async def job(sandbox: AsyncSandbox) -> str:
+        with pytest.raises(CellwallError, match="no python3"):
+            await sandbox.run("1 + 1")
+        return (await sandbox.commands.run(["id", "-u"])).stdout
+
+    assert inside(job) == "0\n"
+
+
+def test_isolation_is_told(inside: Callable[..., Any]) -> None:
+    async def job(sandbox: AsyncSandbox) -> None:
+        assert sandbox.isolation.runtime == "jail"
+        assert sandbox.isolation.hardness["disk_mb"] == "hard"
+        assert sandbox.posture["CapEff"] == "00000000200405fb"
+
+    inside(job)
+
+
+@pytest.mark.parametrize("runtime", ["gvisor", "docker"])
+def test_other_runtimes_refuse_an_image(place: Path, image: Path, runtime: str) -> None:
+    """What a runtime cannot give is an error, wherever that runtime is."""
+
+    async def scenario() -> None:
+        async with engine_in(place) as engine:
+            chosen = engine._runtimes.get(runtime)
+            root = await engine.images.root(str(image))
+            from cellwall.model.limits import Limits
+            from cellwall.runtimes.base import SandboxSpec, refuse_image
+
+            template = await engine.template("python")
+            spec = SandboxSpec("x", template, Limits(), image=root)
+            with pytest.raises(HostUnsupported, match="cannot use one as the root"):
+                refuse_image(spec, chosen.name)
+
+    asyncio.run(scenario())
+
+
+def test_store_lists_holds_and_removes(tmp_path: Path, image: Path) -> None:
+    place = tmp_path
+
+    async def scenario() -> None:
+        async with engine_in(place) as one, engine_in(place) as other:
+            root = await one.images.root(str(image))
+            (stored,) = other.images.images()
+            assert (stored.digest, stored.names) == (root.digest, ("small.tar",))
+            assert not stored.has_python
+            with pytest.raises(Conflict, match="an engine uses it"):
+                await other.images.remove("small.tar")
+            with pytest.raises(NotFound, match="none of that name"):
+                await other.images.remove("other")
+        async with engine_in(place) as engine:
+            await engine.images.remove(root.digest[:20])
+            assert engine.images.images() == []
+            assert not await asyncio.to_thread(os.path.exists, root.tree)
+            # Two at once: it is unpacked once.
+            both = await asyncio.gather(*(engine.images.root(str(image)) for _ in range(2)))
+            assert both[0] == both[1]
+
+    asyncio.run(scenario())
+
+
+def test_changed_archive_is_another_image(place: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine_in(place) as engine:
+            path = tmp_path / "task.tar"
+            digests = []
+            for text in (b"one", b"two"):
+                archives.docker_archive(path, [layer([archives.member("file", text)])])
+                digests.append((await engine.images.root(str(path))).digest)
+            assert digests[0] != digests[1]
+        async with engine_in(place) as engine:
+            for each in digests:
+                await engine.images.remove(each)
+
+    asyncio.run(scenario())
+
+
+def test_command_line(image: Path) -> None:
+    def run(*words: str) -> command_line.Done:
+        return command_line.start("run", "--image", str(image), *words)
+
+    try:
+        said = run("--user", "app", "--", "sh", "-c", "id -un; exit 3")
+        assert (said.returncode, said.stdout) == (3, "app\n"), said.stderr
+        assert run().stdout.startswith("uid=0(root)")
+        wrong = run("-c", "print(1)")
+        assert wrong.returncode == 125
+        assert "-c and --image do not go together" in wrong.stderr
+        listed = command_line.start("images", "ls", "--json")
+        assert [image.name] in [each["names"] for each in json.loads(listed.stdout)]
+    finally:
+        done = command_line.start("images", "rm", image.name)
+    assert done.stdout.startswith("sha256:"), done.stderr
