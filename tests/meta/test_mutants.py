@@ -12,7 +12,14 @@ import pytest
 from mutants.tables import ROOT, Mutant, is_there, load
 
 MUTANTS = load()
-_FINDINGS = {f"F{number}" for number in range(1, 16)} | {"S1", "S2", "P3", "L", "packages"}
+_FINDINGS = {f"F{number}" for number in range(1, 16)} | {
+    "S1",
+    "S2",
+    "P3",
+    "L",
+    "packages",
+    "images",
+}
 
 
 def test_every_finding_has_its_guards() -> None:
