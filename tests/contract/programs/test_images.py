@@ -15,7 +15,7 @@ import pytest
 from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported, NotFound, UsageError
-from kit import command_line
+from kit import command_line, waiting
 from kit.images import archives
 from kit.images.archives import config_of, layer, small_root
 
@@ -195,6 +195,30 @@ def test_store_lists_holds_and_removes(tmp_path: Path, image: Path) -> None:
             # Two at once: it is unpacked once.
             both = await asyncio.gather(*(engine.images.root(str(image)) for _ in range(2)))
             assert both[0] == both[1]
+
+    asyncio.run(scenario())
+
+
+def test_sandboxes_on_images_are_parked_apart(place: Path, image: Path) -> None:
+    """A parked one is of its image and user; sandboxes on a template have theirs beside it."""
+
+    async def scenario() -> None:
+        async with engine_in(place, pool_min=1, pool_max=1) as engine:
+            wanted: list[dict[str, Any]] = [
+                {"image": str(image)},
+                {"image": str(image), "user": "app"},
+                {},
+            ]
+            for options in wanted:
+                await (await engine.create_sandbox(**options)).close()
+            await asyncio.to_thread(
+                waiting.wait_until, lambda: engine.pool.statistics().parked == 3, "all are parked"
+            )
+            for options, uid in zip(wanted, ("0", "1001", "1000"), strict=True):
+                sandbox = await engine.create_sandbox(**options)
+                assert (await sandbox.commands.run(["id", "-u"])).stdout == f"{uid}\n"
+                await sandbox.close()
+            assert engine.pool.statistics().claims_parked == 3
 
     asyncio.run(scenario())
 

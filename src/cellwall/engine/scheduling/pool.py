@@ -1,9 +1,9 @@
 """Pool of parked sandboxes: started ahead, locked down, each used once.
 
 The engine claims sandboxes; runtimes start and destroy them. The pool does not recycle: a claimed
-sandbox never returns. Each runtime and template has a bucket of its own. The invariant: a claim
-never waits behind a refill, and a bucket whose refills fail backs off and leaves the error to the
-next claim, which starts a sandbox itself.
+sandbox never returns. Each runtime and template, or image and user, has a bucket of its own. The
+invariant: a claim never waits behind a refill, and a bucket whose refills fail backs off and leaves
+the error to the next claim, which starts a sandbox itself.
 """
 
 from __future__ import annotations
@@ -252,6 +252,7 @@ class Pool:
             spec.language,
             "network" if spec.has_network else "",
             repr(sorted(spec.own_env.items())),
+            repr(spec.image),
         )
         bucket = self._buckets.get(key)
         if bucket is None:
