@@ -235,7 +235,31 @@ def test_limits_of_the_network_hold_for_packages(packages: Packages) -> None:
         assert after.received_bytes > before.received_bytes
         assert sandbox.run(GET_PAGES.replace("COUNT", "8000")).stdout == "ended\n"
         moved = sandbox.network_usage()
+        assert any("its limit" in record["rule"] for record in sandbox.network_log())
         assert 1 << 20 <= moved.sent_bytes + moved.received_bytes < (1 << 20) + 300_000
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["control", "fails"])
+def test_lent_packages_that_cannot_be_taken_back_end_the_sandbox(
+    packages: Packages, fails: bool
+) -> None:
+    async def broken(*_: object) -> None:
+        raise OSError("the proxy could not be told")
+
+    async def lend(engine: Any, sandbox_id: str) -> bool:
+        live, proxy = engine.sandbox(sandbox_id).live, engine.outside.proxy
+        told = proxy.set_policy
+        try:
+            async with engine.outside.installing(live, ""):
+                if fails:
+                    proxy.set_policy = broken
+        finally:
+            proxy.set_policy = told
+        return bool(live.is_alive)
+
+    with packages.sandbox(["web.test"]) as sandbox:
+        lent = packages.world.runner.call(lambda engine, _put: lend(engine, sandbox.id))
+        assert lent is not fails
 
 
 def test_the_broker_is_back_after_the_proxy_has_ended(packages: Packages) -> None:

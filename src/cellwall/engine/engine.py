@@ -450,7 +450,7 @@ class Engine:
         from cellwall.engine.images.image_store import ImageStore
         from cellwall.images.registry import Registries
 
-        registries = Registries(dict(self.settings.image_registries))
+        registries = Registries.of(self.settings.image_registries)
         return ImageStore(self.state_dir, registries, partial(self.runtime, name="jail"))
 
     async def _opened(

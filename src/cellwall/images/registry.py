@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,22 @@ class Registries:
     """Largest image, as it lies in the registry, in bytes."""
     timeout_s: float = 1800.0
 
-    def of(self, reference: InRegistry) -> str:
+    @classmethod
+    def of(cls, listed: Iterable[Mapping[str, Any]]) -> Registries:
+        """Return the registries of objects with `registry` and `url`. Raises `UsageError`."""
+        urls = {}
+        for each in listed:
+            name, url = each.get("registry"), each.get("url")
+            is_url = isinstance(url, str) and url.startswith(("https://", "http://"))
+            if set(each) != {"registry", "url"} or not isinstance(name, str) or not is_url:
+                raise UsageError(
+                    "settings: image_registries: an entry is no object with registry and url",
+                    remedy='write {"registry": "docker.io", "url": "https://mirror.example.org"}',
+                )
+            urls[name] = str(url)
+        return cls(urls)
+
+    def url_of(self, reference: InRegistry) -> str:
         """Return the URL to ask. Raises `UsageError` if the operator lists none."""
         name = reference.registry or _DEFAULT
         url = self.urls.get(name)
@@ -93,7 +108,7 @@ class Pull:
         self._registries = registries
         self._reference = reference
         self._folder = folder
-        parts = urlsplit(registries.of(reference))
+        parts = urlsplit(registries.url_of(reference))
         self._basic = None
         if parts.username is not None:
             self._basic = (parts.username, parts.password or "")

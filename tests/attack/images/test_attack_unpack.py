@@ -144,6 +144,24 @@ def test_benign_layers(store: Store) -> None:
         pytest.param([member(".wh.way")], ["way"], ["data/old"], id="a-link-not-its-target"),
         pytest.param([member("data", b"now a file")], ["data/old"], ["data"], id="file-for-tree"),
         pytest.param([member("none/.wh.x")], ["none/x"], ["data/old"], id="of-nothing"),
+        pytest.param(
+            [member("data/sub/new", b"x"), member("data/.wh..wh..opq")],
+            ["data/old", "data/sub/deep"],
+            ["data/sub/new"],
+            id="opaque-over-a-directory-that-is-not-named",
+        ),
+        pytest.param(
+            [member("way/new", b"x"), member("data/.wh..wh..opq")],
+            ["data/old", "data/sub"],
+            ["data/new"],
+            id="opaque-and-a-path-through-a-link",
+        ),
+        pytest.param(
+            [member("data/sub/new", b"x"), member("data/.wh.sub")],
+            ["data/sub/deep"],
+            ["data/sub/new"],
+            id="directory-that-the-layer-makes-again",
+        ),
     ],
 )
 def test_whiteouts(store: Store, members: list[Any], gone: list[str], kept: list[str]) -> None:
@@ -175,6 +193,10 @@ def test_whiteouts(store: Store, members: list[Any], gone: list[str], kept: list
         pytest.param([member("data/old/x")], "is no directory", id="file-as-directory"),
         pytest.param([link("l", "l"), member("l/x")], "Too many levels|no directory", id="loop"),
         pytest.param([member("/", b"x")], "root of a layer", id="root-is-a-file"),
+        pytest.param([member(".wh.data/x")], "below a whiteout", id="below-a-whiteout"),
+        pytest.param(
+            [link("long", "n" * 256), member("long/x")], "too long|no directory", id="long-target"
+        ),
     ],
 )
 def test_refusals(store: Store, members: list[Any], match: str) -> None:
@@ -249,6 +271,23 @@ def test_content_that_is_not_what_was_said(store: Store, tmp_path: Path) -> None
     ):
         store.refused(_gzipped(store.image(BASE), tmp_path, data), match)
     store.unpack(_gzipped(store.image(BASE), tmp_path, good + gzip.compress(b"")))
+
+
+def test_damaged_header_is_not_the_end(store: Store) -> None:
+    """Behind the first member, too: half a layer is none."""
+    whole = layer([member("a", b"1"), member("b", b"2"), member("c", b"3")])
+    damaged = bytearray(whole)
+    damaged[1024:1124] = b"\xff" * 100
+    cut = whole[:1024] + whole[1024:1300]
+    for hostile in (bytes(damaged), cut):
+        store.refused(store.image(hostile), "damaged header|no tar")
+    store.unpack(store.image(whole))
+
+
+def test_directories_that_no_entry_names_count(store: Store) -> None:
+    deep = layer([member("/".join(["d"] * 200) + "/x")])
+    store.refused(store.image(deep), "more than 100 files", most_inodes=100)
+    store.unpack(store.image(deep), most_inodes=300)
 
 
 def test_accounts_are_bounded(store: Store) -> None:

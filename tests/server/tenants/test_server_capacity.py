@@ -219,6 +219,7 @@ _OWN_FILES = {
     "os.open in anchor.py",  # the anchors' file, at a path only the operator names
     "open in sealing.py",  # and the key of stored secrets
     "os.open in sealing.py",
+    "made.unlink in sealing.py",
 }
 _OWN_METHODS = {"self", "self._anchoring", "self._refusals", "self.notices"}  # open, no file
 

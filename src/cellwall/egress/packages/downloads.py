@@ -1,6 +1,6 @@
 """Files on their way from a registry: each fetched once, however many clients wait for it.
 
-A download writes into a part of the cache; whoever asks reads from that part as it grows, so that
+A download writes into a part of the cache; each client reads from that part as it grows, so that
 the first client does not wait for the last byte. The last bytes are held back until the content has
 the digest that the page promised. The invariant: a file whose content is another is never given
 out as whole: its readers get `Broken`, and nothing of it is kept.

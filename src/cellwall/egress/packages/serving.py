@@ -26,6 +26,7 @@ _HEAD_BYTES = 16 * 1024
 _BODY_BYTES = 256 * 1024
 """Bytes of a body that are read: npm reports what it installs, which is not needed here."""
 _PIECE_BYTES = 256 * 1024
+_COUNTED_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ class _Connection:
         self.is_cut = False
         """Whether an answer stopped in its middle, which a client must not take for its end."""
         self._sent = 0
+        self._uncounted = 0
+        """Bytes that came from the client and are not counted yet."""
 
     def served(self, request: BrokerRequest, answer: BrokerAnswer) -> Served:
         """Return what became of the last request."""
@@ -136,7 +139,16 @@ class _Connection:
         return True
 
     async def request(self) -> BrokerRequest | None:
-        """Return the next request, its body read and dropped; None: the client has gone."""
+        """Return the next request, its body read and dropped; None: the client has gone.
+
+        Counting waits where the client's rate is spent, which is no time of the client's.
+        """
+        found = await self._next()
+        size, self._uncounted = self._uncounted, 0
+        await self._terms.count_sent(size)
+        return found
+
+    async def _next(self) -> BrokerRequest | None:
         if not self._http.trailing_data[0]:
             async with asyncio.timeout(self._times.idle_s):
                 received = await self._read()
@@ -152,7 +164,7 @@ class _Connection:
 
     async def _read(self) -> bytes:
         received = await self._reader.read(_HEAD_BYTES)
-        await self._terms.count_sent(len(received))
+        self._uncounted += len(received)
         return received
 
     async def _read_request(self) -> BrokerRequest | None:
@@ -205,9 +217,12 @@ class _Connection:
         self.is_cut = False
 
     async def _write(self, part: bytes | None) -> None:
-        if part:
-            await self._terms.count_received(len(part))
-            self._writer.write(part)
+        left = memoryview(part or b"")
+        while left:
+            # Small pieces: one that waits for the client's rate must not look like silence.
+            piece, left = left[:_COUNTED_BYTES], left[_COUNTED_BYTES:]
+            await self._terms.count_received(len(piece))
+            self._writer.write(piece)
             async with asyncio.timeout(self._times.stuck_s):
                 await self._writer.drain()
 

@@ -13,6 +13,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from cellwall.egress.proxy.meter import LimitReached
 from cellwall.egress.proxy.sandbox_network import Destination, Open, Refused, SandboxNetwork
 from cellwall.model.network import BROKER
 from cellwall.model.packages import NO_PACKAGE
@@ -45,7 +46,11 @@ async def serve(network: SandboxNetwork, entry: Open, inner: socket.socket, port
         entry.meter.count_sent,
         entry.meter.count_received,
     )
-    await serving.serve(reader, writer, broker, terms)
+    try:
+        await serving.serve(reader, writer, broker, terms)
+    except LimitReached as error:
+        network.note_refusal(BROKER, _PORT, "packages", str(error))
+        raise
     try:
         async with asyncio.timeout(_LAST_S):
             await writer.wait_closed()

@@ -79,10 +79,10 @@ class EngineSettings:
     """Registries that the package broker asks, such as
     `{"registry": "pypi", "url": "https://packages.example.org/simple/"}`; empty: what pip, uv and
     npm of this machine ask. In the variable JSON."""
-    image_registries: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Registries that images are pulled from: the URL of each by the name that images have, such as
-    `{"docker.io": "https://mirror.example.org"}`; none is asked that is not listed. In the variable
-    JSON."""
+    image_registries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    """Registries that images are pulled from, by the name that images have, such as
+    `{"registry": "docker.io", "url": "https://mirror.example.org"}`; none is asked that is not
+    listed. In the variable JSON."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -111,6 +111,8 @@ class EngineSettings:
                 f"settings: network_authorities: {self.network_authorities!r} is no file",
                 remedy="give the path of a PEM file",
             )
+        if self.image_registries:
+            self._check_images()
         if self.packages is None:
             object.__setattr__(self, "packages", self.network != "none")
         if self.packages is not True or self.package_registries:
@@ -121,6 +123,11 @@ class EngineSettings:
                 f"settings: trust: {odd[0]!r} is not one of its words, or is missing",
                 remedy=f"its words: {', '.join(TRUST_WORDS)}",
             )
+
+    def _check_images(self) -> None:
+        from cellwall.images.registry import Registries  # most operators list none
+
+        Registries.of(self.image_registries)
 
     def _check_packages(self) -> None:
         from cellwall.egress.packages.upstream import Upstream  # most operators leave both
@@ -155,8 +162,8 @@ class EngineSettings:
             name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),
             network_authorities=source.get("CELLWALL_NETWORK_AUTHORITIES", ""),
             packages=_packages(source.get("CELLWALL_PACKAGES")),
-            image_registries=_image_registries(source.get("CELLWALL_IMAGE_REGISTRIES", "{}")),
-            package_registries=_registries(source.get("CELLWALL_PACKAGE_REGISTRIES", "[]")),
+            image_registries=_registries(source, "CELLWALL_IMAGE_REGISTRIES", "docker.io"),
+            package_registries=_registries(source, "CELLWALL_PACKAGE_REGISTRIES", "pypi"),
         )
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:
@@ -179,26 +186,16 @@ def _packages(text: str | None) -> object:
     return text == "any" if text in {"any", "none"} else _json("CELLWALL_PACKAGES", text)
 
 
-def _registries(text: str) -> tuple[Mapping[str, Any], ...]:
-    found = _json("CELLWALL_PACKAGE_REGISTRIES", text)
+def _registries(
+    source: Mapping[str, str], name: str, example: str
+) -> tuple[Mapping[str, Any], ...]:
+    found = _json(name, source.get(name, "[]"))
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise UsageError(
-            "settings: CELLWALL_PACKAGE_REGISTRIES is no list of objects",
-            remedy='give JSON: [{"registry": "pypi", "url": "https://packages.example.org/simple/"}]',
+            f"settings: {name} is no list of objects",
+            remedy=f'give JSON: [{{"registry": "{example}", "url": "https://mirror.example.org/"}}]',
         )
     return tuple(found)
-
-
-def _image_registries(text: str) -> Mapping[str, str]:
-    found = _json("CELLWALL_IMAGE_REGISTRIES", text)
-    if not isinstance(found, dict) or not all(
-        isinstance(url, str) and url.startswith(("https://", "http://")) for url in found.values()
-    ):
-        raise UsageError(
-            "settings: CELLWALL_IMAGE_REGISTRIES is no object of URLs",
-            remedy='give JSON: {"docker.io": "https://mirror.example.org"}',
-        )
-    return found
 
 
 def _json(name: str, text: str) -> object:

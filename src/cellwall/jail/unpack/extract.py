@@ -47,6 +47,23 @@ class Bounds(NamedTuple):
     """Bytes of a layer for each byte of it compressed, beyond the first 64 MiB."""
 
 
+class _Header(tarfile.TarInfo):
+    """A header; a damaged one is an error wherever it is.
+
+    Behind the first member tarfile takes it for the end, and half a layer would be a whole one.
+    """
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Header:
+        """Return the next header. Raises `Refused`."""
+        try:
+            return super().fromtarfile(tarfile_)
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise Refused(f"a layer has a damaged header ({error})") from None
+
+
 class Layer(NamedTuple):
     """One layer: part of an open file."""
 
@@ -171,24 +188,32 @@ class Tree:
         self.bytes = self.inodes = 0
         self.skipped: Dict[str, int] = {"devices": 0, "attributes": 0}
         self._made: Set[str] = set()
-        """Paths that the layer at hand has made: its whiteouts are for those before it."""
+        """Paths that the layer at hand has made, or has made something below: its whiteouts are for
+        what was there before."""
+        self._folders: Dict[str, str] = {}
+        """Real paths of folders, until a link or a directory changes."""
         self._times: List[Tuple[str, int]] = []
 
     def add(self, layer: Layer) -> None:
         """Unpack one layer over those before it. Raises `Refused`, OSError."""
         self._made.clear()
+        self._folders.clear()
         self._times.clear()
         content = _Content(layer, self._bounds)
         try:
-            with tarfile.open(fileobj=content.file, mode="r|", bufsize=_BLOCKS) as tar:
+            with tarfile.open(
+                fileobj=content.file, mode="r|", bufsize=_BLOCKS, tarinfo=_Header
+            ) as tar:
                 for member in tar:
                     self._take(tar, member)
                     tar.members = []  # type: ignore[attr-defined] # or it would keep all of them
             content.check()
-        except _TAR as error:
+        except (*_TAR, Refused) as error:
             while content.file.read(_PIECE):
                 pass
             content.explain()  # what is wrong with its bytes comes first
+            if isinstance(error, Refused):
+                raise
             raise Refused(f"a layer is no tar: {str(error)[:200]}") from None
         finally:
             content.close()
@@ -202,67 +227,105 @@ class Tree:
         if name.startswith(_WHITEOUT):
             self._whiteout(folder, name)
             return
-        self.inodes += 1
-        if self.inodes > self._bounds.most_inodes:
-            raise Refused(f"it has more than {self._bounds.most_inodes} files", "bound")
-        if not 0 <= member.uid < self._ids or not 0 <= member.gid < self._ids:
-            raise Refused(f"{path[:200]!r} belongs to id {member.uid}:{member.gid}")
+        self._count()
+        self._check(path, member)
         if any(key.startswith("SCHILY.xattr.") for key in member.pax_headers):
             self.skipped["attributes"] += 1
-        self._parents(folder)
+        path = os.path.join(self._parents(folder), name)
         if member.isdir():
             self._directory(path, member)
         elif member.isreg():
             self._file(tar, path, member)
         elif member.issym():
-            _clear(path)
+            self._clear(path)
+            self._folders.clear()
             os.symlink(member.linkname, path)
             self._settle(path, member, is_link=True)
         elif member.islnk():
             self._hard_link(path, member)
         elif member.isfifo():
-            _clear(path)
+            self._clear(path)
             os.mkfifo(path, 0o600)
             self._settle(path, member)
         else:
             self.skipped["devices"] += 1
             return
-        self._made.add(path)
+        while path not in self._made:
+            self._made.add(path)
+            path = os.path.dirname(path)
+
+    def _check(self, path: str, member: tarfile.TarInfo) -> None:
+        if any(part.startswith(_WHITEOUT) for part in path.split("/")):
+            raise Refused(f"{path[:200]!r} lies below a whiteout")
+        if not 0 <= member.uid < self._ids or not 0 <= member.gid < self._ids:
+            raise Refused(f"{path[:200]!r} belongs to id {member.uid}:{member.gid}")
+
+    def _count(self) -> None:
+        self.inodes += 1
+        if self.inodes > self._bounds.most_inodes:
+            raise Refused(f"it has more than {self._bounds.most_inodes} files", "bound")
+
+    def _clear(self, path: str) -> None:
+        """Remove what is there; a link, not what it leads to."""
+        found = _mode(path)
+        if path == "/":
+            raise Refused("the root of a layer is no directory")
+        if stat.S_ISDIR(found):
+            self._folders.clear()
+            shutil.rmtree(path)
+        elif found:
+            if stat.S_ISLNK(found):
+                self._folders.clear()
+            os.unlink(path)
 
     def _whiteout(self, folder: str, name: str) -> None:
+        folder = os.path.realpath(folder)
         if name == _OPAQUE:
-            if os.path.isdir(folder) and not os.path.islink(folder):
-                self._empty(folder)
+            self._empty(folder)
             return
         hidden = name[len(_WHITEOUT) :]
         if hidden in {"", ".", ".."} or hidden.startswith(_WHITEOUT):
             raise Refused(f"{name[:200]!r} hides nothing that has a name")
-        path = os.path.join(folder, hidden)
+        self._hide(os.path.join(folder, hidden))
+
+    def _hide(self, path: str) -> None:
+        """Remove what layers before this one have put to a path, and below it."""
         if path not in self._made:
-            _clear(path)
+            self._clear(path)
+        else:
+            self._empty(path)
 
     def _empty(self, folder: str) -> None:
-        """Remove what layers before this one have put into a directory."""
-        for name in os.listdir(folder):
-            path = os.path.join(folder, name)
-            if path not in self._made:
-                _clear(path)
-            elif os.path.isdir(path) and not os.path.islink(path):
-                self._empty(path)
+        if stat.S_ISDIR(_mode(folder)):
+            for name in os.listdir(folder):
+                self._hide(os.path.join(folder, name))
 
-    def _parents(self, folder: str) -> None:
-        """Make directories that no layer names; a link among them leads within the tree."""
-        if not os.path.isdir(folder):
+    def _parents(self, folder: str) -> str:
+        """Return the real path of a folder; make directories that no layer names.
+
+        A link among them leads within the tree.
+        """
+        found = self._folders.get(folder)
+        if found is not None:
+            return found
+        found = os.path.realpath(folder)
+        if not stat.S_ISDIR(_mode(found)):
+            above = found
+            while not os.path.lexists(above):
+                self._count()
+                above = os.path.dirname(above)
             try:
-                os.makedirs(folder, 0o755, exist_ok=True)
+                os.makedirs(found, 0o755, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 raise Refused(f"{folder[:200]!r} is no directory") from None
+        self._folders[folder] = found
+        return found
 
     def _directory(self, path: str, member: tarfile.TarInfo) -> None:
         found = _mode(path)
         if not stat.S_ISDIR(found):
             if found:
-                _clear(path)
+                self._clear(path)
             if path != "/":
                 os.mkdir(path, 0o700)
         self._settle(path, member)
@@ -272,13 +335,15 @@ class Tree:
         self.bytes += member.size
         if self.bytes > self._bounds.most_bytes:
             raise Refused(f"it has more than {self._bounds.most_bytes} bytes", "bound")
-        _clear(path)
+        self._clear(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
             source = tar.extractfile(member)
             while source is not None and (piece := source.read(_PIECE)):
-                os.write(fd, piece)
+                left = memoryview(piece)
+                while left:
+                    left = left[os.write(fd, left) :]
             os.fchown(fd, member.uid, member.gid)
             os.fchmod(fd, member.mode & 0o7777)
             os.utime(fd, ns=(_ns(member), _ns(member)))
@@ -291,7 +356,7 @@ class Tree:
         if not found or stat.S_ISDIR(found):
             raise Refused(f"{path[:200]!r} is a hard link to {target[:200]!r}, which is no file")
         if target != path:
-            _clear(path)
+            self._clear(path)
             os.link(target, path, follow_symlinks=False)
 
     def _settle(self, path: str, member: tarfile.TarInfo, *, is_link: bool = False) -> None:
@@ -323,14 +388,3 @@ def _mode(path: str) -> int:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return 0
-
-
-def _clear(path: str) -> None:
-    """Remove what is there; a link, not what it leads to."""
-    found = _mode(path)
-    if path == "/":
-        raise Refused("the root of a layer is no directory")
-    if stat.S_ISDIR(found):
-        shutil.rmtree(path)
-    elif found:
-        os.unlink(path)

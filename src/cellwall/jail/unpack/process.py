@@ -16,6 +16,7 @@ no other file, process or network that it could reach. The steps, letter = proce
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -35,6 +36,10 @@ _NAMESPACES = (
 )
 _KEPT = 0b1_1011
 """CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, over files of images only."""
+_OF_THE_IMAGE = frozenset(
+    {errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EMLINK}
+)
+"""Errors of paths: nothing of the host's is lacking, the image's own links and names are odd."""
 _MIB = 1 << 20
 _MEMORY_MIB = 1024
 
@@ -123,7 +128,8 @@ def _inner(
     except MemoryError:
         answer = {"error": "it needs more memory than it may have", "code": "bound"}
     except OSError as error:
-        answer = {"error": str(error)[:1000], "code": "system", "errno": error.errno}
+        code = "invalid" if error.errno in _OF_THE_IMAGE else "system"
+        answer = {"error": str(error)[:1000], "code": code, "errno": error.errno}
     _say(control, answer)
     os._exit(0)
 

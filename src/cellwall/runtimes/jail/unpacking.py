@@ -82,7 +82,7 @@ async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBound
 
 
 def _explained(error: OSError, step: str) -> CellwallError:
-    short = shortage(error.errno, f"image: {step}", error)
+    short = shortage(error.errno, f"image: {step}", error, on_disk=True)
     return short or HostUnsupported(
         "images",
         f"image: {step}: {error}",
@@ -100,6 +100,7 @@ def _start(state_dir: Path) -> _Started:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
             cwd="/",
             start_new_session=True,
