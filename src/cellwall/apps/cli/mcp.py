@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cellwall.apps.cli.console import network_words
 from cellwall.apps.cli.mcp_on_stdio import serve
 from cellwall.apps.cli.one_program import network_of
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
@@ -23,22 +24,8 @@ def mcp(
     budget: Annotated[
         int, typer.Option(metavar="CHARS", help="Most characters of text in one answer.")
     ] = DEFAULT_BUDGET_CHARS,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST",
-            help="Let sandboxes connect to a host, such as example.org or *.example.org:443; "
-            "repeatable. Without this they have no network.",
-        ),
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            metavar="none|packages|open",
-            help="Instead of --allow: nothing, pip, uv and npm alone, or every address. `packages` "
-            "also beside --allow.",
-        ),
-    ] = None,
+    allow: network_words.Allow = None,
+    network: network_words.Network = None,
 ) -> None:
     """Serve sandboxes to one client that speaks the Model Context Protocol, on stdin and stdout.
 

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from cellwall.apps.cli.console import network_words
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -82,28 +84,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER", help="A limit of the compile stage; repeatable."),
     ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST",
-            help="Let it connect to a host: a name, `*.` and a name, an address or a network, each "
-            "with `:PORTS`; repeatable. Without this it has no network.",
-        ),
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            metavar="none|packages|open",
-            help="Instead of --allow: nothing, pip, uv and npm alone, or every address. `packages` "
-            "also beside --allow.",
-        ),
-    ] = None,
-    package: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Install a Python package first, such as `pandas>=2`; repeatable."
-        ),
-    ] = None,
+    allow: network_words.Allow = None,
+    network: network_words.Network = None,
+    package: network_words.Package = None,
     secret: Annotated[
         list[str] | None,
         typer.Option(

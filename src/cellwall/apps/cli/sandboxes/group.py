@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellwall.apps.cli.console import network_words
 from cellwall.apps.cli.console.remote import (
     AsJson,
     Key,
@@ -123,14 +124,9 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     trust: Annotated[
         str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
     ] = None,
-    allow: sandbox_network.Allow = None,
-    network: sandbox_network.Network = None,
-    package: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Install a Python package first, such as `pandas>=2`; repeatable."
-        ),
-    ] = None,
+    allow: network_words.Allow = None,
+    network: network_words.Network = None,
+    package: network_words.Package = None,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cellwall.apps.cli.console import network_words
 from cellwall.apps.cli.console.remote import AsJson, Key, Url, Which, connected, found
 from cellwall.apps.cli.console.terminal import visible
 from cellwall.apps.cli.one_program import network_of
@@ -23,18 +24,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(metavar="HOST", help="A host it may connect to, maybe `:PORTS`; repeatable."),
-]
-Network = Annotated[
-    str | None,
-    typer.Option(
-        metavar="none|packages|open",
-        help="Instead of --allow: nothing, pip, uv and npm alone, or every address. `packages` "
-        "also beside --allow.",
-    ),
-]
 
 
 @app.command()
@@ -96,8 +85,8 @@ def show_policy(which: Which, as_json: AsJson = False, url: Url = None, key: Key
 @app.command("set")
 def set_policy(
     which: Which,
-    allow: Allow = None,
-    network: Network = None,
+    allow: network_words.Allow = None,
+    network: network_words.Network = None,
     url: Url = None,
     key: Key = None,
 ) -> None:
