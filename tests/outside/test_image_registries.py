@@ -242,6 +242,17 @@ def test_token_goes_to_the_registry_and_not_along_a_redirect(tmp_path: Path) -> 
         assert ("/v2/app/manifests/1", token) in asked
 
 
+def test_token_service_without_end(tmp_path: Path) -> None:
+    def answer(path: str, headers: dict[str, str]) -> Answer | None:
+        if path.startswith("/token"):
+            return 200, {}, b'{"token": "' + b"x" * (5 << 20) + b'"}'
+        realm = f'Bearer realm="http://127.0.0.1:{port}/token",service="here"'
+        return 401, {"WWW-Authenticate": realm}, b""
+
+    with hostile(answer) as (port, _), pytest.raises(ImageInvalid, match="too large"):
+        _from(port, tmp_path)
+
+
 def test_basic_credentials(tmp_path: Path) -> None:
     def answer(_path: str, headers: dict[str, str]) -> Answer | None:
         if headers.get("authorization") == "Basic bWU6c2VjcmV0":

@@ -9,6 +9,7 @@ one names it.
 from __future__ import annotations
 
 import os
+import stat
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ from cellwall.images.image import (
 from cellwall.model.errors import UsageError
 
 _MOST_MEMBERS = 20_000
+_MOST_HEADER = 1 << 20
+"""Most bytes of a member's long name or attributes, which tarfile reads into memory."""
 _MOST_LINKS = 8
 _MOST_INDEXES = 4
 """Most indexes one below the other: Docker writes two."""
@@ -73,6 +76,17 @@ class _Files(Protocol):
         """Return where a file lies; None if there is none of that name."""
 
 
+class _Member(tarfile.TarInfo):
+    """A member of a tar; names and attributes of unbounded length are not read."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        long = (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if self.type in long and self.type != tarfile.GNUTYPE_SPARSE and self.size > _MOST_HEADER:
+            raise tarfile.HeaderError("a header is too long")
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return found
+
+
 class _Tar:
     """The files of a tar; links in it are followed within it."""
 
@@ -80,7 +94,7 @@ class _Tar:
         self._path = path
         self._members: dict[str, tarfile.TarInfo] = {}
         try:
-            with tarfile.open(path, "r:") as tar:
+            with tarfile.open(path, "r:", tarinfo=_Member) as tar:
                 for member in tar:
                     if len(self._members) >= _MOST_MEMBERS:
                         raise ImageInvalid(f"image {path.name}: more than {_MOST_MEMBERS} members")
@@ -123,6 +137,10 @@ class _Directory:
 def read_archive(path: Path) -> Image:
     """Return the image in an archive. Raises `UsageError`, `ImageInvalid`."""
     with _readable(path):
+        if not (path.is_dir() or stat.S_ISREG(path.stat().st_mode)):
+            raise UsageError(
+                f"image: {path} is neither a file nor a directory", remedy="name an archive"
+            )
         files: _Files = _Directory(path) if path.is_dir() else _Tar(path)
         if files.find("oci-layout") is not None and files.find("index.json") is not None:
             return _of_layout(files, path.name)

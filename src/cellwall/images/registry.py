@@ -193,14 +193,18 @@ class Pull:
         return document(data, f"image {self._reference}, {path}")
 
     async def _bytes(self, client: httpx.AsyncClient, path: str, digest: str) -> bytes:
-        data = b""
         async with self._asked(client, path) as answer:
-            async for piece in answer.aiter_bytes():
-                data += piece
-                if len(data) > MOST_DOCUMENT_BYTES:
-                    raise ImageInvalid(f"image {self._reference}, {path}: it is too large")
+            data = await self._whole(answer, path)
         if digest and digest_of(data) != digest:
             raise ImageInvalid(f"image {self._reference}, {path}: it has another digest")
+        return data
+
+    async def _whole(self, answer: httpx.Response, path: str) -> bytes:
+        data = b""
+        async for piece in answer.aiter_bytes():
+            data += piece
+            if len(data) > MOST_DOCUMENT_BYTES:
+                raise ImageInvalid(f"image {self._reference}, {path}: it is too large")
         return data
 
     async def _blob(
@@ -290,9 +294,10 @@ class Pull:
         realm = self._checked(urljoin(self._base, asked["realm"]))
         scope = f"repository:{self._repository}:pull"
         wanted = {"service": asked.get("service", ""), "scope": scope}
-        answer = await client.get(realm, params=wanted, auth=basic)
-        self._check(answer, "token")
-        found = document(answer.content, f"image {self._reference}, token")
+        async with client.stream("GET", realm, params=wanted, auth=basic) as answer:
+            self._check(answer, "token")
+            said = await self._whole(answer, "token")
+        found = document(said, f"image {self._reference}, token")
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not token.isascii():
             raise self._failed("its token service gave no token")

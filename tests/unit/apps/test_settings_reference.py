@@ -27,6 +27,7 @@ _CHOSEN = {
     "network_authorities": __file__,
     "packages": "none",
     "package_registries": '[{"registry": "pypi", "url": "https://packages.example.org/simple/"}]',
+    "image_registries": '[{"registry": "docker.io", "url": "https://mirror.example.org"}]',
     "metrics_token_sha256": "0" * 64,
     "proxies": "127.0.0.1,10.1.0.0/16",
 }

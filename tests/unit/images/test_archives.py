@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,29 @@ def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ImageInvalid):
         read_archive(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_header_that_promises_gigabytes_is_not_read(tmp_path: Path, kind: bytes) -> None:
+    """A sparse file costs its writer nothing; the peak of memory is the witness."""
+    path = tmp_path / "image.tar"
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, 1 << 30
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, 512 + (1 << 30) + 1024)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageInvalid):
+            read_archive(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_pipe_is_no_archive(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="neither a file nor a directory"):
+        read_archive(tmp_path / "pipe")
 
 
 def test_missing_archive_and_two_images_in_one(tmp_path: Path) -> None:

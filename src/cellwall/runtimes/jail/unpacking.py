@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -67,6 +68,7 @@ async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBound
         async with asyncio.timeout(bounds.timeout_s):
             answer = await asyncio.to_thread(_talk, started, image, partial, bounds)
         unpacked = _checked(answer)
+        await asyncio.to_thread(_synced, partial)
         partial.rename(target)
     except TimeoutError:
         raise ImageInvalid(
@@ -79,6 +81,17 @@ async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBound
         if partial.exists():
             await asyncio.to_thread(remove_tree, str(partial))
     return unpacked
+
+
+def _synced(tree: Path) -> None:
+    """Have the kernel write the tree to its disk: a name must not outlive content. syncfs(2)."""
+    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Not by `linux.syscalls`, which holds the interpreter's lock meanwhile.
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+            raise OSError(ctypes.get_errno(), "syncfs")
+    finally:
+        os.close(fd)
 
 
 def _explained(error: OSError, step: str) -> CellwallError:
