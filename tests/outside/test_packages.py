@@ -308,7 +308,7 @@ def test_packages_and_a_secret_go_together(packages: Packages) -> None:
 
 def test_the_registries_of_this_machine() -> None:
     """Real packages from wherever pip and npm of this machine get theirs."""
-    index = asyncio.run(package_registries.find(EngineSettings()))["upstreams"]
+    index = asyncio.run(package_registries.find(EngineSettings())).upstreams
     require_capability("package registries over http", len(index) == 2, "configure pip and npm")
     # A machine behind a mirror has its registries at private addresses.
     everywhere = ("0.0.0.0/0", "::/0")

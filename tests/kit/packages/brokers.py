@@ -69,7 +69,6 @@ def serving(
         terms = Terms(lambda: made.policy, on_served=made.served.append)
         await serve(reader, writer, made.broker, terms)
 
-    wait(made.broker.prepare)
     server = wait(lambda: asyncio.start_server(accepted, "127.0.0.1", 0))
     made.port = server.sockets[0].getsockname()[1]
 

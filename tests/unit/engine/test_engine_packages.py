@@ -91,7 +91,7 @@ def test_a_sandbox_with_packages_asks_the_broker() -> None:
 def test_registries_of_the_settings_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     own = ({"registry": "pypi", "url": "https://packages.test/simple/"},)
     found = asyncio.run(package_registries.find(EngineSettings(package_registries=own)))
-    assert found["upstreams"] == list(own)
+    assert found.upstreams == list(own)
 
 
 def test_registries_are_those_of_this_machines_installers(
@@ -103,13 +103,13 @@ def test_registries_are_those_of_this_machines_installers(
     for name in ("npm_config_registry", "NPM_CONFIG_REGISTRY"):
         monkeypatch.delenv(name, raising=False)
     found = asyncio.run(package_registries.find(EngineSettings()))
-    assert found["upstreams"] == [
+    assert found.upstreams == [
         {"registry": "pypi", "url": "https://user:word@packages.test/simple/"},
         {"registry": "npm", "url": "https://npm.test/"},
     ]
     monkeypatch.setenv("npm_config_registry", "file:///nowhere")
     monkeypatch.setenv("UV_DEFAULT_INDEX", "/a/folder")
-    assert asyncio.run(package_registries.find(EngineSettings()))["upstreams"] == []
+    assert asyncio.run(package_registries.find(EngineSettings())).upstreams == []
 
 
 def test_the_usual_index_is_what_uv_says_it_is(
@@ -119,7 +119,7 @@ def test_the_usual_index_is_what_uv_says_it_is(
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("HOME", str(tmp_path))
-    python = asyncio.run(package_registries.find(EngineSettings()))["upstreams"][0]
+    python = asyncio.run(package_registries.find(EngineSettings())).upstreams[0]
     assert python["registry"] == "pypi"
     assert python["url"].startswith("https://")
     assert python["url"].rstrip("/").endswith("/simple")
@@ -164,6 +164,51 @@ def test_each_user_id_has_a_folder_of_its_own(tmp_path: Path) -> None:
     path.symlink_to(tmp_path)
     with pytest.raises(HostUnsupported):
         package_registries.open_folder(tmp_path, own)
+
+
+def test_a_proxy_is_handed_files_and_no_paths(tmp_path: Path) -> None:
+    own, bundle = os.geteuid(), tmp_path / "bundle.pem"
+    bundle.write_text("certificates")
+    folder, file = package_registries.open_files(tmp_path, str(bundle), own)
+    assert os.readlink(f"/proc/self/fd/{folder}") == str(tmp_path / "packages" / str(own))
+    assert os.read(file, 100) == b"certificates"
+    (alone,) = package_registries.open_files(tmp_path, None, own)
+    for fd in (folder, file, alone):
+        os.close(fd)
+
+
+def test_certificates_that_cannot_be_read_are_an_error_with_a_remedy(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(HostUnsupported, match="the certificates in ") as caught:
+        package_registries.open_files(tmp_path, str(tmp_path / "bundle.pem"), os.geteuid())
+    assert "SSL_CERT_FILE" in str(caught.value.remedy)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_installers_of_this_machine_are_asked_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And again after a caller that waited for them has gone."""
+    asked: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def find(_settings: EngineSettings) -> package_registries.Found:
+        may_go_on = asyncio.Event()
+        asked.put_nowait(may_go_on)
+        await may_go_on.wait()
+        return package_registries.Found([], None)
+
+    monkeypatch.setattr(package_registries, "find", find)
+
+    async def run() -> None:
+        registries = package_registries.Registries(EngineSettings(), tmp_path)
+        first, *others = [asyncio.ensure_future(registries.handed()) for _ in range(3)]
+        await asked.get()
+        first.cancel()
+        (await asked.get()).set()
+        await asyncio.gather(*others, registries.handed())
+        assert asked.empty()
+
+    asyncio.run(run())
 
 
 def test_requirements_are_plain(tmp_path: Path) -> None:

@@ -139,10 +139,6 @@ class Broker:
         """Number of files that were fetched from registries."""
         return self._downloads.fetched
 
-    async def prepare(self) -> None:
-        """Do ahead of the first client what costs it 100 ms; the answer needs no call of this."""
-        await self._fetcher.prepare()
-
     async def answer(self, request: BrokerRequest, policy: PackagePolicy) -> BrokerAnswer:
         """Return the answer; an error is a defect."""
         ask = ask_of(request.target)

@@ -7,7 +7,6 @@ The invariant: `Trouble` says what is wrong without a URL, a host or a header in
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -76,33 +75,23 @@ class Fetcher:
         tls: ssl.SSLContext | None = None,
         times: Times | None = None,
     ) -> None:
-        """`listed` are networks that pages and redirects may name beside public ones."""
+        """`listed` are networks that pages and redirects may name beside public ones.
+
+        `tls`: None trusts this machine's authorities, which takes 50 ms to read.
+        """
         self._system = SystemResolver()
-        self._tls = tls
         self._times = times or Times()
         configured = [upstream.origin[1:] for upstream in upstreams]
-        self._backend = CheckedBackend(AddressPolicy(listed), configured, resolve or self._system)
-        self._pool: httpcore.AsyncConnectionPool | None = None
-        self._opening = asyncio.Lock()
-
-    async def prepare(self) -> None:
-        """Read the authorities that TLS trusts, ahead of the first request."""
-        await self._opened_pool()
-
-    async def _opened_pool(self) -> httpcore.AsyncConnectionPool:
-        async with self._opening:
-            if self._pool is None:
-                # Reading the authorities takes some 50 ms, for which the loop should not wait.
-                tls = self._tls or await asyncio.to_thread(ssl.create_default_context)
-                self._pool = httpcore.AsyncConnectionPool(
-                    ssl_context=tls,
-                    max_connections=_MOST_CONNECTIONS,
-                    keepalive_expiry=_KEPT_S,
-                    http1=True,
-                    http2=False,
-                    network_backend=self._backend,
-                )
-        return self._pool
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=tls or ssl.create_default_context(),
+            max_connections=_MOST_CONNECTIONS,
+            keepalive_expiry=_KEPT_S,
+            http1=True,
+            http2=False,
+            network_backend=CheckedBackend(
+                AddressPolicy(listed), configured, resolve or self._system
+            ),
+        )
 
     @asynccontextmanager
     async def get(
@@ -145,8 +134,7 @@ class Fetcher:
             sent["Authorization"] = authorization
         times, silent_s = self._times, self._times.silent_s
         timeout = {"connect": times.connect_s, "read": silent_s, "write": silent_s}
-        pool = await self._opened_pool()
-        async with pool.stream(
+        async with self._pool.stream(
             "GET",
             bare,
             headers=list(sent.items()),
@@ -165,8 +153,7 @@ class Fetcher:
     async def aclose(self) -> None:
         """Close every connection."""
         self._system.close()
-        if self._pool is not None:
-            await self._pool.aclose()
+        await self._pool.aclose()
 
 
 def _redirected(fetched: Fetched) -> str:

@@ -1,9 +1,9 @@
 """Messages between the engine and the egress proxy, over one SOCK_SEQPACKET socket.
 
 The engine asks: `add` (with the listeners' descriptors), `policy`, `drop`, `usage`, `ping`, and
-`packages` (with the descriptor of a folder); each
-question has a number, and its answer the same one. The proxy reports connections without being
-asked, many in one message.
+`packages` (with the descriptors of a folder and maybe of a file of certificates); each question has
+a number, and its answer the same one, with an `error` and maybe a `remedy`. The proxy reports
+connections without being asked, many in one message.
 """
 
 from __future__ import annotations

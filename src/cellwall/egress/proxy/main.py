@@ -15,8 +15,6 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.egress.addresses import AddressPolicy
@@ -25,6 +23,7 @@ from cellwall.egress.proxy.listening import Listening
 from cellwall.egress.proxy.naming import resolver
 from cellwall.egress.proxy.sandbox_network import Refused, SandboxNetwork
 from cellwall.linux.syscalls import process
+from cellwall.model.errors import UsageError
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.secret import Secret
 
@@ -40,7 +39,6 @@ _FLUSH_S = 0.02
 """Seconds for which records wait for others."""
 _CACHE_BYTES = 8 << 30
 """Most bytes of packages that are kept, those that were used last."""
-MakeBroker = Callable[[dict[str, Any], str, tuple[str, ...]], "Broker"]
 
 
 class Proxy:
@@ -69,7 +67,7 @@ class Proxy:
         self._records: list[dict[str, Any]] = []
         self._lost = 0
         self._flushing: asyncio.TimerHandle | None = None
-        self._broker: asyncio.Task[Broker] | None = None
+        self._broker: Broker | None = None
         self._ended = self._loop.create_future()
 
     async def serve(self) -> None:
@@ -102,8 +100,9 @@ class Proxy:
                     policy = NetworkPolicy.of(message["policy"])
                     self._served[sandbox].network.set_policy(policy)
                 case "packages":
-                    made = self._made_broker(message["source"], descriptors.pop())
-                    self._broker = self._loop.create_task(made)
+                    made = self._make_broker(message["upstreams"], descriptors, reply)
+                    self._loop.create_task(made)
+                    return
                 case "usage":
                     reply["usage"] = self._served[sandbox].network.usage()
                     self._loop.create_task(self._say_after_records(reply))
@@ -114,9 +113,8 @@ class Proxy:
                 case _:  # a ping wants an answer only
                     pass
         except Exception as error:  # noqa: BLE001 - the engine hears of it
-            for fd in descriptors:
-                os.close(fd)
-            reply["error"] = f"{type(error).__name__}: {error}"
+            _close(descriptors)
+            reply |= _told(error)
         self._loop.create_task(self._say(reply))
 
     def _add(self, sandbox: str, message: dict[str, Any], descriptors: list[int]) -> str | None:
@@ -147,21 +145,29 @@ class Proxy:
         secrets = [Secret.of_proxy(each) for each in asked["secrets"]]
         return opening.Opening(sandbox, secrets, self._servers)
 
-    async def _made_broker(self, source: dict[str, Any], folder_fd: int) -> Broker:
-        """Return the package broker; its imports take 0.1 s, which no sandbox shall wait for."""
-        make = await asyncio.to_thread(_import_broker)
-        # The folder itself, wherever it lies: its path may lead through what we may not enter.
-        broker = make(source, f"/proc/self/fd/{folder_fd}/.", self._listed_texts)
-        await broker.prepare()
-        return broker
+    async def _make_broker(
+        self, upstreams: list[object], descriptors: list[int], reply: dict[str, Any]
+    ) -> None:
+        """Answer when there is a package broker, or with what is wrong.
 
-    async def _of_broker(self) -> Broker:
+        Its imports take 0.1 s, for which no sandbox shall wait.
+        """
+        folder_fd, *done = descriptors
+        try:
+            authorities_fd = done[0] if done else None
+            self._broker = await asyncio.to_thread(
+                _broker_of, upstreams, folder_fd, authorities_fd, self._listed_texts
+            )
+        except Exception as error:  # noqa: BLE001 - the engine hears of it
+            done.append(folder_fd)
+            reply |= _told(error)
+        _close(done)
+        await self._say(reply)
+
+    def _of_broker(self) -> Broker:
         if self._broker is None:
             raise Refused("no package broker runs here")
-        try:
-            return await asyncio.shield(self._broker)
-        except Exception as error:
-            raise Refused(f"the package broker cannot start: {error}") from error
+        return self._broker
 
     async def _drop(self, sandbox: str, reply: dict[str, Any]) -> None:
         served = self._served.pop(sandbox, None)
@@ -208,20 +214,32 @@ class Proxy:
             return
 
 
-def _import_broker() -> MakeBroker:
-    import ssl
+def _close(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
 
+
+def _told(error: Exception) -> dict[str, str]:
+    """Return what an answer says of an error, with a remedy where an operator has one."""
+    if isinstance(error, UsageError):
+        return {"error": error.message, "remedy": error.remedy or ""}
+    return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _broker_of(
+    upstreams: list[object], folder_fd: int, authorities_fd: int | None, listed: tuple[str, ...]
+) -> Broker:
+    """Return the package broker. Raises `UsageError` for what its operator can mend."""
     from cellwall.egress.packages.broker import Broker, BrokerSettings
-    from cellwall.egress.packages.cache import Cache
+    from cellwall.egress.packages.handed import cache_of, tls_of
     from cellwall.egress.packages.upstream import Upstream
 
-    def make(source: dict[str, Any], directory: str, listed: tuple[str, ...]) -> Broker:
-        cache = Cache(directory, most_bytes=_CACHE_BYTES)
-        settings = BrokerSettings(listed=listed)
-        tls = ssl.create_default_context(cafile=source["certificates"])
-        return Broker(list(map(Upstream.of, source["upstreams"])), cache, settings, tls=tls)
-
-    return make
+    return Broker(
+        list(map(Upstream.of, upstreams)),
+        cache_of(folder_fd, most_bytes=_CACHE_BYTES),
+        BrokerSettings(listed=listed),
+        tls=tls_of(authorities_fd),
+    )
 
 
 def _drop_privileges(uid: int | None) -> None:
@@ -243,14 +261,18 @@ def _drop_privileges(uid: int | None) -> None:
 
 
 def main() -> None:
-    """Run `CONTROL_FD SETTINGS`: JSON with `listed`, `name_servers`, `authorities` and others."""
+    """Run `CONTROL_FD SETTINGS`: JSON with `listed`, `name_servers`, `authorities` and others.
+
+    `authorities` is the descriptor of a PEM file, or null.
+    """
     control_fd, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal must not end it
     os.setsid()
-    # Before the drop: an ordinary user may not be able to read it.
-    file = settings["authorities"]
-    authorities = Path(file).read_text(encoding="ascii") if file else ""
+    fd, authorities = settings["authorities"], ""
+    if fd is not None:
+        with open(fd, encoding="ascii", errors="ignore") as file:
+            authorities = file.read()
     _drop_privileges(settings["uid"])
     if os.getppid() != settings["parent"]:
         sys.exit(0)  # the engine died before the death signal was set

@@ -33,10 +33,10 @@ async def serve(network: SandboxNetwork, entry: Open, inner: socket.socket, port
     rule = network.rule_for(destination)
     if port != _PORT:
         raise Refused(f"the package broker has port {_PORT} only, and no TLS")
-    broker = await network.broker()
+    network.check_meter()
+    broker = network.broker()
     from cellwall.egress.packages import serving  # with it: 60 ms of imports
 
-    network.check_meter()
     network.note_open(entry, destination, "", rule)
     reader, writer = await _streams(inner)
     terms = serving.Terms(

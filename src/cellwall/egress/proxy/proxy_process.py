@@ -15,13 +15,13 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cellwall.egress.proxy import control
 from cellwall.linux import own_module, uid_ranges
-from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.secret import Secret
 
@@ -55,10 +55,11 @@ class ProxySettings:
 class PackageSource:
     """What the package broker is made of."""
 
-    registries: dict[str, Any] = field(repr=False)
-    """`upstreams` and `certificates`; URLs may carry passwords."""
-    open_folder: Callable[[int], int]
-    """Returns a descriptor of the folder that a user id keeps packages in."""
+    upstreams: Sequence[object] = field(repr=False)
+    """JSON objects of registries (`Upstream.of`); URLs may carry passwords."""
+    open_files: Callable[[int], list[int]]
+    """Returns descriptors for a proxy with this user id: of the folder that it keeps packages in,
+    and maybe of a PEM file with the authorities to trust. Called on a thread."""
 
 
 class EgressProxy:
@@ -72,6 +73,8 @@ class EgressProxy:
         self._last: _Running | None = None
         self._sandboxes: dict[str, Callable[[str], None]] = {}
         self._packages: PackageSource | None = None
+        self._giving = asyncio.Lock()
+        """Held while a process gets its package broker, so that it gets one."""
         self._ids: uid_ranges.UidRange | None = None
         """User ids that no other process has, one of which is the proxy's; None for an ordinary
         user, whose proxy has the user's."""
@@ -114,20 +117,31 @@ class EgressProxy:
     async def serve_packages(self, source: PackageSource) -> None:
         """Have a package broker from now on, also in a process that replaces this one.
 
-        Raises HostUnsupported, SandboxBroken.
+        It is made when this returns. Raises HostUnsupported for what the operator can mend, and
+        SandboxBroken.
         """
-        if self._packages is None:
-            running = await self._running()
-            await self._give_packages(running, source)
-            self._packages = source
+        running = await self._running()
+        async with self._giving:
+            if not running.has_packages:
+                await self._give_packages(running, source)
+                self._packages = source
 
     async def _give_packages(self, running: _Running, source: PackageSource) -> None:
         uid = os.geteuid() if self._ids is None else self._ids.host_uid(1)
-        fd = await asyncio.to_thread(source.open_folder, uid)
+        fds = await asyncio.to_thread(source.open_files, uid)
         try:
-            await running.ask({"op": "packages", "source": source.registries}, [fd])
+            await running.ask({"op": "packages", "upstreams": [*source.upstreams]}, fds)
         finally:
-            os.close(fd)
+            for fd in fds:
+                os.close(fd)
+        running.has_packages = True
+
+    async def _give_packages_again(self, running: _Running, source: PackageSource) -> None:
+        """Give a process that replaces another one its broker, or let it go on without."""
+        try:
+            await self._give_packages(running, source)
+        except CellwallError as error:
+            _log.error("egress proxy: it was started again and has no package broker: %s", error)
 
     def serves(self, sandbox: str) -> bool:
         """Whether the proxy runs and has the sandbox's listeners."""
@@ -210,7 +224,7 @@ class EgressProxy:
         self._last = running
         await running.is_ready()
         if self._packages is not None:
-            await self._give_packages(running, self._packages)
+            await self._give_packages_again(running, self._packages)
         return running
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -245,11 +259,16 @@ class _Running:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._why = "it ended by itself"
         self.is_open = True
+        self.has_packages = False
+        """Whether it has a package broker."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
         try:
             with theirs:
                 self.process = _spawn(theirs.fileno(), settings, uid)
+        except HostUnsupported:
+            self.control.close()
+            raise
         except OSError as error:
             self.control.close()
             raise HostUnsupported(
@@ -275,7 +294,10 @@ class _Running:
             ) from None
 
     async def ask(self, message: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Ask and return the answer. Raises SandboxBroken, UsageError."""
+        """Ask and return the answer. Raises SandboxBroken, UsageError.
+
+        Raises HostUnsupported for an error that comes with a remedy.
+        """
         number, answer = await self._asking(message, fds)
         try:
             async with asyncio.timeout(_ANSWER_S):
@@ -285,6 +307,8 @@ class _Running:
             raise SandboxBroken("network: the egress proxy did not answer") from None
         finally:
             self._asked.pop(number, None)
+        if "remedy" in reply:
+            raise HostUnsupported("network", str(reply["error"]), remedy=str(reply["remedy"]))
         if "error" in reply:
             raise SandboxBroken(f"network: the egress proxy: {reply['error']}")
         return reply
@@ -431,19 +455,42 @@ class _Running:
 
 
 def _spawn(control_fd: int, settings: ProxySettings, uid: int | None) -> subprocess.Popen[bytes]:
-    words = {
-        "listed": settings.networks,
-        "name_servers": settings.name_servers,
-        "authorities": settings.authorities,
-        "uid": uid,
-        "parent": os.getpid(),
-    }
-    argv = own_module.command("cellwall.egress.proxy.main:main", str(control_fd), json.dumps(words))
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(control_fd,),
-        cwd="/",
-        env={"PATH": os.defpath, "LANG": "C.UTF-8"},
-    )
+    with _opened(settings.authorities) as fds:
+        words = {
+            "listed": settings.networks,
+            "name_servers": settings.name_servers,
+            "authorities": fds[0] if fds else None,
+            "uid": uid,
+            "parent": os.getpid(),
+        }
+        entry, text = "cellwall.egress.proxy.main:main", json.dumps(words)
+        return subprocess.Popen(
+            own_module.command(entry, str(control_fd), text),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(control_fd, *fds),
+            cwd="/",
+            env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+        )
+
+
+@contextlib.contextmanager
+def _opened(authorities: str) -> Iterator[list[int]]:
+    """Yield the descriptor of the operator's certificates, if there are any. HostUnsupported."""
+    fds = []
+    if authorities:
+        try:
+            fds.append(os.open(authorities, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise HostUnsupported(
+                "network",
+                f"network: the operator's certificates in {authorities} cannot be read: "
+                f"{error.strerror}",
+                remedy="correct the file that CELLWALL_NETWORK_AUTHORITIES names",
+                errno=error.errno,
+            ) from None
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)

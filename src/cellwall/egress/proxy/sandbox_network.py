@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ _MOST_AT_BROKER = 8
 are more, and stay open between requests."""
 
 Report = Callable[[dict[str, Any]], None]
-OfBroker = Callable[[], Awaitable["Broker"]]
+OfBroker = Callable[[], "Broker"]
 """Returns the package broker, or raises `Refused`."""
 _Like = tuple[str, int, str, str]
 """Host, port, way and reason of refusals that are alike."""
@@ -337,7 +337,7 @@ class SandboxNetwork:
             self._end_second(key)
 
 
-async def _no_broker() -> Broker:
+def _no_broker() -> Broker:
     raise Refused("no package broker runs here")
 
 

@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cellwall.model.errors import UsageError
+
 _AUTHORITY_DAYS = 8
 """A sandbox lives for seven days at most (`limits.life_s`)."""
 _LEAF_DAYS = 2
@@ -145,11 +147,17 @@ def _server_context(leaf: bytes) -> ssl.SSLContext:
 def context_to_servers(authorities: str) -> ssl.SSLContext:
     """Return the client's end of TLS, which verifies a server by this machine's authorities.
 
-    `authorities` are further ones of the operator's, as PEM; empty: none.
+    `authorities` are further ones of the operator's, as PEM; empty: none. Raises `UsageError`.
     """
     context = ssl.create_default_context()
     if authorities:
-        context.load_verify_locations(cadata=authorities)
+        try:
+            context.load_verify_locations(cadata=authorities)
+        except ssl.SSLError as error:
+            raise UsageError(
+                f"network: the operator's file of certificates cannot be read: {error.reason}",
+                remedy="correct the file that CELLWALL_NETWORK_AUTHORITIES names; it has to be PEM",
+            ) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])

@@ -13,7 +13,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cellwall.engine.parts import trust
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from cellwall.egress.proxy.proxy_process import EgressProxy
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.parts.package_registries import Registries
     from cellwall.engine.policy.settings import EngineSettings
     from cellwall.model.packages import PackagePolicy
     from cellwall.model.secret import Secret
@@ -75,7 +75,7 @@ class Outside:
         """Start nothing yet."""
         self._settings = settings
         self._state_dir = state_dir
-        self._source: asyncio.Future[dict[str, Any]] | None = None
+        self._registries: Registries | None = None
         self._tasks = tasks
         self._proxy: EgressProxy | None = None
         self._networks: dict[str, SandboxNetwork] = {}
@@ -122,15 +122,14 @@ class Outside:
         return found
 
     async def serve_packages(self) -> None:
-        """Have a package broker, whose registries are found at the first call."""
+        """Have a package broker, whose registries are found at the first call. HostUnsupported."""
+        # Imported here: most engines never need it.
         from cellwall.egress.proxy.proxy_process import PackageSource
-        from cellwall.engine.parts import package_registries
+        from cellwall.engine.parts.package_registries import Registries
 
-        if self._source is None:
-            self._source = asyncio.ensure_future(package_registries.find(self._settings))
-        registries = await asyncio.shield(self._source)
-        open_folder = partial(package_registries.open_folder, self._state_dir)
-        await self.proxy.serve_packages(PackageSource(registries, open_folder))
+        if self._registries is None:
+            self._registries = Registries(self._settings, self._state_dir)
+        await self.proxy.serve_packages(PackageSource(*await self._registries.handed()))
 
     async def open(
         self,
@@ -254,7 +253,8 @@ class SandboxNetwork:
         async with self._changing:
             await self._serve()
 
-    async def _serve(self) -> None:
+    async def _serve(self, *, is_again: bool = False) -> None:
+        """Serve by the policy in force; where it `is_again`, with or without a package broker."""
         sandbox, proxy = self.live.runtime_sandbox, self._outside.proxy
         if proxy.serves(self._id):
             return
@@ -262,7 +262,7 @@ class SandboxNetwork:
             raise no_network(self.live.isolation.runtime)
         await proxy.start()  # after the end of the one before, which had the same ports
         policy = self._in_force()
-        if policy.packages is not None:
+        if policy.packages is not None and not is_again:
             await self._outside.serve_packages()
         listeners = await sandbox.open_listeners()
         certificate = await proxy.add(self._id, listeners, policy, self.on_lost, self._opened)
@@ -319,7 +319,8 @@ class SandboxNetwork:
         if not self.live.is_alive or self._in_force().is_none:
             return
         try:
-            await self.serve()
+            async with self._changing:
+                await self._serve(is_again=True)
         except CellwallError as error:
             _log.error("sandbox %s has no network: %s", self._id, error)
 

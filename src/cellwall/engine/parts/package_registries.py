@@ -14,9 +14,11 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.engine.templates.build import find_uv
 from cellwall.engine.templates.package_index import uv_variables
@@ -29,11 +31,46 @@ _COMMAND_S = 20.0
 _UVS_OWN = re.compile(r"--default-index.*?\(by default: <(https?://[^>\s]+)>\)", re.DOTALL)
 """What `uv pip install --help` says of the index it asks where none is configured."""
 
-Source = dict[str, Any]
-"""A JSON object with `upstreams` (`Upstream.of`), and `certificates`, a path or None."""
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Registries, and by whose certificates they are verified."""
+
+    upstreams: list[Mapping[str, Any]] = field(repr=False)
+    """JSON objects as `Upstream.of` takes them."""
+    certificates: str | None
+    """Path of a PEM file; None: this machine's authorities."""
 
 
-async def find(settings: EngineSettings) -> Source:
+class Handed(NamedTuple):
+    """What a proxy is handed (`PackageSource`)."""
+
+    upstreams: list[Mapping[str, Any]]
+    open_files: Callable[[int], list[int]]
+    """Opens the files for a user id."""
+
+
+class Registries:
+    """The registries of one engine, and what a proxy is handed to ask them."""
+
+    def __init__(self, settings: EngineSettings, state_dir: Path) -> None:
+        """Look for nothing yet."""
+        self._settings = settings
+        self._state_dir = state_dir
+        self._found: Found | None = None
+        self._finding = asyncio.Lock()
+        """Held while installers of this machine are asked, which is done once."""
+
+    async def handed(self) -> Handed:
+        """Return what a proxy is handed."""
+        async with self._finding:
+            if self._found is None:
+                self._found = await find(self._settings)
+        found = self._found
+        return Handed(found.upstreams, partial(open_files, self._state_dir, found.certificates))
+
+
+async def find(settings: EngineSettings) -> Found:
     """Return the registries and the file of certificate authorities to trust."""
     environ = dict(os.environ)
     variables = uv_variables(environ)
@@ -50,7 +87,7 @@ async def find(settings: EngineSettings) -> Source:
             if url.startswith(("http://", "https://"))  # a folder is no registry
         ]
     trusted = environ.get("SSL_CERT_FILE") or variables.get("SSL_CERT_FILE")
-    return {"upstreams": upstreams, "certificates": trusted}
+    return Found(upstreams, trusted)
 
 
 def _python_index(environ: Mapping[str, str], variables: Mapping[str, str]) -> str:
@@ -93,6 +130,26 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return ran.stdout
+
+
+def open_files(state_dir: Path, certificates: str | None, uid: int) -> list[int]:
+    """Return descriptors of the folder of `open_folder` and of the certificates, if any are named.
+
+    Not paths: what leads there may be closed to the proxy's user. Raises HostUnsupported.
+    """
+    fds = [open_folder(state_dir, uid)]
+    if certificates is not None:
+        try:
+            fds.append(os.open(certificates, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            os.close(fds[0])
+            raise HostUnsupported(
+                "package registries",
+                f"packages: the certificates in {certificates} cannot be read: {error.strerror}",
+                remedy="correct SSL_CERT_FILE, or `cert` of pip's settings",
+                errno=error.errno,
+            ) from None
+    return fds
 
 
 def open_folder(state_dir: Path, uid: int) -> int:
