@@ -18,6 +18,8 @@ from cellwall.model.errors import CellwallError, Conflict, HostUnsupported, NotF
 from kit import command_line, waiting
 from kit.images import archives
 from kit.images.archives import config_of, layer, small_root
+from kit.images.host_tree import APP, host_tree
+from kit.images.host_tree import image as host_image
 
 pytestmark = pytest.mark.root
 OWN = {
@@ -122,6 +124,34 @@ def test_root_may_do_what_a_container_s_root_may(inside: Callable[..., Any]) -> 
     refused = inside(job, user="app")
     assert refused.stdout == ""
     assert "ermission denied" in refused.stderr
+
+
+LISTEN = """
+import socket
+with socket.socket() as sock:
+    sock.bind(("127.0.0.1", 80))
+    sock.listen()
+    print(sock.getsockname()[1])
+"""
+
+
+def test_services_listen_on_port_80(tmp_path: Path) -> None:
+    """The control is a sandbox on a template, where no user is root."""
+    tree = host_tree(tmp_path)
+
+    async def scenario() -> None:
+        async with engine_in(tmp_path / "state") as engine:
+            for uid, said in ((0, "80\n"), (APP, "80\n")):
+                sandbox = await engine.create_sandbox(image=host_image(tree, uid))
+                assert (await sandbox.run(LISTEN)).stdout == said
+                await sandbox.close()
+            sandbox = await engine.create_sandbox()
+            error = (await sandbox.run(LISTEN)).error
+            assert error is not None
+            assert error.name == "PermissionError"
+            await sandbox.close()
+
+    asyncio.run(scenario())
 
 
 def test_files_terminals_and_relative_paths(inside: Callable[..., Any]) -> None:

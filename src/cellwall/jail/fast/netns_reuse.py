@@ -20,6 +20,7 @@ the same id on the host as that root and can reset the modes; there the files ar
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -186,17 +187,28 @@ def _hide() -> None:
             raise SyscallError(error.errno or 0, f"hide /proc/net/{name}") from None
 
 
+def allow_low_ports() -> None:
+    """Let every user of this process's network namespace listen below port 1024. ip(7).
+
+    For images, whose services expect it of root: a sandbox has no capability over its network. The
+    setting ends with the namespace. Raises OSError.
+    """
+    _set("ipv4/ip_unprivileged_port_start", b"0")
+
+
 def _keep_quiet() -> None:
     """Delay the packets of `_REPORTS`. Raises OSError; then the namespace is not lent again."""
     for name in _REPORTS:
-        try:
-            fd = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # no IPv6, or no multicast
-        try:
-            os.write(fd, _DAY_MS)
-        finally:
-            os.close(fd)
+        with contextlib.suppress(FileNotFoundError):  # no IPv6, or no multicast
+            _set(name, _DAY_MS)
+
+
+def _set(name: str, value: bytes) -> None:
+    fd = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value)
+    finally:
+        os.close(fd)
 
 
 def _described(opened: List[int]) -> Network:

@@ -311,6 +311,8 @@ def _spawn(
     wait_r, wait_w = os.pipe()
     try:
         nets.enter()
+        if request.has_image:
+            netns_reuse.allow_low_ports()
         pid = worker.cloner.clone()
     except OSError as error:
         nets.leave()
