@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.parts.network import Outside, with_way_out
-from cellwall.engine.parts.packages import checked, install
+from cellwall.engine.parts.packages import check_root, checked, install
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
@@ -96,6 +96,17 @@ class _Watch:
     trust: str | None
     """Trust word repeated in the answer."""
     egress: Egress
+
+
+def check_on_image(spec: SandboxSpec, packages: Sequence[str]) -> None:
+    """Raise `UsageError` for what a sandbox on an image cannot be."""
+    if packages:
+        check_root(spec)
+    if spec.start != "fork":
+        raise UsageError(
+            f"start: {spec.start!r} is a way to start a template's interpreter",
+            remedy="leave it out: an image's interpreter is always started by exec",
+        )
 
 
 class Engine:
@@ -427,6 +438,7 @@ class Engine:
             )
             if image is not None:
                 spec = replace(spec, image=await self._root(image, user), contexts=())
+                check_on_image(spec, packages=wanted)
             elif user is not None:
                 raise UsageError("user: it is one of an image", remedy="name an image, too")
             spec = with_way_out(spec, policy, needs_one=bool(wanted))

@@ -177,6 +177,28 @@ def test_an_image_without_python_has_no_cells(inside: Callable[..., Any]) -> Non
     assert inside(job) == "0\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"packages": ["six"]}, "template's environment"), ({"start": "exec"}, "by exec")],
+)
+def test_what_is_of_templates_is_refused(
+    inside: Callable[..., Any], options: dict[str, Any], said: str
+) -> None:
+    async def job(_sandbox: AsyncSandbox) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(UsageError, match=said):
+        inside(job, **options)
+
+
+def test_a_user_without_an_image_is_refused(inside: Callable[..., Any]) -> None:
+    async def job(_sandbox: AsyncSandbox) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(UsageError, match="name an image"):
+        inside(job, image=None, user="root")
+
+
 def test_isolation_is_told(inside: Callable[..., Any]) -> None:
     async def job(sandbox: AsyncSandbox) -> None:
         assert sandbox.isolation.runtime == "jail"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.parts.network import Outside
     from cellwall.model.execution import CommandResult
+    from cellwall.runtimes.base import SandboxSpec
     from cellwall.surface.shared.tasks import Tasks
 
 INSTALL_S = 120.0
@@ -64,6 +65,7 @@ async def install(
 
     Also HostUnsupported, if the sandbox's runtime cannot have a way out.
     """
+    check_root(live.spec)
     async with outside.installing(live, tenant):
         result = await Commands(live, tasks).run(
             [*_COMMAND, *requirements], cwd="/", env=_ENV, timeout=timeout_s or INSTALL_S
@@ -71,6 +73,15 @@ async def install(
     if result.ok:
         return Installation(tuple(_ADDED.findall(result.stderr)))
     raise _failure(live, requirements, result)
+
+
+def check_root(spec: SandboxSpec) -> None:
+    """Raise `UsageError` for a sandbox on an image: the installer is a template's."""
+    if spec.image is not None:
+        raise UsageError(
+            "packages: they are installed into a template's environment, and this is an image",
+            remedy="run the image's own pip in it, with network='packages'",
+        )
 
 
 def _failure(
