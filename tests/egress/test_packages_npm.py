@@ -74,7 +74,7 @@ def test_denied_package_is_refused_in_a_sentence(
     registry.add_npm(made.tarball("right", "1.0.0"))
     broker.only(deny=["right"])
     ran = npm(broker, "install", asked)
-    says(ran, f"right 1.0.0 {DENIED}")
+    says(ran, f"right {DENIED}")
     assert not installed(ran, "right")
     broker.only()
     assert installed(npm(broker, "install", asked), "right") == "1.0.0"
@@ -153,4 +153,4 @@ def test_lock_file_made_elsewhere_is_installed_from_the_broker(
     assert ran.status == 0, ran.screen
     assert (installed(ran, "left"), installed(ran, "@scope/right")) == ("1.0.0", "1.0.0")
     broker.only(deny=["left"])
-    says(npm(broker, "ci", files=locked(left)), f"left 1.0.0 {DENIED}")
+    says(npm(broker, "ci", files=locked(left)), f"left {DENIED}")

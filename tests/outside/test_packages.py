@@ -199,15 +199,27 @@ def test_a_policy_takes_effect_at_once(packages: Packages) -> None:
         assert sandbox.commands.run(f"getent hosts {_GATE}").exit_code == 2
 
 
-def test_a_name_that_is_not_allowed_reaches_no_registry(packages: Packages) -> None:
-    """Names carry text out; the registry's own record is the witness, `beta` the control."""
-    secret = "what-the-program-says"
-    with packages.sandbox({"packages": {"registries": ["pypi"], "allow": ["beta"]}}) as sandbox:
-        _ran(sandbox, "pip install beta")
-        assert "not on the list" in sandbox.commands.run(f"pip install {secret}").stderr
-    asked = [each.path for each in packages.registry.asked]
-    assert any("beta" in path for path in asked)
-    assert not any(secret in path for path in asked)
+def test_a_name_that_is_on_no_list_reaches_no_registry(packages: Packages) -> None:
+    """A program asks by itself for names that it made up; the registry's log is the witness."""
+    names = [f"/{kind}/what-it-knows-{n}" for n in range(3) for kind in ("simple", "npm")]
+    ask = (
+        "import urllib.error, urllib.request\n"
+        "def get(path):\n"
+        f"    try: return urllib.request.urlopen('http://{_GATE}' + path).status\n"
+        "    except urllib.error.HTTPError as error: return error.code\n"
+        f"print(*[get(path) for path in {[*names, '/simple/denied/']!r}])\n"
+    )
+    asked = packages.registry.asked
+    lists = {"registries": ["pypi", "npm"], "allow": ["alpha", "beta"]}
+    with packages.sandbox({"packages": lists}) as sandbox:
+        before = len(asked)
+        assert sandbox.run(ask).stdout == "451 451 451 451 451 451 451\n"
+        assert "not on the list" in sandbox.commands.run("pip install what-it-knows").stderr
+        assert [each.path for each in asked[before:]] == []
+        sandbox.set_network({"packages": True})
+        assert sandbox.run(ask).stdout == "404 451 404 451 404 451 451\n"
+        paths = {each.path.rstrip("/") for each in asked[before:]}
+    assert paths == set(names), "the control: all of them, and not what the operator denies"
 
 
 GET_PAGES = f"""

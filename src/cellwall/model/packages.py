@@ -167,11 +167,6 @@ class PackagePolicy:
         """Whether nothing can be installed, because no registry is on."""
         return not self.registries
 
-    def may_allow(self, registry: Registry, name: str) -> bool:
-        """Report whether a package of that normal name is on each list, in some version."""
-        lists = (each for each in (self.allow, self.within) if each is not None)
-        return all(any(rule.names(registry, name) for rule in each) for each in lists)
-
     def narrowed(self, by: PackagePolicy) -> PackagePolicy:
         """Return what both allow: `by` is the operator's, and this the caller's.
 

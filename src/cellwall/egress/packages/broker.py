@@ -4,7 +4,7 @@ Not HTTP on a connection (`serving`). What makes a client print a sentence at on
 again, is what it does with each status; that was measured with each of them:
 
 * pip prints no status of an index page, but that of a file. So a page lists the real versions of a
-  refused name, or a stand-in of one that there is nothing of, whose metadata and file answer 403.
+  refused name, or stand-ins where nothing is known of them, whose metadata and file answer 403.
   pip names the versions it found when none fits, which is why a stand-in's has words in it.
 * uv prints the reason of both, and of 404 a sentence of its own. A version that is refused beside
   allowed ones is listed as withdrawn, with the reason: ranges pass it over, a pin leads to the
@@ -14,7 +14,9 @@ again, is what it does with each status; that was measured with each of them:
 * 502 costs pip and uv 8 s, npm 70 s, and hides the sentence; so a registry's failure is 424 after
   tries of our own.
 
-The invariant: a page and the file behind it are judged alike, each time, by the policy of now.
+The invariants: a page and the file behind it are judged alike, each time, by the policy of now; and
+no registry is asked for a name that the policy refuses whatever the answer, since a program can
+write into a name what it wants to send out.
 """
 
 from __future__ import annotations
@@ -52,6 +54,11 @@ _HOST = re.compile(r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\])(?::\d{1,5}
 _NOT_KEPT = ("Cache-Control", "no-store")
 _ASK_AGAIN = ("Cache-Control", "no-cache")
 _KEPT = ("Cache-Control", "public, max-age=31536000, immutable")
+_NAME_REFUSED = {
+    sentences.DENIED: "it.is.denied.here",
+    sentences.NOT_ALLOWED: "it.is.not.allowed.here",
+}
+"""The reasons against a name in a version's letters, for pip."""
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -160,13 +167,14 @@ class Broker:
         """Return the page of a name, or why there is none for this policy."""
         if ask.registry not in policy.registries:
             return Refusal(Kind.REFUSED, sentences.is_off(ask.registry), "packages.are.off.here")
+        # SECURITY: before anything is asked outside, by the name alone.
+        why = Judge(policy, ask.registry, ask.name).refusal_of_name()
+        if why is not None:
+            words = _NAME_REFUSED[why]
+            return Refusal(Kind.REFUSED, sentences.name_refused(ask.name, why), words)
         if not self._pages.has_upstream(ask.registry):
             said = sentences.no_index(ask.registry)
             return Refusal(Kind.REFUSED, said, "no.registry.is.configured.here")
-        # SECURITY: a name is text of the program's, and a registry keeps what it is asked for.
-        if not policy.may_allow(ask.registry, ask.name):
-            said = sentences.not_allowed(ask.name)
-            return Refusal(Kind.REFUSED, said, "it.is.on.no.list.of.what.is.allowed")
         known = await self._asked(ask, policy)
         if isinstance(known, Known) and not known.page.files:
             return Refusal(Kind.MISSING, sentences.no_files(ask.name), "there.are.no.files")
@@ -198,7 +206,8 @@ class Broker:
         if isinstance(known, Refusal):
             if not is_pip:
                 return _said(known.on_a_page, known.sentence)
-            listed = [offers.stand_in(name, known.words)]
+            is_known = known.kind is not Kind.MISSING
+            listed = offers.stand_ins(name, known.words, of_all_ranges=is_known)
             fields: Headers = (_NOT_KEPT,)
         else:
             refused = self._refused(known.page, policy)

@@ -34,6 +34,12 @@ class Judge:
             if each is not None
         ]
 
+    def refusal_of_name(self) -> str | None:
+        """Return why the policy refuses every release there may be; None: it may allow one."""
+        if any(not rule.clauses for rule in self._deny):
+            return sentences.DENIED
+        return None if all(self._lists) else sentences.NOT_ALLOWED
+
     def refusal(self, release: Release, now: float) -> str | None:
         """Return why the policy refuses a release; None: it does not."""
         policy = self._policy

@@ -131,3 +131,27 @@ def test_reasons_of_versions_are_grouped() -> None:
         "dep 0, 1, 2, 3, 4 and 4 more versions are refused: a"
     )
     assert sentences.of_versions("dep", {"1": "a"}) == "dep 1 is refused: a"
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_refused"),
+    [
+        ({}, False),
+        ({"allow": ["dep"]}, False),
+        ({"allow": ["dep>=2"]}, False),
+        ({"allow": ["d*"], "within": ["*p"]}, False),
+        ({"allow": ["dep"], "deny": ["dep<2"]}, False),
+        ({"deny": ["npm:dep"]}, False),
+        ({"allow": []}, True),
+        ({"allow": ["other"]}, True),
+        ({"within": ["npm:dep"]}, True),
+        ({"allow": ["dep"], "within": ["other"]}, True),
+        ({"allow": ["other"], "within": ["dep"]}, True),
+        ({"allow": ["dep"], "deny": ["d*"]}, True),
+    ],
+)
+def test_name_of_which_nothing_can_be_allowed(policy: dict[str, Any], is_refused: bool) -> None:
+    made = PackagePolicy.of({"registries": ["pypi", "npm"], **policy})
+    why = Judge(made, "pypi", "dep").refusal_of_name()
+    assert (why is not None) is is_refused
+    assert not is_refused or judged(policy) == why, "the same reason as of each release"

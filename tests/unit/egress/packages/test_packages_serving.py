@@ -102,7 +102,7 @@ def test_refusal_is_the_reason_phrase_and_is_counted(broker: Serving) -> None:
     (got,) = answers(said(broker, get(small())))
     assert got[:2] == (
         403,
-        "small 1.0 is refused: it is on the list of packages that are denied here",
+        "small is refused: it is on the list of packages that are denied here",
     )
     assert [(each.status, each.reason) for each in broker.served] == [got[:2]]
 
@@ -118,20 +118,6 @@ def test_name_on_no_list_is_asked_of_no_registry(broker: Serving, registry: Regi
     asked = [each.path for each in registry.asked]
     assert any("small" in path for path in asked)
     assert not any(secret in path for path in asked)
-
-
-def test_patterns_and_both_lists_say_which_names_may_be_asked() -> None:
-    policy = PackagePolicy.of({**ON, "allow": ["corp-*", "npm:@a/*", "beta>=2"]})
-    assert policy.may_allow("pypi", "corp-tools")
-    assert policy.may_allow("npm", "@a/b")
-    assert policy.may_allow("pypi", "beta")
-    assert not policy.may_allow("pypi", "@a/b")
-    assert not policy.may_allow("pypi", "other")
-    narrowed = policy.narrowed(PackagePolicy.of({**ON, "allow": ["beta"]}))
-    assert narrowed.may_allow("pypi", "beta")
-    assert not narrowed.may_allow("pypi", "corp-tools")
-    assert PackagePolicy.of(ON).may_allow("pypi", "anything")
-    assert not PackagePolicy.of({**ON, "allow": []}).may_allow("pypi", "anything")
 
 
 @pytest.mark.parametrize("way", ["sent", "received"])
@@ -176,7 +162,49 @@ def test_policy_counts_from_the_next_request_of_a_connection_on(broker: Serving)
             received += peer.recv(65_536)
         broker.only(deny=["small"])
         peer.sendall(get(small(), "Connection: close"))
-        assert peer.makefile("rb").readline().startswith(b"HTTP/1.1 403 small 1.0 is refused")
+        assert peer.makefile("rb").readline().startswith(b"HTTP/1.1 403 small is refused")
+
+
+_PAGE, _PACKUMENT, _TARBALL = "/simple/small/", "/npm/left", "/npm/left/-/left-1.0.0.tgz"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("policy", "targets"),
+    [
+        ({"allow": ["other", "npm:small"]}, [_PAGE, small(), f"{small()}.metadata"]),
+        ({"allow": ["pypi:left"]}, [_PACKUMENT, _TARBALL]),
+        ({"allow": []}, [_PAGE, _PACKUMENT]),
+        ({"allow": ["s*"], "within": ["t*"]}, [_PAGE, "/simple/s-what-it-knows/"]),
+        ({"allow": ["t*"], "within": ["s*"]}, [_PAGE]),
+        ({"deny": ["small"]}, [_PAGE, small(), f"{small()}.metadata"]),
+        ({"deny": ["s*", "npm:l*"]}, ["/simple/s-what-it-knows/", _PACKUMENT, _TARBALL]),
+    ],
+)
+def test_name_of_which_nothing_is_allowed_reaches_no_registry(
+    broker: Serving, registry: Registry, policy: dict[str, object], targets: list[str], method: str
+) -> None:
+    """A program can write into a name what it wants to send out."""
+    registry.add_npm(made.tarball("left"))
+    broker.only(**policy)
+    got = [said(broker, get(target, method=method)).split(b"\r\n")[0] for target in targets]
+    assert all(each[9:12] in (b"403", b"451") for each in got), got
+    assert all(b" is refused: it is " in each for each in got), got
+    assert registry.asked == []
+    broker.only()
+    said(broker, get(targets[0], method=method))
+    assert registry.asked, "the control"
+
+
+def test_name_whose_versions_are_listed_is_asked_for(broker: Serving, registry: Registry) -> None:
+    """Which versions there are is not known before."""
+    broker.only(allow=["small>=2"], deny=["small<0.1"])
+    (got,) = answers(said(broker, get(small())))
+    assert got[:2] == (
+        403,
+        "small 1.0 is refused: it is not on the list of packages that are allowed here",
+    )
+    assert registry.count("/simple/small/") == 1
 
 
 def test_head_has_the_length_and_fetches_nothing(broker: Serving, registry: Registry) -> None:

@@ -15,6 +15,8 @@ from cellwall.egress.packages.listings import python_page, semver, sentences
 from cellwall.egress.packages.listings.listing import Page
 from cellwall.egress.packages.listings.python_page import Offer
 
+_STAND_IN_RELEASES = (*map(str, range(10)), "9999")
+
 
 def offered(page: Page, refused: Mapping[str, str]) -> list[Offer]:
     """Return what our page lists; refused files are listed so that a client asks and hears why."""
@@ -37,9 +39,17 @@ def offered(page: Page, refused: Mapping[str, str]) -> list[Offer]:
     return offers
 
 
-def stand_in(name: str, words: str, yanked: str | None = None) -> Offer:
-    """Return a wheel that is none: pip asks for it and hears why, or prints its version."""
-    version = f"0+{words}"
+def stand_ins(name: str, words: str, *, of_all_ranges: bool) -> list[Offer]:
+    """Return wheels that are none: pip asks for one and hears why, or prints their versions.
+
+    `of_all_ranges`: most ranges find one among them. Where none fits, pip tries older versions of
+    what wants the package, until one does without it, which may be years old.
+    """
+    releases = _STAND_IN_RELEASES if of_all_ranges else _STAND_IN_RELEASES[:1]
+    return [_stand_in(name, f"{release}+{words}") for release in releases]
+
+
+def _stand_in(name: str, version: str, yanked: str | None = None) -> Offer:
     file_name = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     return Offer(file_name, version, yanked=yanked, has_metadata=True)
 
@@ -57,7 +67,7 @@ def hint(page: Page, refused: Mapping[str, str]) -> list[Offer]:
     newest = re.sub("[^a-z0-9]+", ".", next(iter(gone)).lower())
     more = f".and.{len(gone) - 1}.more.are" if len(gone) > 1 else ".is"
     said = sentences.of_versions(page.name, gone)
-    return [stand_in(page.name, f"{newest}{more}.refused.here", said)]
+    return [_stand_in(page.name, f"0+{newest}{more}.refused.here", said)]
 
 
 def by_version(page: Page, refused: Mapping[str, str]) -> dict[str, str]:

@@ -55,11 +55,6 @@ def broken(file_name: str, why: str) -> str:
     return f"{file_name} cannot be fetched: {why}"
 
 
-def not_allowed(name: str) -> str:
-    """Of a name that is on no list of what is allowed; no registry was asked for it."""
-    return f"{name} is refused: {NOT_ALLOWED}"
-
-
 NOTHING = "there is nothing here but /simple/<name>/, /npm/<name> and the files they name"
 ONLY_READ = "packages can be fetched here, and nothing else"
 
@@ -67,6 +62,11 @@ ONLY_READ = "packages can be fetched here, and nothing else"
 def not_listed(name: str) -> str:
     """Of a file that the page no longer lists."""
     return f"the registry lists no such file of {name}"
+
+
+def name_refused(name: str, why: str) -> str:
+    """Of a package that the policy refuses in every version; `why` is `DENIED` or `NOT_ALLOWED`."""
+    return f"{name} is refused: {why}"
 
 
 def refused(name: str, version: str, why: str) -> str:
