@@ -50,7 +50,7 @@ def _counting(bundle: Path, target: Path) -> Path:
             if name == "cellwall/linux/syscalls/libc.py":
                 data += _COUNTING.encode()
             if name == "cellwall/jail/processes/sandbox_init.py":
-                marked = b"        _lock(request.ready, channel, wait_r)\n"
+                marked = b"        _lock(request, channel, wait_r)\n"
                 assert data.count(marked) == 1
                 data = data.replace(marked, _READ.encode() + marked)
             if name not in {

@@ -55,6 +55,8 @@ MODULES: Mapping[str, str] = {
     "test_rootless_host_refusals": _ROOTLESS,
     "test_rootless_sandbox": _ROOTLESS,
     "test_attack_in_flight": _ROOTLESS,
+    "test_attack_image_root": "only jails have an image as root; the others refuse one",
+    "test_attack_unpack": "unpacks for every wall, in a jail of its own",
     "test_rootless_counts": _ROOTLESS,
     "test_attack_own_ids": _ROOTLESS,
 }
