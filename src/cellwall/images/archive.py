@@ -83,7 +83,7 @@ class _Member(tarfile.TarInfo):
         long = (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
         if self.type in long and self.type != tarfile.GNUTYPE_SPARSE and self.size > _MOST_HEADER:
             raise tarfile.HeaderError("a header is too long")
-        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc] # typeshed lacks it
         return found
 
 

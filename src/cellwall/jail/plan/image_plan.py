@@ -32,13 +32,13 @@ ROOT_CAPABILITIES = sum(
 )
 """What root inside an image may do in the sandbox's own user namespace: the default of containers
 (capabilities(7)) without those that have no use here (MKNOD, NET_RAW, SETFCAP)."""
-MADE = ("/dev", "/etc", "/opt", plan.OWN, "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108
+MADE = ("/dev", "/etc", "/opt", plan.OWN, "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108 - in the image
 """Directories that every image's root is given, and that are no links in it (`jail.unpack`)."""
 POINTS = {
     "/": "overlay",
     plan.OWN: "tmpfs",
     "/dev/pts": "devpts",
-    "/dev/shm": "tmpfs",  # noqa: S108
+    "/dev/shm": "tmpfs",  # noqa: S108 - in the sandbox
     "/proc": "proc",
     "/sys": "tmpfs",
 }
@@ -73,7 +73,7 @@ def _own_root(shape: plan.Shape) -> List[s.Step]:
         s.Cover(plan.OWN, _ROOT + plan.OWN),
         s.Remount(_ROOT + plan.OWN, _READ_ONLY | m.ATTR_NOEXEC),
         s.Cover("/dev", f"{_ROOT}/dev", is_whole=True),
-        s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),  # noqa: S108
+        s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),  # noqa: S108 - in the sandbox
         s.Mount("proc", f"{_ROOT}/proc", flags | m.MS_NOEXEC),
         s.Cover(f"{_AREA}/meminfo", f"{_ROOT}/proc/meminfo"),
         s.Remount(f"{_ROOT}/proc/meminfo", _READ_ONLY | m.ATTR_NOEXEC),

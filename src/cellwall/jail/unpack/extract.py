@@ -58,7 +58,7 @@ class _Header(tarfile.TarInfo):
         """Return the next header. Raises `Refused`."""
         try:
             return super().fromtarfile(tarfile_)
-        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined]
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError):  # type: ignore[attr-defined] # not in typeshed
             raise
         except tarfile.HeaderError as error:
             raise Refused(f"a layer has a damaged header ({error})") from None

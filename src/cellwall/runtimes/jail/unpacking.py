@@ -219,9 +219,9 @@ def _id(value: object) -> int:
     return number
 
 
-def _users(value: object) -> dict[str, tuple[int, int, str]]:
+def _users(value: Any) -> dict[str, tuple[int, int, str]]:  # noqa: ANN401 - JSON
     found = {}
-    for name, (uid, gid, home, _shell) in dict(value).items():  # type: ignore[call-overload]
+    for name, (uid, gid, home, _shell) in dict(value).items():
         if _NAME.fullmatch(name) and uid < image_plan.IDS and gid < image_plan.IDS:
             found[name] = (_id(uid), _id(gid), _home(str(home)))
     return found
@@ -232,8 +232,8 @@ def _home(path: str) -> str:
     return path if is_path else "/"
 
 
-def _groups(value: object) -> dict[str, int]:
-    listed = dict(value).items()  # type: ignore[call-overload]
+def _groups(value: Any) -> dict[str, int]:  # noqa: ANN401 - JSON
+    listed = dict(value).items()
     return {
         name: _id(gid) for name, gid in listed if _NAME.fullmatch(name) and gid < image_plan.IDS
     }
