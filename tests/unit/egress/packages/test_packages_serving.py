@@ -142,8 +142,8 @@ def test_meter_that_is_spent_ends_the_connection(
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             received = b""
             with contextlib.suppress(ConnectionResetError):
-                for _ in range(3):
-                    writer.write(get(f"/files/pypi/{LARGE.sha256}/{LARGE.file_name}"))
+                for fields in ((), (), ("Connection: close",)):
+                    writer.write(get(f"/files/pypi/{LARGE.sha256}/{LARGE.file_name}", *fields))
                 while part := await reader.read(65_536):
                     received += part
             writer.transport.abort()
