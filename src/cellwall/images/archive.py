@@ -25,8 +25,10 @@ from cellwall.images.image import (
     ImageInvalid,
     Layer,
     checked_digest,
+    compression_of,
     digest_of,
     document,
+    is_for_this_machine,
     machine_architecture,
     read_config,
 )
@@ -38,10 +40,6 @@ _MOST_HEADER = 1 << 20
 _MOST_LINKS = 8
 _MOST_INDEXES = 4
 """Most indexes one below the other: Docker writes two."""
-_MAGIC: tuple[tuple[bytes, Compression], ...] = (
-    (b"\x1f\x8b", "gzip"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,7 @@ class Place:
 
     def compression(self) -> Compression:
         """Return how it is compressed, by its first bytes."""
-        first = self._first(4)
-        return next((name for magic, name in _MAGIC if first.startswith(magic)), "none")
+        return compression_of(self._first(4))
 
     def _first(self, size: int) -> bytes:
         with self.path.open("rb") as file:
@@ -185,7 +182,11 @@ def _chosen(index: Mapping[str, Any], name: str) -> str:
     listed = index["manifests"]
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise ImageInvalid(f"image {name}: its index is no list of objects")
-    fitting = [each for each in listed if _fits(each.get("platform"))]
+    fitting = [
+        each
+        for each in listed
+        if each.get("platform") is None or is_for_this_machine(each["platform"])
+    ]
     if len({each.get("digest") for each in fitting}) != 1:
         raise ImageInvalid(
             f"image {name}: {len(fitting)} of its {len(listed)} images are for "
@@ -193,12 +194,6 @@ def _chosen(index: Mapping[str, Any], name: str) -> str:
             remedy="save one image in an archive",
         )
     return _described(fitting[0], name)
-
-
-def _fits(platform: object) -> bool:
-    if not isinstance(platform, dict):
-        return platform is None
-    return (platform.get("os"), platform.get("architecture")) == ("linux", machine_architecture())
 
 
 def _described(value: object, name: str) -> str:

@@ -1,8 +1,8 @@
 """An image as its documents describe it: configuration and layers. Values, and their checks.
 
 The formats are those of the OCI image specification 1.1 (`config.md`, `manifest.md`), which
-schema 2 shares. Documents come from strangers: everything is checked for type and size, and what is
-not used is not read.
+Docker's schema 2 shares. Documents come from strangers: everything is checked for type and size,
+and what is not used is not read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ MOST_DOCUMENT_BYTES = 4 << 20
 """Largest manifest, index or configuration that is read, in bytes; registries have the same bound
 (distribution specification, `spec.md`, "Pushing Manifests")."""
 MOST_LAYERS = 512
+_MAGIC: tuple[tuple[bytes, Compression], ...] = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+)
 _MOST_VARIABLES = 1000
 _MOST_TEXT = 32_768
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -62,14 +66,6 @@ class ImageConfig:
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
-    @property
-    def chain_id(self) -> str:
-        """Digest of the layers in their order, as config.md, "Layer ChainID", computes it."""
-        found = self.diff_ids[0]
-        for diff_id in self.diff_ids[1:]:
-            found = f"sha256:{hashlib.sha256(f'{found} {diff_id}'.encode()).hexdigest()}"
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -82,6 +78,18 @@ class Image:
 def machine_architecture() -> str:
     """Return this machine's architecture as image documents call it."""
     return _ARCHITECTURES.get(platform.machine(), platform.machine())
+
+
+def is_for_this_machine(platform: object) -> bool:
+    """Report whether a `platform` of an index names this machine's system and architecture."""
+    if not isinstance(platform, dict):
+        return False
+    return (platform.get("os"), platform.get("architecture")) == ("linux", machine_architecture())
+
+
+def compression_of(first: bytes) -> Compression:
+    """Return how a layer is compressed, by its first four bytes or more."""
+    return next((name for magic, name in _MAGIC if first.startswith(magic)), "none")
 
 
 def document(data: bytes, what: str) -> dict[str, Any]:

@@ -25,8 +25,10 @@ from cellwall.images.image import (
     ImageInvalid,
     Layer,
     checked_digest,
+    compression_of,
     digest_of,
     document,
+    is_for_this_machine,
     machine_architecture,
     read_config,
 )
@@ -173,7 +175,7 @@ class Pull:
         fitting = [
             each
             for each in (listed if isinstance(listed, list) else [])
-            if isinstance(each, dict) and _is_ours(each.get("platform"))
+            if isinstance(each, dict) and is_for_this_machine(each.get("platform"))
         ]
         if not fitting:
             raise ImageInvalid(
@@ -320,18 +322,9 @@ class Pull:
         return PullFailed(f"image {self._reference}: pull it: {why[:300]}", remedy=remedy)
 
 
-def _is_ours(platform: object) -> bool:
-    if not isinstance(platform, dict):
-        return False
-    return (platform.get("os"), platform.get("architecture")) == ("linux", machine_architecture())
-
-
 def _compression(path: Path) -> Compression:
     with path.open("rb") as file:
-        first = file.read(4)
-    if first.startswith(b"\x1f\x8b"):
-        return "gzip"
-    return "zstd" if first == b"\x28\xb5\x2f\xfd" else "none"
+        return compression_of(file.read(4))
 
 
 def _library() -> Any:  # noqa: ANN401 - a module that only an extra brings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import tarfile
@@ -63,13 +62,6 @@ def test_layout_does_not_lead_out_of_its_directory(tmp_path: Path) -> None:
         (layout / "manifest.json").write_text(json.dumps(listed), encoding="ascii")
         with pytest.raises(ImageInvalid, match="has no file"):
             read_archive(layout)
-
-
-def test_chain_id_is_that_of_the_specification() -> None:
-    one, two = (digest(each) for each in LAYERS)
-    want = "sha256:" + hashlib.sha256(f"{one} {two}".encode()).hexdigest()
-    assert read_config(config_of(LAYERS)).chain_id == want
-    assert read_config(config_of(LAYERS[:1])).chain_id == one
 
 
 def test_layer_that_is_a_link_in_the_archive(tmp_path: Path) -> None:
