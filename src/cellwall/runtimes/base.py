@@ -97,6 +97,8 @@ class ImageRoot:
     """Directory in which programs start, inside."""
     environment: Mapping[str, str]
     """Variables that the image sets for every process."""
+    has_python: bool = True
+    """Whether the image has a Python 3 for contexts; otherwise a sandbox is shown one."""
     command: tuple[str, ...] = ()
     """Program and arguments that the image starts if its caller names none."""
 

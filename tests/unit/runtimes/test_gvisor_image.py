@@ -101,7 +101,7 @@ def test_changed_standard_library_is_another_image(tmp_path: Path) -> None:
     bundle, names = tmp_path / "bundle.pyz", set[str]()
 
     def name() -> str:
-        return guest_image._name(built(python=str(interpreter)), bundle)
+        return guest_image._name(built(python=str(interpreter)), bundle, "")
 
     for change in (
         lambda: source.write_text("two"),

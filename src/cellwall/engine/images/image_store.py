@@ -297,7 +297,16 @@ def _root_of(stored: StoredImage, tree: str, user: str | None) -> ImageRoot:
     config = stored.config
     command = (*config.entrypoint, *config.command)
     return ImageRoot(
-        stored.digest, tree, name, uid, gid, home, config.working_dir, config.environment, command
+        digest=stored.digest,
+        tree=tree,
+        user=name,
+        uid=uid,
+        gid=gid,
+        home=home,
+        working_dir=config.working_dir,
+        environment=config.environment,
+        has_python=stored.has_python,
+        command=command,
     )
 
 

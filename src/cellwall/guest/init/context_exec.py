@@ -1,8 +1,8 @@
-"""A context on an image's root: the image's own Python, started by exec.
+"""A context on an image's root: the image's own Python, started by exec, or one brought along.
 
 Init is a fork of an interpreter that is not part of the image, and so are its forks; what caller
-code imports has to be the image's. `main` is the last that such a fork does, `begin` the first that
-the new interpreter does.
+code imports has to be the image's, if it has a Python. `main` is the last that such a fork does,
+`begin` the first that the new interpreter does.
 """
 
 from __future__ import annotations
@@ -26,28 +26,40 @@ _PROGRAM = "python3"
 _GUEST = "/opt/cellwall/guest.pyz"
 
 
-def check(environment: Mapping[str, str]) -> None:
-    """Raise `Refusal` unless the image has a Python."""
+def check(config: Mapping[str, Any]) -> None:
+    """Raise `Refusal` unless there is a Python: the image's, or the one that was brought."""
+    if config.get("own_python"):
+        return
     try:
-        find_program(_PROGRAM, environment.get("PATH", DEFAULT_PATH))
+        _python(config)
     except Refusal as missing:
         raise Refusal(
             "not_found", f"context: this image has no {_PROGRAM}; run commands in it"
         ) from missing
 
 
+def _python(config: Mapping[str, Any]) -> list[str]:
+    """Return the words that start the interpreter, the image's own if it has one."""
+    own = list(config.get("own_python") or ())
+    try:
+        return [find_program(_PROGRAM, config["env"].get("PATH", DEFAULT_PATH))]
+    except Refusal:
+        if not own:
+            raise
+        return own
+
+
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Become the image's interpreter; the link's descriptor stays open. Raises OSError."""
-    environment = dict(config["env"])
-    python = find_program(_PROGRAM, environment.get("PATH", DEFAULT_PATH))
+    python = _python(config)
     document = os.memfd_create("config", 0)
     os.write(document, json.dumps({**config, "is_environment_set": True}).encode())
     os.lseek(document, 0, os.SEEK_SET)
     os.set_inheritable(link.fileno(), True)
     address, is_named = link.origin
     numbers = (str(link.fileno()), str(document), str(int(is_named)))
-    words = [python, _GUEST, "context", address.lstrip("\0"), *numbers]
-    os.execve(python, words, environment)  # noqa: S606 - of the caller's image
+    words = [*python, _GUEST, "context", address.lstrip("\0"), *numbers]
+    os.execve(words[0], words, dict(config["env"]))  # noqa: S606 - of the caller's image
 
 
 def begin(arguments: list[str]) -> NoReturn:

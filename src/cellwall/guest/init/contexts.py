@@ -250,7 +250,7 @@ class Contexts:
     def _check(self, language: str) -> None:
         environment = self._config.get("env") or self._environment
         if self._config.get("is_image"):
-            context_exec.check(environment)
+            context_exec.check({**self._config, "env": environment})
             if language == "sql":
                 return  # the image's interpreter says whether it has what that needs
         available.check(language, environment)

@@ -54,11 +54,19 @@ _READ_ONLY = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
 
 def sandbox_plan(facts: plan.HostFacts, shape: plan.Shape) -> s.SandboxPlan:
     """Return the steps and the lockdown of a sandbox whose `shape` names an image's user."""
-    steps = (*_own_root(shape), s.Pivot(_ROOT), *plan.kernel_views(facts, shape))
+    steps = (*_own_root(facts, shape), s.Pivot(_ROOT), *plan.kernel_views(facts, shape))
     return s.SandboxPlan(steps, _lockdown(facts, shape))
 
 
-def _own_root(shape: plan.Shape) -> List[s.Step]:
+def _interpreter(facts: plan.HostFacts) -> s.Step:
+    """Show the interpreter that is not the image's, below a tmpfs of ours, where no link leads."""
+    target = _ROOT + plan.OWN_PYTHON
+    if not facts.layers:
+        return s.Cover(plan.INTERPRETER, target)
+    return s.Mount("overlay", target, _READ_ONLY, m.layers(plan.INTERPRETER, plan.NONE))
+
+
+def _own_root(facts: plan.HostFacts, shape: plan.Shape) -> List[s.Step]:
     flags = m.MS_NOSUID | m.MS_NODEV
     inodes = shape.inodes + _OWN_INODES
     return [
@@ -72,6 +80,7 @@ def _own_root(shape: plan.Shape) -> List[s.Step]:
         s.Mount("overlay", _ROOT, flags, m.changeable(_LOWER, _UPPER, _WORK)),
         s.Cover(plan.OWN, _ROOT + plan.OWN),
         s.Remount(_ROOT + plan.OWN, _READ_ONLY | m.ATTR_NOEXEC),
+        *([_interpreter(facts)] if shape.own_python else []),
         s.Cover("/dev", f"{_ROOT}/dev", is_whole=True),
         s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),  # noqa: S108 - in the sandbox
         s.Mount("proc", f"{_ROOT}/proc", flags | m.MS_NOEXEC),

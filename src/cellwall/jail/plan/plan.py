@@ -29,9 +29,13 @@ _WORK = "/tmp"
 OWN = "/opt/cellwall"
 """Path of a small tmpfs of a template, with files and directories that the engine made."""
 VAR = "/opt/var"
+INTERPRETER = "/opt/interpreter"
+"""Path of an interpreter for images in their fork-server's root."""
+OWN_PYTHON = f"{OWN}/python"
+"""Path of that interpreter in a sandbox."""
 _EMPTY_FILE = f"{OWN}/empty/file"
 _EMPTY_DIR = f"{OWN}/empty/dir"
-_NONE = "/none"
+NONE = "/none"
 """Path of an empty directory that is on no tree of which an overlay is made."""
 ROOT = f"{_WORK}/root"
 """Path of the directory that becomes a sandbox's root; inside, it is the only part of the work area
@@ -39,7 +43,7 @@ that can be reached."""
 
 _RO = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
 _DIRECTORIES = (
-    *("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME, _WORK, _NONE),
+    *("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME, _WORK, NONE),
     *("/opt", OWN, "/run", "/var", "/var/tmp", "/root", "/etc", VAR),
 )
 _OWN_DIRECTORIES = (f"{OWN}/empty", _EMPTY_DIR, f"{OWN}/etc", f"{OWN}/var")
@@ -138,6 +142,8 @@ class Root:
     base_mounts: Tuple[str, ...]
     """Host directories that hold the base interpreter, if it is not below /usr."""
     guest_path: str
+    interpreter: str = ""
+    """Directory of an interpreter for images without one, shown at `INTERPRETER`; none if empty."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,8 @@ class Shape:
     """As in `Root`: the template's, shown in each of its sandboxes."""
     image: Tuple[int, ...] = ()
     """User and group id of the sandbox's processes if its root is an image's; else none."""
+    own_python: bool = False
+    """Whether an image's sandbox is shown the interpreter that is not the image's."""
     own_layers: bool = False
     """Whether shared trees are shown through overlays of its own, if the host allows two. They cost
     a third of a millisecond, which is nothing to a session and a fifteenth of a program's whole
@@ -186,6 +194,9 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
     # A mount without mounts below it, so that an overlay can be made of it.
     steps.append(s.Mount("tmpfs", OWN, flags, "size=16m,mode=755"))
     steps += [s.Directory(path) for path in _OWN_DIRECTORIES]
+    if root.interpreter:
+        steps += [s.Directory(OWN_PYTHON), s.Directory(INTERPRETER)]
+        steps.append(s.Bind(root.interpreter, INTERPRETER, _RO))
     steps += [s.Cover(f"{OWN}/etc", "/etc"), s.Cover(f"{OWN}/var", VAR), s.File(_EMPTY_FILE, "")]
     steps.extend(_dev())
     steps.extend(_etc(facts))
@@ -206,7 +217,7 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
 
 def _tree(facts: HostFacts, source: str, path: str) -> s.Step:
     """Show a tree of the host: through an overlay wherever the host allows one."""
-    return s.Layer(source, path, _NONE) if facts.layers else s.Bind(source, path, _RO)
+    return s.Layer(source, path, NONE) if facts.layers else s.Bind(source, path, _RO)
 
 
 def _dev() -> List[s.Step]:
@@ -337,7 +348,7 @@ def _own_tree(facts: HostFacts, shape: Shape, path: str) -> s.Step:
     if facts.layers < 2 or not shape.own_layers:
         return s.Cover(path, ROOT + path, is_whole=True)
     flags = _RO | (m.ATTR_NOEXEC if path == OWN else 0)
-    return s.Mount("overlay", ROOT + path, flags, m.layers(path, _NONE))
+    return s.Mount("overlay", ROOT + path, flags, m.layers(path, NONE))
 
 
 def process_rlimit(processes: int, *, is_counted: bool) -> int:

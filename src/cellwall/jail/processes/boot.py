@@ -204,7 +204,12 @@ def _have_others_charged(config: Dict[str, Any]) -> None:
 
 def _build_root(config: Dict[str, Any]) -> None:
     facts = plan.HostFacts.from_json(config["facts"])
-    root = plan.Root(config["template_path"], tuple(config["base_mounts"]), config["guest_path"])
+    root = plan.Root(
+        config["template_path"],
+        tuple(config["base_mounts"]),
+        config["guest_path"],
+        config["interpreter"],
+    )
     opened = executor.open_sources(plan.root_plan(facts, root))
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
     owner = config["uid_base"] + config["uid_count"] - 1 if config["uid_count"] > 1 else 0

@@ -19,7 +19,7 @@ import sys
 from typing import Dict, List, Tuple
 
 from cellwall.jail.protocol import fds
-from cellwall.linux.syscalls import mounts, process
+from cellwall.linux.syscalls import id_maps, mounts, process
 from cellwall.linux.syscalls.libc import SyscallError
 
 _ATTRIBUTES = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
@@ -63,40 +63,8 @@ def _namespace(known: Dict[Tuple[int, int, int], int], ids: Tuple[int, int, int]
     if ids not in known:
         while len(known) >= _MOST_KEPT:
             os.close(known.pop(next(iter(known))))
-        known[ids] = _new_namespace("{} {} {}".format(*ids))
+        known[ids] = id_maps.namespace("{} {} {}".format(*ids))
     return known[ids]
-
-
-def _new_namespace(line: str) -> int:
-    """Return a new user namespace with that line as both of its maps. user_namespaces(7).
-
-    The child that makes it has ended when this returns. Raises OSError.
-    """
-    told, tell = os.pipe()
-    ready_r, ready_w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            fds.close_all([tell, ready_r])
-            process.unshare(process.CLONE_NEWUSER)
-            os.write(ready_w, b"!")
-            os.read(told, 1)
-        finally:
-            os._exit(0)
-    fds.close_all([told, ready_w])
-    try:
-        if os.read(ready_r, 1) != b"!":
-            raise OSError("its maker could not make it")
-        for name in ("uid_map", "gid_map"):
-            fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, line.encode())
-            finally:
-                os.close(fd)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        fds.close_all([tell, ready_r])
-        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Enters a user namespace into which more than one id of the host is mapped.
+"""User namespaces into which more than one id of the host is mapped: entered, or made for mounts.
 
 For an ordinary user the set-uid programs newuidmap(1) and newgidmap(1) write the maps; they check
 the request against /etc/subuid and /etc/subgid. The root of a container, which may map the
 container's ids, writes them itself. Used by `boot` and tried by `subordinate_ids`. No policy: the
-callers decide which ids. The invariant: it returns with the whole map written, or raises.
+callers decide which ids. The invariant: a map is written whole, or the call raises.
 """
 
 from __future__ import annotations
@@ -90,3 +90,39 @@ def _write(path: str, text: str) -> None:
         os.write(fd, text.encode())
     finally:
         os.close(fd)
+
+
+def namespace(line: str) -> int:
+    """Return a new user namespace with that line as both of its maps. user_namespaces(7).
+
+    The child that makes it has ended when this returns: call it in a process of one thread. Raises
+    OSError.
+    """
+    told, tell = os.pipe()
+    ready_r, ready_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(tell)
+            os.close(ready_r)
+            process.unshare(process.CLONE_NEWUSER)
+            os.write(ready_w, b"!")
+            os.read(told, 1)
+        finally:
+            os._exit(0)
+    os.close(told)
+    os.close(ready_w)
+    try:
+        if os.read(ready_r, 1) != b"!":
+            raise OSError("its maker could not make it")
+        for name in ("uid_map", "gid_map"):
+            fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(tell)
+        os.close(ready_r)
+        os.waitpid(pid, 0)

@@ -164,14 +164,15 @@ def pivot_into(new_root: str) -> None:
     do_all(prepare_pivot(new_root))
 
 
-def changeable(lower: str, upper: str, work: str) -> str:
+def changeable(lower: str, upper: str, work: str, marks: str = "user") -> str:
     """Return the options of an overlay over `lower` whose changes lie in `upper`. overlayfs.rst.
 
     Its marks are `user.` attributes: a user namespace may set no others. On a tmpfs these need
-    Linux 6.6.
+    Linux 6.6. With `marks` "trusted" they are those that only the host's root may set.
     """
     parts = (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
-    return ",".join(f"{name}={_escaped(path)}" for name, path in parts) + ",userxattr"
+    options = ",".join(f"{name}={_escaped(path)}" for name, path in parts)
+    return options if marks == "trusted" else f"{options},userxattr"
 
 
 class _Statfs(ctypes.Structure):

@@ -22,10 +22,18 @@ _LENGTH_BYTES = 4
 
 
 def main() -> None:
-    """Run the boot: descriptor 0 is the channel; descriptor 2 is for errors until it serves."""
+    """Run the boot: descriptor 0 is the channel; descriptor 2 is for errors until it serves.
+
+    With the argument `context` the process is a context on an image's root, see `context_exec`.
+    """
+    if sys.argv[1:2] == ["context"]:
+        from cellwall.guest.init import context_exec
+
+        context_exec.begin(sys.argv[2:])
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
-    os.rmdir(config["placeholder"])
+    if os.access(os.path.dirname(config["placeholder"]), os.W_OK):  # an image's user need not be
+        os.rmdir(config["placeholder"])
     guest, handoff = config["guest"], None
     from cellwall.guest.warm import fast_start
 

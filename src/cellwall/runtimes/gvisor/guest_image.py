@@ -46,18 +46,21 @@ class Image(NamedTuple):
     rest: Path
 
 
-def build_image(state_dir: Path, template: BuiltTemplate, bundle: Path, inside: str) -> Image:
+def build_image(
+    state_dir: Path, template: BuiltTemplate, bundle: Path, inside: str, library: str = ""
+) -> Image:
     """Write (once) the image of `bundle` for `template`; return its files. Blocks.
 
-    `inside` is the bundle's path in a sandbox. HostUnsupported if the interpreter fails or the
-    state directory cannot be written.
+    `inside` is the bundle's path in a sandbox, `library` that of the standard library if it is
+    another than on this host: then nothing of the template is in it. HostUnsupported if the
+    interpreter fails or the state directory cannot be written.
     """
-    name = state_dir / "guest" / _name(template, bundle)
+    name = state_dir / "guest" / _name(template, bundle, library)
     image = Image(name.with_suffix(".start"), name.with_suffix(".rest"))
     if image.start.exists():
         return image
     try:
-        written = _written(template, bundle, inside)
+        written = _written(template, bundle, inside, library)
         at = LENGTH_BYTES + int.from_bytes(written[:LENGTH_BYTES], "big")
         _save(image.rest, written[at:])
         _save(image.start, written[LENGTH_BYTES:at])
@@ -70,15 +73,20 @@ def build_image(state_dir: Path, template: BuiltTemplate, bundle: Path, inside: 
     return image
 
 
-def _name(template: BuiltTemplate, bundle: Path) -> str:
+def _name(template: BuiltTemplate, bundle: Path, library: str) -> str:
     interpreter = Path(template.base_python)
     parts = (
         bundle.name,
         _state(str(interpreter)),
         *(_state(path) for path in _standard_library(interpreter)),
-        *template.template.preload,
+        *_preload(template, library),
+        *((library,) if library else ()),
     )
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _preload(template: BuiltTemplate, library: str) -> tuple[str, ...]:
+    return () if library else template.template.preload
 
 
 def _state(path: str) -> str:
@@ -97,7 +105,7 @@ def _standard_library(interpreter: Path) -> list[str]:
     return sorted(found)
 
 
-def _written(template: BuiltTemplate, bundle: Path, inside: str) -> bytes:
+def _written(template: BuiltTemplate, bundle: Path, inside: str, library: str) -> bytes:
     """Return what the interpreter writes.
 
     SECURITY: the base interpreter, with -I and -S, so that no package of a template runs. The
@@ -105,7 +113,7 @@ def _written(template: BuiltTemplate, bundle: Path, inside: str) -> bytes:
     """
     words = [template.base_python, "-I", "-S", "-E", "-B", "-c", _WRITE]
     done = subprocess.run(
-        [*words, str(bundle), inside, REST_PATH, *template.template.preload],
+        [*words, str(bundle), inside, REST_PATH, library, *_preload(template, library)],
         check=False,
         capture_output=True,
         stdin=subprocess.DEVNULL,

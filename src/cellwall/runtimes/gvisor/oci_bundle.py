@@ -12,14 +12,16 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from cellwall.jail.plan import plan
+from cellwall.jail.plan import image_plan, plan
+from cellwall.linux import uid_ranges
 from cellwall.runtimes.gvisor import work_area as gvisor_area
 from cellwall.runtimes.gvisor.guest_image import RUN
 from cellwall.runtimes.gvisor.root import Root
-from cellwall.runtimes.shared.environment import INTERPRETER
+from cellwall.runtimes.shared.environment import INTERPRETER, OWN_PYTHON
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
+    from cellwall.runtimes.base import ImageRoot
 
 ROOT_ONLY = "/proc/sys/net/core"
 """Directory that is covered for a `runsc` with a network. Versions up to 2024 take a file in it for
@@ -36,6 +38,13 @@ OWN_INODES = 64
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 _READ_ONLY = ["ro", "nosuid", "nodev"]
 _PRIVATE = ["nosuid", "nodev"]
+ROOT_CAPABILITIES = (
+    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID"),
+    *("CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"),
+    *("CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_AUDIT_WRITE"),
+)
+"""Capabilities of root inside an image, as `image_plan.ROOT_CAPABILITIES` has them by number."""
+_ROOT_SETS = frozenset({"bounding", "effective", "permitted"})
 _CAPABILITY_SETS = ("bounding", "effective", "inheritable", "permitted", "ambient")
 _NEW_USER_NAMESPACE = 0x10000000
 _ABSENT = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
@@ -71,9 +80,18 @@ def flags(
 
 
 def configuration(
-    root: Root, limits: Limits, words: tuple[str, ...], place: str, *, has_network: bool = False
+    root: Root,
+    limits: Limits,
+    words: tuple[str, ...],
+    place: str,
+    *,
+    has_network: bool = False,
+    image: ImageRoot | None = None,
 ) -> dict[str, Any]:
-    """Return the OCI configuration of a sandbox that starts with the command `words`."""
+    """Return the OCI configuration of a sandbox that starts with the command `words`.
+
+    With an `image` its user is the image's, and has a container's rights inside if that is root.
+    """
     namespaces = [{"type": name} for name in _NAMESPACES]
     if has_network:  # the one that `runsc` is in: the keeper's, where the engine put a device
         namespaces[_NAMESPACES.index("network")]["path"] = "/proc/self/ns/net"
@@ -81,12 +99,12 @@ def configuration(
         "ociVersion": "1.0.0",
         "hostname": "cellwall",
         "process": {
-            "user": {"uid": plan.INSIDE_UID, "gid": plan.INSIDE_UID},
+            "user": _user(image),
             "args": list(words),
             "env": ["PATH=/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/"],
             "cwd": "/",
             "noNewPrivileges": True,
-            "capabilities": {name: [] for name in _CAPABILITY_SETS},
+            "capabilities": _capabilities(image),
             "rlimits": _rlimits(limits),
         },
         "root": {"path": gvisor_area.root_of(place), "readonly": False},
@@ -99,9 +117,25 @@ def configuration(
     }
 
 
-def guest_words() -> tuple[str, ...]:
+def _user(image: ImageRoot | None) -> dict[str, int]:
+    if image is None:
+        return {"uid": plan.INSIDE_UID, "gid": plan.INSIDE_UID}
+    return {"uid": image.uid, "gid": image.gid}
+
+
+def _capabilities(image: ImageRoot | None) -> dict[str, list[str]]:
+    """Return no capability, or for an image's root those that the jail gives, of this kernel."""
+    is_root = image is not None and image.uid == 0
+    return {
+        name: [*ROOT_CAPABILITIES] if is_root and name in _ROOT_SETS else []
+        for name in _CAPABILITY_SETS
+    }
+
+
+def guest_words(image: ImageRoot | None = None) -> tuple[str, ...]:
     """Return the command that every sandbox starts with."""
-    return (INTERPRETER, "-I", "-S", "-c", RUN)
+    interpreter = (INTERPRETER,) if image is None else OWN_PYTHON
+    return (*interpreter, "-I", "-S", "-c", RUN)
 
 
 def _rlimits(limits: Limits) -> list[dict[str, Any]]:
@@ -145,10 +179,21 @@ def _filter() -> dict[str, Any]:
     }
 
 
-def area(root: Root, limits: Limits) -> dict[str, Any]:
+def area(root: Root, limits: Limits, image: ImageRoot | None = None) -> dict[str, Any]:
     """Return the keeper's instructions for the work area, see `work_area`."""
     inodes = limits.inodes + OWN_INODES
+    if image is not None:
+        ids = f"{uid_ranges.IMAGE_BASE} 0 {image_plan.IDS}"
+        shown = {
+            "tree": image.tree,
+            "ids": ids,
+            "uid": image.uid,
+            "gid": image.gid,
+            "placeholder": PLACEHOLDER,
+        }
+        return {"options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755", "image": shown}
     return {
+        "image": None,
         "options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755",
         "directories": list(root.directories),
         "links": [list(pair) for pair in root.links],

@@ -63,6 +63,10 @@ def make_root(
     if image is not None:
         wanted.append(steps.Copy(str(image.start), START_PATH))
         wanted.append(steps.Copy(str(image.rest), REST_PATH))
+    return _root(str(_written(folder, wanted)), wanted)
+
+
+def _written(folder: Path, wanted: Sequence[Part]) -> Path:
     target = folder / _digest(wanted)
     if not target.exists():
         try:
@@ -74,7 +78,22 @@ def make_root(
                 remedy="make it writable, or name another one with CELLWALL_STATE_DIR",
                 errno=error.errno,
             ) from error
-    return _root(str(target), wanted)
+    return target
+
+
+def make_image_root(folder: Path, bundle: Path, image: Image, interpreter: Path) -> Root:
+    """Return what sandboxes on images are shown besides them, built if it does not exist. Blocks.
+
+    HostUnsupported if the state directory cannot be written.
+    """
+    wanted: list[Part] = [
+        steps.Copy(str(bundle), plan.GUEST_PATH),
+        steps.Copy(str(image.start), START_PATH),
+        steps.Copy(str(image.rest), REST_PATH),
+        steps.Directory(plan.OWN_PYTHON),
+    ]
+    written = str(_written(folder, wanted))
+    return Root(written, ((f"{written}{plan.OWN}", plan.OWN), (str(interpreter), plan.OWN_PYTHON)))
 
 
 def _root(written: str, wanted: Sequence[Part]) -> Root:

@@ -32,7 +32,6 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
-    refuse_image,
     refuse_soft,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
@@ -51,7 +50,11 @@ from cellwall.runtimes.gvisor.trace_listener import Witness
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
-from cellwall.runtimes.shared.environment import inside_environment
+from cellwall.runtimes.shared.environment import (
+    OWN_PYTHON,
+    image_environment,
+    inside_environment,
+)
 from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
@@ -123,7 +126,7 @@ class GvisorRuntime:
         self._live: set[GvisorSandbox] = set()
         self._started = self._failed = 0
         self._is_swept = False
-        self._roots: dict[str, _Kept] = {}
+        self._roots: dict[tuple[str, bool], _Kept] = {}
         self._chosen: Chosen | None = None
         self._sinks = self._folder / "sinks"
         self.cpus = Cpus()
@@ -260,14 +263,28 @@ class GvisorRuntime:
         await self._root(template)
         self._keepers.make_ready_soon()
 
-    async def _root(self, template: BuiltTemplate) -> gvisor_root.Root:
-        """Return the template's root; checked again periodically, because the host may change."""
-        kept = self._roots.get(template.digest)
+    async def _root(self, template: BuiltTemplate, *, on_image: bool = False) -> gvisor_root.Root:
+        """Return the template's root; checked again periodically, because the host may change.
+
+        `on_image`: what a sandbox on an image is shown besides that, with the template's guest.
+        """
+        key = (template.digest, on_image)
+        kept = self._roots.get(key)
         now = time.monotonic()
         if kept is None or now > kept.until or not os.access(kept.root.path, os.X_OK):
-            root = await asyncio.to_thread(self._make_root, template)
-            kept = self._roots[template.digest] = _Kept(root, now + _ROOT_KEPT_S)
+            make = self._make_image_root if on_image else self._make_root
+            root = await asyncio.to_thread(make, template)
+            kept = self._roots[key] = _Kept(root, now + _ROOT_KEPT_S)
         return kept.root
+
+    def _make_image_root(self, template: BuiltTemplate) -> gvisor_root.Root:
+        from cellwall.runtimes.shared import own_interpreter  # most engines use no image
+
+        bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
+        interpreter = own_interpreter.build(self._state_dir, template.base_python)
+        library = own_interpreter.library_of(interpreter)
+        code = guest_image.build_image(self._state_dir, template, bundle, plan.GUEST_PATH, library)
+        return gvisor_root.make_image_root(self._folder / "roots", bundle, code, interpreter)
 
     def _make_root(self, template: BuiltTemplate) -> gvisor_root.Root:
         bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
@@ -280,7 +297,6 @@ class GvisorRuntime:
     async def start(self, spec: SandboxSpec) -> GvisorSandbox:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
-        refuse_image(spec, self.name)
         self._check_host()
         if not self._is_swept:
             self._is_swept = True
@@ -297,12 +313,13 @@ class GvisorRuntime:
 
     async def _start(self, spec: SandboxSpec) -> GvisorSandbox:
         chosen = await self.choose()
-        root = await self._root(spec.template)
-        words = oci_bundle.guest_words()
+        image = spec.image
+        root = await self._root(spec.template, on_image=image is not None)
+        words = oci_bundle.guest_words(image)
         oci = oci_bundle.configuration(
-            root, spec.limits, words, self._place, has_network=spec.has_network
+            root, spec.limits, words, self._place, has_network=spec.has_network, image=image
         )
-        area = oci_bundle.area(root, spec.limits)
+        area = oci_bundle.area(root, spec.limits, image)
         groups = await self._groups.make(_at_start(spec.limits))
         born = _Born(groups)
         try:
@@ -428,16 +445,22 @@ def _at_start(limits: Limits) -> Limits:
 
 def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
     """Return the configuration for the boot, with the caller's environment, kept in no file."""
-    environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
+    image = spec.image
+    if image is None:
+        environment = inside_environment(spec.template, spec.limits.cpus)
+    else:
+        environment = image_environment(image, spec.limits.cpus)
     return {
-        "warm": spec.start == "fork",
+        "warm": spec.start == "fork" and image is None,
         "placeholder": oci_bundle.PLACEHOLDER,
         "is_awaited": spec.is_awaited,
         "preload": list(spec.template.template.preload),
         "preload_environment": _PRELOAD_ENVIRONMENT,
         "guest": {
-            "home": gvisor_root.HOME,
-            "env": environment,
+            "home": gvisor_root.HOME if image is None else image.working_dir,
+            "is_image": image is not None,
+            "own_python": [] if image is None else list(OWN_PYTHON),
+            "env": {**environment, **spec.env},
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,

@@ -35,14 +35,16 @@ LENGTH_BYTES = 4
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run `BUNDLE INSIDE REST [MODULE …]`: write the length of the start, the start, and the rest.
+    """Run `BUNDLE INSIDE REST LIBRARY [MODULE …]`: write the start's length, the start, the rest.
 
-    INSIDE and REST are the future paths of the bundle and the rest in the sandbox.
+    INSIDE, REST and LIBRARY are the future paths of the bundle, of the rest and of the standard
+    library in the sandbox; that of the library is empty if it is the same as here.
     """
-    bundle, inside, place, *preload = arguments
+    bundle, inside, place, library, *preload = arguments
+    moved = {bundle: inside, _library(): library or _library()}
     known = {name for name in sys.modules if not name.startswith("cellwall")} - {"__future__"}
-    first = _entries(_FIRST, known, bundle, inside)
-    rest = _entries((*_REST, *preload), {*known, *first}, bundle, inside)
+    first = _entries(_FIRST, known, moved)
+    rest = _entries((*_REST, *preload), {*known, *first}, moved)
     values = {
         module_finder.BUNDLE: inside,
         module_finder.REST: place,
@@ -56,7 +58,13 @@ def main(arguments: Sequence[str]) -> None:
     sys.stdout.buffer.write(len(start).to_bytes(LENGTH_BYTES, "big") + start + later)
 
 
-def _entries(names: Iterable[str], known: set[str], bundle: str, inside: str) -> dict[str, Entry]:
+def _library() -> str:
+    """Return the directory of the standard library, by a module that is always loaded."""
+    path = str(sys.modules["encodings"].__file__)
+    return path.rpartition("/")[0].rpartition("/")[0]
+
+
+def _entries(names: Iterable[str], known: set[str], moved: Mapping[str, str]) -> dict[str, Entry]:
     """Import `names`; return the entries of the newly loaded modules, except those in `known`."""
     for name in names:
         try:
@@ -65,24 +73,25 @@ def _entries(names: Iterable[str], known: set[str], bundle: str, inside: str) ->
             continue  # a package of the template: its files are read inside, as without a snapshot
     found = {}
     for name in sorted(set(sys.modules) - known):
-        entry = _entry(name, bundle, inside)
+        entry = _entry(name, moved)
         if entry is not None:
             found[name] = entry
     return found
 
 
-def _entry(name: str, bundle: str, inside: str) -> Entry | None:
+def _entry(name: str, moved: Mapping[str, str]) -> Entry | None:
     """Return path, kind and code of a module; None for a module built into the interpreter."""
     spec: Any = getattr(sys.modules[name], "__spec__", None)
     if spec is None or not spec.has_location or name == module_finder.__name__:
         return None
     path = str(spec.origin)
+    for here, there in moved.items():
+        if path.startswith(here + "/"):
+            path = there + path[len(here) :]
     if path.endswith(tuple(_imp.extension_suffixes())):
         return path, module_finder.EXTENSION, None
     kind = module_finder.PACKAGE if spec.loader.is_package(name) else module_finder.MODULE
     code = spec.loader.get_code(name)
-    if path.startswith(bundle + "/"):
-        path = inside + path[len(bundle) :]
     return None if code is None else (path, kind, code)
 
 

@@ -258,6 +258,13 @@ class ForkServers:
         self, template: BuiltTemplate, *, is_quick: bool = False, for_images: bool = False
     ) -> Entry:
         bundle = bundle_in(self._state_dir)
+        interpreter = None
+        if for_images:
+            from cellwall.runtimes.shared import own_interpreter  # most engines use no image
+
+            interpreter = await asyncio.to_thread(
+                own_interpreter.build, self._state_dir, template.base_python
+            )
         held = uids.acquire_block() if for_images else self._ids.hold()
         workers = _QUICK_WORKERS if is_quick else workers_on(os.cpu_count() or 1)
         if for_images:
@@ -282,6 +289,7 @@ class ForkServers:
             guest_reseed="cellwall.guest.process.reseed",
             guest_alone="cellwall.guest.warm.single_program",
             is_quick=is_quick,
+            interpreter=str(interpreter or ""),
             is_fast=self._placing.is_fast,
         )
         server = fork_server.ForkServer(settings, self._facts)

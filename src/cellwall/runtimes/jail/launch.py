@@ -58,6 +58,8 @@ class Settings:
     guest_preload: str
     guest_reseed: str
     guest_alone: str
+    interpreter: str = ""
+    """Directory of the interpreter for images without one; empty for sandboxes on templates."""
     is_fast: bool = True
     """Whether `jail.fast` is in use at all; see its `switch`."""
     is_quick: bool = False
@@ -121,6 +123,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
         "template_path": str(settings.template_path),
         "base_mounts": list(settings.base_mounts),
         "guest_path": str(settings.guest_path),
+        "interpreter": settings.interpreter,
         "python": settings.python,
         "uid_base": settings.uid_base,
         "uid_count": settings.uid_count,

@@ -52,7 +52,7 @@ from cellwall.runtimes.jail.worker import Worker
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
-from cellwall.runtimes.shared.environment import image_environment, inside_environment
+from cellwall.runtimes.shared.environment import OWN_PYTHON, image_environment, inside_environment
 from cellwall.runtimes.shared.removal import remove_tree
 
 T = TypeVar("T")
@@ -196,7 +196,8 @@ class JailRuntime:
         mounts = tuple(spec.template.base_mounts)
         shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
         if spec.image is not None:
-            return replace(shape, image=(spec.image.uid, spec.image.gid))
+            image = (spec.image.uid, spec.image.gid)
+            return replace(shape, image=image, own_python=not spec.image.has_python)
         return replace(shape, own_layers=spec.purpose == "session")
 
     @property
@@ -398,9 +399,11 @@ class JailRuntime:
 
     async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Child:
         environment = {**_environment(spec), **spec.env}
+        shape = self._shape(spec)
         guest = {
             "home": plan.HOME if spec.image is None else spec.image.working_dir,
             "is_image": spec.image is not None,
+            "own_python": list(OWN_PYTHON) if shape.own_python else [],
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,
@@ -410,7 +413,7 @@ class JailRuntime:
         }
         is_usual = environment == entry.server.settings.environment
         with contextlib.ExitStack() as held:
-            root = Root(self._shape(spec))
+            root = Root(shape)
             if spec.image is not None:
                 first, ids = entry.uids.host_uid(index), image_plan.IDS
                 mount = await self._mapper.mount(spec.image.tree, first, ids)

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where programs of an image are looked for if it does not say."""
 INTERPRETER = f"{plan.TEMPLATE_ROOT}/bin/python"
+OWN_PYTHON = (
+    f"{plan.OWN_PYTHON}/loader",
+    "--argv0",
+    f"{plan.OWN_PYTHON}/bin/python3",
+    "--library-path",
+    f"{plan.OWN_PYTHON}/lib",
+    f"{plan.OWN_PYTHON}/bin/python",
+)
+"""Program and first arguments that start the interpreter for images without one; those of the
+interpreter follow. See `own_interpreter`."""
 
 
 _NOWHERE = "https://packages-are-off-in-this-sandbox.ask-its-owner-to-install-them.invalid/"
