@@ -112,7 +112,7 @@ def test_posture_of_every_thread(place: ImageArena) -> None:
     place.do(attack())
 
 
-def _digest(tree: Path) -> str:
+def digest(tree: Path) -> str:
     """Everything that the host can see of the tree: names, owners, modes, contents, times."""
     lines = []
     for folder, names, files in os.walk(tree):
@@ -141,7 +141,7 @@ print("CHANGED", sorted(os.listdir("/usr/share")), os.stat("/bin/su").st_mode & 
 
 def test_changes_stay_in_their_sandbox(rooted: ImageArena, tree: Path) -> None:
     """A05: what root changes is its own sandbox's; the host's tree and a neighbour show none."""
-    before = _digest(tree)
+    before = digest(tree)
 
     async def attack() -> None:
         async with (
@@ -156,7 +156,7 @@ def test_changes_stay_in_their_sandbox(rooted: ImageArena, tree: Path) -> None:
             assert (await other.commands.run(["ls", "/usr/share"])).stdout
 
     rooted.do(attack())
-    assert _digest(tree) == before
+    assert digest(tree) == before
 
 
 def _id_map(pid: int) -> str:

@@ -10,11 +10,12 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cellwall import Engine
 from cellwall.jail.plan import image_plan
 from cellwall.linux.uid_ranges import IMAGE_BASE
 from cellwall.runtimes.base import ImageRoot
@@ -92,9 +93,15 @@ class Said:
 class ImageArena(Arena):
     """An arena whose programs run in sandboxes on an image, by the image's own Python."""
 
-    def __init__(self, root: ImageRoot) -> None:
+    def __init__(
+        self,
+        root: ImageRoot,
+        make: Callable[[], Engine] | None = None,
+        *,
+        runtime: str = "jail",
+    ) -> None:
         """Run everything as the user of `root`."""
-        super().__init__(runtime="jail")
+        super().__init__(make, runtime=runtime)
         self.root = root
 
     async def on_image(

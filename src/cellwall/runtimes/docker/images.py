@@ -41,6 +41,7 @@ _BUNDLE = (
     "cellwall.linux.syscalls",
     "cellwall.linux.seccomp",
     "cellwall.runtimes.docker.inside",
+    "cellwall.runtimes.docker.inside_image",
 )
 _ENTRY = "cellwall.runtimes.docker.inside:main"
 _DIRECTORIES = ("/proc", "/sys", "/dev", "/home", "/run", "/root", "/var", "/opt/cellwall")

@@ -43,16 +43,37 @@ def document(content: Dict[str, Any]) -> bytes:
 
 
 def main() -> None:
-    """Lock the process down and serve; never return."""
+    """Lock the process down and serve; never return.
+
+    With an argument it is a step of a sandbox on an image: `image` and `locked` for `inside_image`,
+    `context` for `guest.init.context_exec`.
+    """
+    step = sys.argv[1] if len(sys.argv) > 1 else ""
+    if step == "context":
+        from cellwall.guest.init import context_exec
+
+        context_exec.begin(sys.argv[2:])
+    if step == "image":
+        from cellwall.runtimes.docker import inside_image
+
+        inside_image.build(_read())
     lock = _read()
     os.umask(0o022)
+    if step != "locked":
+        _make_work_area()
+    _lock_down(lock)
+    _serve(_read())
+
+
+def _make_work_area() -> None:
     os.makedirs(HOME, 0o755, exist_ok=True)
     os.makedirs(WORK + "/tmp", exist_ok=True)
     os.chmod(WORK + "/tmp", 0o1777)  # noqa: S103 - like every /tmp
     for name in TOP_NAMES:
         os.makedirs(f"{TOP}/{name}", exist_ok=True)
-    _lock_down(lock)
-    guest = _read()
+
+
+def _serve(guest: Dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(guest["env"])
     guest["out_fd"] = _to_high_number(1)
@@ -101,12 +122,17 @@ def _lock_down(lock: Dict[str, Any]) -> None:
     from cellwall.linux.syscalls import landlock, process
     from cellwall.linux.syscalls.libc import do_all
 
+    if "capabilities" in lock:
+        from cellwall.runtimes.docker import inside_image
+
+        do_all(inside_image.become_user(lock))
     do_all((process.prepare_no_new_privs(),))
     abi = (
         min(lock["landlock_abi"], landlock.abi()) if lock["is_own_kernel"] else lock["landlock_abi"]
     )
-    readable = [path for path in _READABLE if os.path.isdir(path)]
-    writable = [path for path in _WRITABLE if os.path.isdir(path)]
+    # All of an image's root is its user's, as far as the owners of its files permit.
+    wanted = ((), ("/",)) if "capabilities" in lock else (_READABLE, _WRITABLE)
+    readable, writable = ([path for path in each if os.path.isdir(path)] for each in wanted)
     free = os.dup(0)
     os.close(free)
     do_all(

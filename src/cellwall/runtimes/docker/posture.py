@@ -12,9 +12,10 @@ import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.jail.inspect import posture
+from cellwall.jail.plan import image_plan
 from cellwall.jail.plan.plan import INSIDE_UID
 from cellwall.linux.cgroups.sandbox_groups import places
 from cellwall.runtimes.docker.container import GID, rlimits
@@ -69,24 +70,72 @@ def verify(
     `masked`: paths that engines cover with /dev/null, which is writable. `uid`: its user inside.
     """
     facts = read(pid)
-    facts["writable"] = [point for point in facts["writable"] if point not in masked]
-    outside = _outside(facts["uid_map"], uid)
     hosts = {k: v for k, v in posture.host_namespaces().items() if k != "user"}
     group = _outside(facts["gid_map"], GID)
     want = posture.Expectation(
-        uid=outside,
+        uid=_outside(facts["uid_map"], uid),
         gid=group,
         uid_line=facts["uid_map"],
         gid_line=facts["gid_map"],
         groups=(str(group),),  # engines list the user's own group once more
-        limits={_LIMIT_LABELS[n]: (str(v), str(v)) for n, v in rlimits(limits).items()},
+        limits=_limits(limits),
         cgroups=frozenset(),
         host_namespaces=hosts,
     )
+    return _compared((pid, container), facts, want, masked)
+
+
+def verify_on_image(
+    pid: int, container: str, limits: Limits, masked: Collection[str], ids: ImageIds
+) -> str:
+    """Raise `PostureMismatch` unless `pid` is confined as requested; return the posture's digest.
+
+    It is in a user namespace of its own, with the ids of one range, and has no capability outside.
+    """
+    facts = read(pid)
+    lines = ("0", str(ids.first), str(image_plan.IDS))
+    want = posture.Expectation(
+        uid=ids.first + ids.uid,
+        gid=ids.first + ids.gid,
+        uid_line=lines,
+        gid_line=lines,
+        groups=(),
+        limits=_limits(limits),
+        cgroups=frozenset(),
+        host_namespaces=posture.host_namespaces(),
+        capabilities=image_plan.ROOT_CAPABILITIES if ids.uid == 0 else 0,
+    )
+    return _compared((pid, container), facts, want, masked, {"/"})
+
+
+class ImageIds(NamedTuple):
+    """Ids of a sandbox on an image."""
+
+    first: int
+    """The host's id that is 0 inside."""
+    uid: int
+    gid: int
+    """User and group inside."""
+
+
+def _limits(limits: Limits) -> dict[str, tuple[str, str]]:
+    return {_LIMIT_LABELS[n]: (str(v), str(v)) for n, v in rlimits(limits).items()}
+
+
+def _compared(
+    where: tuple[int, str],
+    facts: dict[str, Any],
+    want: posture.Expectation,
+    masked: Collection[str],
+    more: Collection[str] = (),
+) -> str:
+    pid, container = where
+    facts["writable"] = [point for point in facts["writable"] if point not in masked]
     posture.compare(pid, facts, want)
     differences: dict[str, tuple[Any, Any]] = {}
-    if not set(facts["writable"]) <= _WRITABLE:
-        differences["writable mounts"] = (sorted(_WRITABLE), facts["writable"])
+    writable = _WRITABLE.union(more)
+    if not writable.issuperset(facts["writable"]):
+        differences["writable mounts"] = (sorted(writable), facts["writable"])
     if facts["interfaces"] != ["lo"]:
         differences["network interfaces"] = (["lo"], facts["interfaces"])
     _check_place(facts, container, differences)

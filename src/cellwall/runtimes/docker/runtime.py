@@ -32,16 +32,16 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
     Finding,
+    ImageRoot,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
-    refuse_image,
     refuse_network,
     refuse_soft,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.docker import container, ids, posture
+from cellwall.runtimes.docker import container, ids, image_containers, posture
 from cellwall.runtimes.docker.attached import AttachedSocket
 from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
@@ -80,6 +80,7 @@ class DockerRuntime:
     """Daemon's name for the program that runs containers; None is its default."""
 
     def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
         self.daemon = Daemon()
         self.images = Images(state_dir, self.daemon)
         self._live: set[DockerSandbox] = set()
@@ -89,8 +90,9 @@ class DockerRuntime:
         self._started = self._failed = 0
         self._next_cpu = 0
         self._ids = ids.ContainerIds()
-        self._maps_ids: bool | None = None
-        """Whether the daemon maps the ids of containers itself; None: not asked yet."""
+        self._ranges = image_containers.Ranges()
+        self._options: tuple[str, ...] | None = None
+        """The daemon's security options; None: not asked yet."""
         self._is_swept = False
 
     # -- host, asked once ---------------------------------------------------------------------
@@ -165,7 +167,6 @@ class DockerRuntime:
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start one container, or raise and leave nothing behind."""
         refuse_soft(spec, self._hardness(), self.name)
-        refuse_image(spec, self.name)
         if self.oci_runtime is not None:
             refuse_network(spec, self.name)
         starting = self._begin(self._start(spec))
@@ -221,7 +222,7 @@ class DockerRuntime:
     async def _build(self, spec: SandboxSpec) -> DockerSandbox:
         image = await self.images.ensure(spec.template)
         name = container.NAME_PREFIX + spec.sandbox_id
-        uid = await self._take_id()
+        uid = await self._take_id(spec)
         try:
             begun = await self._run(spec, name, image, uid)
             try:
@@ -232,17 +233,33 @@ class DockerRuntime:
         except BaseException:
             # By its name: a call that failed may have made the container all the same.
             await self._remove_container(name)
-            self._ids.give_back(uid)
+            self._give_back(uid)
             raise
         self._live.add(sandbox)
         return sandbox
 
-    async def _take_id(self) -> int:
-        """Return the container's user id; the usual one if the daemon maps ids itself."""
-        if self._maps_ids is None:
+    async def _take_id(self, spec: SandboxSpec) -> int:
+        """Return the container's user id, or on an image the host's id that is 0 inside.
+
+        It is the usual one if the daemon maps ids itself.
+        """
+        options = await self._security_options()
+        maps_ids = ids.maps_ids(options)
+        if spec.image is not None:
+            own_kernel = self.oci_runtime is not None
+            image_containers.check(self.name, options, maps_ids=maps_ids, has_own_kernel=own_kernel)
+            return self._ranges.take()
+        return plan.INSIDE_UID if maps_ids else self._ids.take()
+
+    def _give_back(self, uid: int) -> None:
+        self._ids.give_back(uid)
+        self._ranges.give_back(uid)
+
+    async def _security_options(self) -> tuple[str, ...]:
+        if self._options is None:
             info = await self.daemon.call("ask the Docker daemon", lambda api: api.info())
-            self._maps_ids = ids.maps_ids(info.get("SecurityOptions") or ())
-        return plan.INSIDE_UID if self._maps_ids else self._ids.take()
+            self._options = tuple(info.get("SecurityOptions") or ())
+        return self._options
 
     async def _run(self, spec: SandboxSpec, name: str, image: str, uid: int) -> _Begun:
         body = container.request(
@@ -256,7 +273,31 @@ class DockerRuntime:
             uid=uid,
             purpose=spec.purpose,
         )
+        if spec.image is not None:
+            body = await self._on_image(spec, spec.image, body)
         made = await self.daemon.create(name, body)
+        first = b"".join(map(document, self._documents(spec, uid)))
+        stream = AttachedSocket(await self.daemon.run_attached(made, first))
+        channel = GuestChannel(stream, on_violation=lambda _: self.kill_by_daemon(made))
+        return _Begun(made, stream, channel)
+
+    async def _on_image(
+        self, spec: SandboxSpec, image: ImageRoot, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        from cellwall.runtimes.shared import own_interpreter  # most engines use no image
+
+        interpreter = await asyncio.to_thread(
+            own_interpreter.build, self._state_dir, spec.template.base_python
+        )
+        options = await self._security_options()
+        return image_containers.request(body, image, interpreter, options)
+
+    def _documents(self, spec: SandboxSpec, uid: int) -> tuple[dict[str, Any], ...]:
+        """Return what the first process reads: its lockdown, then the guest's configuration."""
+        if spec.image is not None:
+            lock = {**self._lock, **image_containers.lock(spec.image)}
+            guest = image_containers.guest(spec, spec.image)
+            return image_containers.order(spec.limits, uid), lock, guest
         guest = {
             "home": plan.HOME,
             "env": {**inside_environment(spec.template, spec.limits.cpus), **spec.env},
@@ -265,10 +306,7 @@ class DockerRuntime:
             "preload": self._preload(spec),
             "are_callers_named": self.oci_runtime is not None,
         }
-        first = document(self._lock) + document(guest)
-        stream = AttachedSocket(await self.daemon.run_attached(made, first))
-        channel = GuestChannel(stream, on_violation=lambda _: self.kill_by_daemon(made))
-        return _Begun(made, stream, channel)
+        return self._lock, guest
 
     def _preload(self, spec: SandboxSpec) -> list[str]:
         is_room = spec.limits.memory_mb >= _PRELOAD_FROM_MB
@@ -305,7 +343,7 @@ class DockerRuntime:
         try:
             pidfd = os.pidfd_open(pid)
             digest = self._verified(pid, begun.container, spec, uid)
-            self._open_work(pid, work_fds)
+            self._open_work(pid, spec, work_fds)
             groups = self._groups(pid, begun.container)
             held, own_bytes = self._held(spec)
             most = held.processes + container.OWN_PROCESSES
@@ -323,7 +361,8 @@ class DockerRuntime:
                 f"{self.name}: confine sandbox {spec.sandbox_id}: {error}",
                 remedy="is the daemon on this machine, and of a version that knows what we ask?",
             ) from error
-        isolation = Isolation(self.name, self.level, digest, self._hardness())
+        whose = "shared" if spec.image is None else "own"
+        isolation = Isolation(self.name, self.level, digest, self._hardness(), whose)
         resources = SandboxResources(
             *(begun.container, pid, pidfd, tuple(work_fds), begun.channel, groups, isolation),
             own_kernel_bytes=own_bytes,
@@ -339,12 +378,16 @@ class DockerRuntime:
         return held, container.OWN_KERNEL_MB << 20
 
     def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
+        if spec.image is not None:
+            on_image = posture.ImageIds(uid, spec.image.uid, spec.image.gid)
+            return posture.verify_on_image(pid, made, spec.limits, self._masked, on_image)
         return posture.verify(pid, made, spec.limits, self._masked, uid)
 
-    def _open_work(self, pid: int, opened: list[int]) -> None:
+    def _open_work(self, pid: int, spec: SandboxSpec, opened: list[int]) -> None:
         """Open the work area through the first process's own view of the file system."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        for path in container.WORK_AREA:
+        area = container.WORK_AREA if spec.image is None else image_containers.WORK_AREA
+        for path in area:
             opened.append(os.open(f"/proc/{pid}/root{path}", flags))  # noqa: PERF401 - one by one
 
     def _hardness(self) -> dict[str, str]:
@@ -384,7 +427,7 @@ class DockerRuntime:
         """Remove the container of a dead sandbox; later, if the daemon is away now."""
         await self._remove_container(made)
         self._live.discard(sandbox)
-        self._ids.give_back(sandbox.uid)
+        self._give_back(sandbox.uid)
 
     async def _remove_container(self, made: str) -> None:
         try:
@@ -429,6 +472,7 @@ class DockerRuntime:
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
+        self._ranges.close()
         self.daemon.close()
 
     def abandon(self) -> None:
@@ -448,7 +492,7 @@ class DockerRunscRuntime(DockerRuntime):
     def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
         return posture.verify_own_kernel(pid, made)
 
-    def _open_work(self, pid: int, opened: list[int]) -> None:
+    def _open_work(self, pid: int, spec: SandboxSpec, opened: list[int]) -> None:
         """Open nothing: the files are in gVisor's kernel and not visible from the host."""
 
     def _hardness(self) -> dict[str, str]:

@@ -20,10 +20,19 @@ _FOR_US = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_se
 _PR_SET_SECCOMP = 22
 
 
-def profile() -> dict[str, Any]:
-    """Return the profile as plain data."""
+_FOR_IMAGES = (
+    *("mount", "umount2", "pivot_root", "open_tree", "move_mount", "mount_setattr"),
+    *("setns", "unshare", "chown", "lchown", "setgroups", "setresuid", "setresgid", "capset"),
+    "prctl",
+)
+"""Calls with which `inside_image` makes an image's root and leaves the host's ids; the same."""
+
+
+def profile(*, builds_root: bool = False) -> dict[str, Any]:
+    """Return the profile as plain data; `builds_root`: of a container on an image."""
     rules = parse_policy(load_policy())
-    always = sorted({n for n, found in rules.items() if _is_allowed(found)} | set(_FOR_US))
+    ours = (*_FOR_US, *(_FOR_IMAGES if builds_root else ()))
+    always = sorted({n for n, found in rules.items() if _is_allowed(found)} | set(ours))
     calls: list[dict[str, Any]] = [{"names": always, "action": "SCMP_ACT_ALLOW"}]
     for name, found in sorted(rules.items()):
         if name in always:
@@ -34,7 +43,8 @@ def profile() -> dict[str, Any]:
         if not allowed:
             code = found[-1].action & 0xFFFF or errno.EPERM
             calls.append({**_call(name, "SCMP_ACT_ERRNO"), "errnoRet": code})
-    calls.append(_call("prctl", "SCMP_ACT_ALLOW", [_equals(0, 0xFFFFFFFF, _PR_SET_SECCOMP)]))
+    if not builds_root:
+        calls.append(_call("prctl", "SCMP_ACT_ALLOW", [_equals(0, 0xFFFFFFFF, _PR_SET_SECCOMP)]))
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
