@@ -143,7 +143,7 @@ def test_container_takes_no_count_from_the_hosts_users(arena: Arena) -> None:
     seen = [arena.run(code).stdout.splitlines()[-1].split() for _ in range(2)]
     first, second = (int(words[0]) for words in seen)
     assert first != second
-    assert all(0x7FFF0000 <= uid < 0x7FFF0000 + 512 for uid in (first, second))
+    assert all(ids.FIRST <= uid < ids.FIRST + ids.COUNT for uid in (first, second))
     assert [words[1:] for words in seen] == [["user", "/home/user"]] * 2
 
 

@@ -2,9 +2,9 @@
 
 Without a user namespace of the daemon a container's id is the host's, and 1000 is a person's
 account on most machines: per-user kernel counts (inotify, epoll watches, descriptors in flight)
-would be charged to that person, and all containers would share them. The ids are the last 65536 of
-those that systemd lists as unused; the jail uses none of them (`linux.uid_ranges`). Where the
-daemon maps ids itself, user 1000 inside already has no account outside.
+would be charged to that person, and all containers would share them. The ids are of those that
+systemd lists as unused, behind the jail's and before those of images on disk (`linux.uid_ranges`).
+Where the daemon maps ids itself, user 1000 inside already has no account outside.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from cellwall.jail.plan.plan import HOME, INSIDE_UID
 from cellwall.model.errors import CapacityError
 
-FIRST = 0x7FFF0000
+FIRST = 0x7FFD0000
 COUNT = 512
 """Number of ids. Each has an account in the image, so that programs find a name and a home."""
 
