@@ -114,6 +114,12 @@ TARGETS: tuple[Target, ...] = (
            300, 150),
     Target("packages_cold", "the same, the broker has it not, against plain `uv pip install`", "x",
            1.2, 1.0),
+    Target("image_parked", "`echo ok` in a fresh sandbox on an image, as root, parked, p50", "F",
+           1.0, 0.5),
+    Target("image_no_pool", "the same without a pool, p50", "F", 3.0, 1.0),
+    Target("image_docker", "the same against `docker run --rm` of the image, p50", "x", 0.12, 0.05),
+    Target("image_live", "memory (PSS) that a live sandbox on an image adds", "MiB", 2, 1),
+    Target("image_import", "import of an image against `tar xf` of its layer, p50", "x", 1.5, 1.0),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

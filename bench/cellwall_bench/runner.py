@@ -23,6 +23,7 @@ from cellwall_bench import (
     endurance,
     first,
     http,
+    images,
     kernel,
     languages,
     latency,
@@ -154,6 +155,11 @@ class Bench:
         yield "network_stream", 0, lambda _: outside.stream("network_stream", 5)
         yield "packages_warm", 0, lambda _: outside.warm("packages_warm", n)
         yield "packages_cold", 0, lambda _: outside.cold("packages_cold", n)
+        yield "image_parked", 0, lambda _: images.echo("image_parked", n, _PARK)
+        yield "image_no_pool", 0, lambda _: images.echo("image_no_pool", n, 0)
+        yield "image_docker", 0, lambda _: images.against_docker("image_docker", n)
+        yield "image_live", 0, lambda _: images.live("image_live", self.effort.live * 2 // 5)
+        yield "image_import", 0, lambda _: images.unpacked("image_import", 5)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
 
     def _language_rows(
