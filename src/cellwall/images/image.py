@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import CellwallError, UsageError
 
 Compression = Literal["gzip", "zstd", "none"]
 MOST_DOCUMENT_BYTES = 4 << 20
@@ -35,6 +35,12 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 class ImageInvalid(UsageError):
     """An image's documents or layers are not what the specification says."""
+
+
+class PullFailed(CellwallError):
+    """A registry did not give an image."""
+
+    code = "image_pull"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from cellwall.images.image import (
     Image,
     ImageInvalid,
     Layer,
+    PullFailed,
     checked_digest,
     compression_of,
     digest_of,
@@ -33,7 +34,7 @@ from cellwall.images.image import (
     read_config,
 )
 from cellwall.images.reference import InRegistry
-from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, UsageError
+from cellwall.model.errors import HostUnsupported, NotFound, UsageError
 
 if TYPE_CHECKING:
     import httpx
@@ -56,12 +57,6 @@ _TRIES = 3
 _MOST_REDIRECTS = 4
 _PARALLEL = 3
 _TIMEOUT_S = 30.0
-
-
-class PullFailed(CellwallError):
-    """A registry did not give an image."""
-
-    code = "image_pull"
 
 
 @dataclass(frozen=True, slots=True)

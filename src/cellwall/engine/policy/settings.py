@@ -83,6 +83,9 @@ class EngineSettings:
     """Registries that images are pulled from, by the name that images have, such as
     `{"registry": "docker.io", "url": "https://mirror.example.org"}`; none is asked that is not
     listed. In the variable JSON."""
+    images_mb: int = 20_480
+    """Most MiB of unpacked images on disk, of all tenants; above it those that were used least
+    recently go, unless a sandbox uses them. 0: no bound."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024

@@ -372,6 +372,30 @@ class Pool:
             loop = asyncio.get_running_loop()
             self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
 
+    def give_up(self, image: str) -> bool:
+        """Give up what is parked on an image; False if it has a sandbox that is not parked.
+
+        `image` is the image's digest.
+        """
+        on_it = [
+            (key, bucket)
+            for key, bucket in self._buckets.items()
+            if bucket.spec.image is not None and bucket.spec.image.digest == image
+        ]
+        if any(bucket.in_use or bucket.starting for _, bucket in on_it):
+            return False
+        for key, bucket in on_it:
+            del self._buckets[key]
+            self._empty(bucket)
+        return True
+
+    def _empty(self, bucket: _Bucket) -> None:
+        for timer in (bucket.retry, bucket.soon):
+            if timer is not None:
+                timer.cancel()
+        while bucket.parked:
+            self.discard(bucket.parked.popleft().sandbox)
+
     async def wait_full(self) -> None:
         """Return when every bucket holds its target, or backs off; for measurements and tests."""
         for bucket in self._buckets.values():
@@ -398,11 +422,7 @@ class Pool:
             self._tidy.cancel()
         await self._refills.cancel()
         for bucket in self._buckets.values():
-            for timer in (bucket.retry, bucket.soon):
-                if timer is not None:
-                    timer.cancel()
-            while bucket.parked:
-                self.discard(bucket.parked.popleft().sandbox)
+            self._empty(bucket)
         await self._destructions.wait_empty()
 
 
