@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.server.core.errors import failure
 from cellwall.server.core.times import rfc3339
-from cellwall.server.http.endpoint import Answer, Endpoint, body_of
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of
 from cellwall.server.schemas import images as schemas
 from cellwall.server.schemas import responses
+from cellwall.server.schemas.requests import WaitQuery
 
 if TYPE_CHECKING:
     from cellwall.engine.images.image_store import StoredImage
@@ -46,7 +47,10 @@ async def pull(request: Request) -> None:
 
 async def pulled(request: Request) -> None:
     """`GET /images/pulls/{id}`."""
+    query = query_of(request, WaitQuery)
     found = request.state.images.pull_of(request.owner, request.params["pull_id"])
+    if query.wait:
+        await request.wait(found.ended, query.wait)
     await request.answer(_pull(request, found))
 
 
@@ -126,6 +130,7 @@ ENDPOINTS = (
         pulled,
         "A pull, also for ten minutes after its end",
         {200: Answer("How far it is.", schemas.Pull)},
+        query=WaitQuery,
         tags=("images",),
     ),
     Endpoint(
