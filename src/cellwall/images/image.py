@@ -103,12 +103,30 @@ def document(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > MOST_DOCUMENT_BYTES:
         raise ImageInvalid(f"{what}: it has more than {MOST_DOCUMENT_BYTES} bytes")
     try:
-        found = json.loads(data)
+        found = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ImageInvalid(f"{what}: it is no JSON: {str(error)[:200]}") from None
     if not isinstance(found, dict):
         raise ImageInvalid(f"{what}: it is no JSON object")
     return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; two readers could take a key that comes twice for different things."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice in an object")
+    return found
+
+
+def is_index(manifest: Mapping[str, Any], what: str) -> bool:
+    """Report whether a document is an index. Raises `ImageInvalid` for one that is both.
+
+    Two readers could take it for different images (CVE-2021-41190).
+    """
+    if "manifests" in manifest and ("layers" in manifest or "config" in manifest):
+        raise ImageInvalid(f"{what}: it is an index and a manifest in one")
+    return "manifests" in manifest
 
 
 def digest_of(data: bytes) -> str:

@@ -257,8 +257,10 @@ def test_command_line(door: Server, stocked: ImageRegistry) -> None:
     env = {**os.environ, "CELLWALL_URL": door.address, "CELLWALL_API_KEY": ALICE}
 
     def said(*words: str) -> str:
-        argv = [sys.executable, "-m", "cellwall", "sandbox", *words]
-        return subprocess.run(argv, env=env, check=True, capture_output=True, text=True).stdout
+        argv = [sys.executable, "-m", "cellwall.apps.cli.main", "sandbox", *words]
+        done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     made = said("create", "--image", stocked.name("team/app:1"), "--user", "root").strip()
     assert said("exec", made, "--", "id", "-un") == "root\n"

@@ -128,6 +128,8 @@ class _Bucket:
     peak_at: float = 0.0
     claimed_at: float = 0.0
     backoff_s: float = 0.0
+    is_given_up: bool = False
+    """Whether nothing may be parked in it any more: its image is being removed."""
     retry: asyncio.TimerHandle | None = None
     soon: asyncio.TimerHandle | None = None
     forking: int = 0
@@ -275,7 +277,11 @@ class Pool:
 
     def _target(self, bucket: _Bucket) -> int:
         now = time.monotonic()
-        if not self._is_open or now - bucket.claimed_at > self._settings.pool_idle_s:
+        if (
+            not self._is_open
+            or bucket.is_given_up
+            or now - bucket.claimed_at > self._settings.pool_idle_s
+        ):
             return 0
         if now - bucket.peak_at > _SHRINK_AFTER_S:
             bucket.peak = bucket.in_use
@@ -331,7 +337,7 @@ class Pool:
             self._back_off(bucket)
             return
         bucket.backoff_s = 0.0
-        if not self._is_open:
+        if not self._is_open or bucket.is_given_up:
             self.discard(sandbox)
             return
         parked = _Parked(sandbox, spec, sandbox.fresh)
@@ -351,7 +357,7 @@ class Pool:
             self._back_off(bucket)
 
     def _back_off(self, bucket: _Bucket) -> None:
-        if bucket.retry is not None or not self._is_open:
+        if bucket.retry is not None or bucket.is_given_up or not self._is_open:
             return
         bucket.backoff_s = min(_BACKOFF_MOST_S, max(_BACKOFF_FIRST_S, bucket.backoff_s * 2))
         loop = asyncio.get_running_loop()
@@ -382,9 +388,10 @@ class Pool:
             for key, bucket in self._buckets.items()
             if bucket.spec.image is not None and bucket.spec.image.digest == image
         ]
-        if any(bucket.in_use or bucket.starting for _, bucket in on_it):
+        if any(bucket.in_use for _, bucket in on_it):
             return False
         for key, bucket in on_it:
+            bucket.is_given_up = True
             del self._buckets[key]
             self._empty(bucket)
         return True
