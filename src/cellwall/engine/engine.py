@@ -493,16 +493,10 @@ class Engine:
     @cached_property
     def images(self) -> ImageStore:
         """The images of this engine's state directory."""
-        # Imported here: most engines never need it.
-        from cellwall.engine.images.image_store import ImageStore
-        from cellwall.images.registry import Registries
+        from cellwall.engine.images.making import store_of  # most engines never need it
 
-        registries = Registries.of(self.settings.image_registries)
-        most_bytes = self.settings.images_mb << 20
         unpacker = partial(self.runtime, name="jail")
-        store = ImageStore(self.state_dir, registries, unpacker, most_bytes=most_bytes)
-        store.gives_up = self._pool.give_up
-        return store
+        return store_of(self.state_dir, self.settings, unpacker, self._pool.give_up)
 
     async def _opened(
         self,

@@ -284,7 +284,7 @@ class Pull:
             headers["Range"] = f"bytes={after}-"
         return await self._send(client, url, headers=headers)
 
-    async def _send(self, client: httpx.AsyncClient, url: str, **options: Any) -> httpx.Response:
+    async def _send(self, client: httpx.AsyncClient, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - of a request
         """Ask for a URL at an address that was checked, so that no second answer of DNS counts."""
         auth = options.pop("auth", None)
         request = client.build_request("GET", url, **options)

@@ -2,7 +2,7 @@
 
 Not the operator's list of registries (`registry`). The invariants: a host is resolved once, and the
 connection goes to the address that was checked; a registry whose own address is public leads to
-public addresses alone, unless the operator permits others.
+public addresses alone, unless the operator permits others; and none leads to a cloud's metadata.
 """
 
 from __future__ import annotations
@@ -42,11 +42,26 @@ class Visits:
         if self._is_inside is None:
             # An operator's registry inside leads to what is inside, as its token service is.
             own = await _resolved(self._own_host)
-            self._is_inside = not all(map(self._permits, own))
+            self._is_inside = bool(own) and not any(map(self._permits, own))
         for address in await _resolved(url.hostname or ""):
-            if self._is_inside or self._permits(address):
+            if self._permits(address) or (self._is_inside and not _is_metadata(address)):
                 return address
         return None
+
+
+_METADATA = tuple(
+    map(
+        ipaddress.ip_network,
+        ("169.254.0.0/16", "fe80::/10", "100.100.100.200/32", "168.63.129.16/32", "fd00:ec2::/32"),
+    )
+)
+
+
+def _is_metadata(address: str) -> bool:
+    """Report whether a cloud may answer there with what this machine may do."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    return any(mapped.version == each.version and mapped in each for each in _METADATA)
 
 
 async def _resolved(host: str) -> list[str]:
