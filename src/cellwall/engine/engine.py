@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -554,6 +555,8 @@ class Engine:
             for kind, count in report.removed.items():
                 removed[kind] = removed.get(kind, 0) + count
             kept += report.kept
+        if os.geteuid() == 0 and (self.state_dir / "images").is_dir():
+            removed.update(await self.images.sweep())
         return SweepReport(removed, kept)
 
     def statistics(self) -> EngineStatistics:

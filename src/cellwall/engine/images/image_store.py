@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.images import leftovers
 from cellwall.images import archive, daemon, reference
 from cellwall.images.image import Image, ImageConfig
 from cellwall.model.errors import CapacityError, Conflict, HostUnsupported, NotFound, UsageError
@@ -159,8 +160,7 @@ class ImageStore:
         if isinstance(meant, reference.Archive):
             yield await asyncio.to_thread(archive.read_archive, meant.path)
             return
-        with tempfile.TemporaryDirectory(prefix=".coming-", dir=self._folder) as place:
-            folder = Path(place)
+        with _coming(self._folder) as folder:
             if isinstance(meant, reference.InDaemon):
                 path = await asyncio.to_thread(daemon.saved, meant.name, folder)
                 yield await asyncio.to_thread(archive.read_archive, path)
@@ -174,16 +174,14 @@ class ImageStore:
         if not isinstance(runtime, UnpacksImages):
             raise _no_runtime()
         digest = image.config.digest
-        async with self._unpacking:
+        target = self._path(digest)
+        async with self._unpacking, _unpacked_alone(target):
             if (known := self._find(digest)) is not None:
                 return known
-            target = self._path(digest)
-            target.mkdir(mode=0o700, exist_ok=True)
             tree = target / "tree"
             if tree.exists():  # its description was not written: nothing vouches for it
                 await runtime.remove_image(tree)
             found = await runtime.unpack_image(image, tree, self._bounds)
-            (target / "lock").touch(0o600)
             stored = StoredImage(
                 image.config,
                 found.accounts,
@@ -287,6 +285,13 @@ class ImageStore:
             raise NotFound(f"image {name}: {how}", remedy="`cellwall images` lists them")
         return fitting[0]
 
+    async def sweep(self) -> dict[str, int]:
+        """Remove what killed engines left; return how many of each kind."""
+        runtime = await self._unpacker()
+        if not isinstance(runtime, UnpacksImages):
+            return {}
+        return await leftovers.sweep(self._folder, runtime.remove_image)
+
     def close(self) -> None:
         """Let others remove the images that this engine used."""
         for fd in self._locks.values():
@@ -304,7 +309,8 @@ class ImageStore:
             except FileNotFoundError:
                 return False
             # The lock may be of a folder that was removed while we waited for it.
-            if self._find(digest) is None or digest in self._locks:
+            path = self._path(digest) / "lock"
+            if not _is_still(path, fd) or self._find(digest) is None or digest in self._locks:
                 os.close(fd)
                 return False
             self._locks[digest] = fd
@@ -347,14 +353,53 @@ class ImageStore:
         return named
 
 
-async def _locked(path: Path) -> int:
-    """Return a descriptor with a shared lock; wait for an engine that removes the image."""
+@contextlib.contextmanager
+def _coming(folder: Path) -> Iterator[Path]:
+    """Yield a new folder for layers, locked so that a sweep knows that it has an owner."""
+    with contextlib.ExitStack() as held:
+        # A sweep does not begin between the making of the folder and its lock.
+        with leftovers.opened(folder) as whole:
+            fcntl.flock(whole, fcntl.LOCK_SH)
+            place = tempfile.TemporaryDirectory(prefix=leftovers.COMING, dir=folder)
+            held.enter_context(place)
+            fd = held.enter_context(leftovers.opened(Path(place.name)))
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield Path(place.name)
+
+
+@contextlib.asynccontextmanager
+async def _unpacked_alone(target: Path) -> AsyncIterator[None]:
+    """Hold the lock of an image that is being unpacked; wait for another engine that does it."""
+    while True:
+        os.makedirs(target, mode=0o700, exist_ok=True)
+        try:
+            fd = await _locked(target / "lock", fcntl.LOCK_EX)
+        except FileNotFoundError:  # another engine has removed the folder in this moment
+            continue
+        try:
+            if _is_still(target / "lock", fd):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _is_still(path: Path, fd: int) -> bool:
+    """Report whether a path is still the file that was opened: its folder may be removed."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+async def _locked(path: Path, how: int = fcntl.LOCK_SH) -> int:
+    """Return a descriptor with a lock; wait for an engine that unpacks or removes the image."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
         except BlockingIOError:
-            await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_SH)
+            await asyncio.to_thread(fcntl.flock, fd, how)
     except BaseException:
         os.close(fd)
         raise
