@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 
 from cellwall.images.archive import read_archive
-from cellwall.images.image import Image, ImageInvalid
+from cellwall.images.credentials import read_credentials
+from cellwall.images.image import Image, ImageInvalid, PullFailed
 from cellwall.images.reference import InRegistry, parse
-from cellwall.images.registry import Pull, PullFailed, Registries
+from cellwall.images.registry import Pull, Registries
 from cellwall.model.errors import NotFound, UsageError
 from conftest import require_command
 from kit import waiting
@@ -291,3 +292,159 @@ def test_transfer_that_breaks_is_tried_again(tmp_path: Path) -> None:
         image = _from(port, tmp_path)
     assert hashlib.sha256(image.layers[0].path.read_bytes()).hexdigest() == digest(BLOB)[7:]
     assert sum(path.endswith(digest(BLOB)) for path, _ in asked) == 3
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_registry_that_is_busy_is_asked_again(tmp_path: Path, status: int) -> None:
+    busy = [2]
+
+    def answer(path: str, _headers: dict[str, str]) -> Answer | None:
+        if "manifests" in path and busy[0]:
+            busy[0] -= 1
+            return status, {"Retry-After": "0"}, b""
+        return None
+
+    with hostile(answer) as (port, asked):
+        assert _from(port, tmp_path).layers[0].diff_id == digest(BLOB)
+    assert sum("manifests" in path for path, _ in asked) == 3
+
+
+def test_registry_that_stays_busy_is_left_alone(tmp_path: Path) -> None:
+    with (
+        hostile(lambda _path, _headers: (429, {"Retry-After": "0"}, b"")) as (port, asked),
+        pytest.raises(PullFailed, match="status 429"),
+    ):
+        _from(port, tmp_path)
+    assert len(asked) == 3
+
+
+def test_token_that_expires_is_asked_for_once_more(tmp_path: Path) -> None:
+    tokens: list[str] = []
+
+    def answer(path: str, headers: dict[str, str]) -> Answer | None:
+        if path.startswith("/token"):
+            tokens.append(f"token-{len(tokens)}")
+            return 200, {}, json.dumps({"token": tokens[-1]}).encode()
+        is_new = path.endswith(digest(BLOB))  # the first token has expired by then
+        wanted = "Bearer token-1" if is_new else "Bearer token-0"
+        if headers.get("authorization") != wanted:
+            realm = f'Bearer realm="http://127.0.0.1:{port}/token",service="here"'
+            return 401, {"WWW-Authenticate": realm}, b""
+        return None
+
+    with hostile(answer) as (port, _):
+        _from(port, tmp_path)
+    assert len(tokens) == 2
+
+
+def test_broken_transfer_is_continued(tmp_path: Path) -> None:
+    ranges: list[str | None] = []
+
+    def answer(path: str, headers: dict[str, str]) -> Answer | None:
+        if not path.endswith(digest(BLOB)):
+            return None
+        ranges.append(headers.get("range"))
+        if len(ranges) == 1:
+            return 200, {"Content-Length": str(len(BLOB))}, BLOB[:100]
+        part = {"Content-Range": f"bytes 100-{len(BLOB) - 1}/{len(BLOB)}"}
+        return 206, part, BLOB[100:]
+
+    with hostile(answer) as (port, _):
+        image = _from(port, tmp_path)
+    assert ranges == [None, "bytes=100-"]
+    assert image.layers[0].path.read_bytes() == BLOB
+
+
+def test_other_part_than_the_one_asked_for_is_no_blob(tmp_path: Path) -> None:
+    def answer(path: str, headers: dict[str, str]) -> Answer | None:
+        if not path.endswith(digest(BLOB)):
+            return None
+        if headers.get("range") is None:
+            return 200, {"Content-Length": str(len(BLOB))}, BLOB[:100]
+        return 206, {"Content-Range": f"bytes 0-99/{len(BLOB)}"}, BLOB[:100]
+
+    with hostile(answer) as (port, _), pytest.raises((ImageInvalid, PullFailed)):
+        _from(port, tmp_path)
+
+
+def test_public_registry_leads_to_no_private_address(tmp_path: Path) -> None:
+    """127.0.0.1 stands for a public address here, and 127.0.0.2 for one inside."""
+
+    def pulled(port: int, permits: Callable[[str], bool]) -> Image:
+        host = f"127.0.0.1:{port}"
+        return pull(Registries({host: f"http://{host}"}, permits=permits), f"{host}/app:1", folder)
+
+    def answer(path: str, _headers: dict[str, str]) -> Answer | None:
+        if path.endswith(digest(BLOB)):
+            return 307, {"Location": f"http://127.0.0.2:{inside}{path}"}, b""
+        return None
+
+    folder = tmp_path
+    with _on("127.0.0.2") as (inside, asked), hostile(answer) as (port, _):
+        with pytest.raises(PullFailed, match="not public"):
+            pulled(port, lambda address: address == "127.0.0.1")
+        assert asked == []
+        pulled(port, lambda address: address in {"127.0.0.1", "127.0.0.2"})  # the control
+        assert len(asked) == 1
+
+
+@contextmanager
+def _on(address: str) -> Iterator[tuple[int, list[str]]]:
+    """A server that has the blob, at another address of this machine."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(BLOB)))
+            self.end_headers()
+            self.wfile.write(BLOB)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with http.server.ThreadingHTTPServer((address, 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        try:
+            yield served.server_address[1], asked
+        finally:
+            served.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        MANIFEST[:-1] + b', "manifests": []}',
+        MANIFEST[:-1] + b', "config": {}}',
+        MANIFEST.replace(b'"size"', b'"size": 1, "size"', 1),
+    ],
+    ids=["both", "twice", "twice-inside"],
+)
+def test_documents_that_two_readers_take_differently(tmp_path: Path, body: bytes) -> None:
+    with (
+        hostile(lambda path, _: (200, {}, body) if "manifests" in path else None) as (port, _),
+        pytest.raises(ImageInvalid, match=r"twice|in one"),
+    ):
+        _from(port, tmp_path)
+
+
+def test_credentials_of_a_file(tmp_path: Path) -> None:
+    def answer(_path: str, headers: dict[str, str]) -> Answer | None:
+        if headers.get("authorization") == "Basic bWU6c2VjcmV0":
+            return None
+        return 401, {"WWW-Authenticate": 'Basic realm="here"'}, b""
+
+    with hostile(answer) as (port, _):
+        host = f"127.0.0.1:{port}"
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"auths": {host: {"auth": "bWU6c2VjcmV0"}}}), encoding="ascii")
+        path.chmod(0o644)
+        with pytest.raises(UsageError, match="others may read it"):
+            read_credentials(str(path))
+        path.chmod(0o600)
+        registries = Registries({host: f"http://{host}"}, credentials=read_credentials(str(path)))
+        assert "secret" not in repr(registries)
+        pull(registries, f"{host}/app:1", tmp_path)

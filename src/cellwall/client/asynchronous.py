@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.client.connection.attempts import Attempt
 from cellwall.client.connection.transport import Ask, Transport, segment
+from cellwall.client.images import AsyncImages
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import AsyncSubmitted
 from cellwall.model.ids import new_id
@@ -42,6 +43,8 @@ class AsyncClient(AsyncClosing):
         `transport` replaces the client's own connections to the server.
         """
         self._transport = transport or Transport(address, timeout_s)
+        self.images = AsyncImages(self._transport)
+        """Images that the caller may name."""
         self.AsyncSandbox = Sandboxes(self)
         """`client.AsyncSandbox.create(…)`, as in the embedded library."""
 
@@ -77,13 +80,17 @@ class AsyncClient(AsyncClosing):
         network: object = None,
         secrets: Sequence[str] = (),
         packages: Sequence[str] = (),
+        image: str | None = None,
+        user: str | None = None,
         on_event: OnEvent | None = None,
         tools: Tools | None = None,
     ) -> Execution:
         """Run `code` once in a fresh sandbox and return the execution.
 
         `tools`: functions of this process that it may call as `tools.name(…)`. `secrets`: names of
-        secrets that the server keeps.
+        secrets that the server keeps. `image`: a container image that its operator permits, such as
+        `python:3.12-slim`, whose tree is the root, and `user` one of its users. Raises
+        `ImageComing` while it is being pulled.
         """
         box = box_of(tools)
         body = _program(
@@ -109,6 +116,8 @@ class AsyncClient(AsyncClosing):
             network=network,
             secrets=secrets,
             packages=packages,
+            image=image,
+            user=user,
         )
         body |= asking.tools(None if box is None else box.manifest)
         attempt = Attempt(self._transport, "/execute", body, tools=box)
@@ -148,13 +157,17 @@ class AsyncClient(AsyncClosing):
         network: object = None,
         secrets: Sequence[str] = (),
         packages: Sequence[str] = (),
+        image: str | None = None,
+        user: str | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
         `tools`: functions of this process that its code may call as `tools.name(…)`; only
         executions started by this object may call them. `network`: where it may connect to, such as
         `["example.org"]`; None is no network. `secrets`: names of secrets that the server keeps.
-        `packages`: Python packages to install first.
+        `packages`: Python packages to install first. `image`: a container image that the server's
+        operator permits, such as `python:3.12-slim`, whose tree is the root, and `user` one of its
+        users, by default the image's own. Raises `ImageComing` while it is being pulled.
         """
         box = box_of(tools)
         body = {
@@ -166,6 +179,8 @@ class AsyncClient(AsyncClosing):
                 metadata=None if metadata is None else dict(metadata),
                 network=asking.network(network),
                 secrets=asking.secrets(secrets),
+                image=image,
+                user=user,
             ),
             **_place(template, (runtime, isolation, trust), demand_hard, start),
         }
@@ -238,6 +253,8 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     network: object = None,
     secrets: Sequence[str] = (),
     packages: Sequence[str] = (),
+    image: str | None = None,
+    user: str | None = None,
 ) -> dict[str, Any]:
     """Return the request body for one program."""
     wanted = asking.limits(limits)
@@ -256,6 +273,8 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
             compile_limits=asking.limits(compile_limits),
             network=asking.network(network),
             secrets=asking.secrets(secrets),
+            image=image,
+            user=user,
         ),
         **_place(template, (runtime, isolation, trust), demand_hard, start),
         "compile_options": asking.words(compile_options, "compile_options"),

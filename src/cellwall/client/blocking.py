@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from cellwall.client.asynchronous import AsyncClient
+from cellwall.client.images import Images
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import Submitted
 from cellwall.surface.shared.closing import Closing
@@ -89,6 +90,8 @@ class Client(Closing):
 
     def __init__(self, thread: Thread) -> None:
         self._thread = thread
+        self.images = Images(thread)
+        """Images that the caller may name."""
 
     @property
     def url(self) -> str:

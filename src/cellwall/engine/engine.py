@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
+from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import check_root, checked, install
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
@@ -100,6 +102,8 @@ class _Watch:
 
 def check_on_image(spec: SandboxSpec, packages: Sequence[str]) -> None:
     """Raise `UsageError` for what a sandbox on an image cannot be."""
+    if spec.image is None:
+        return
     if packages:
         check_root(spec)
     if spec.start != "fork":
@@ -289,7 +293,10 @@ class Engine:
                 live.channel.may_hold = False  # the program is not the first of its sandbox
             return await self._run_in(live, work, program, watch, stages)
 
-        execution = await self._anew(runtime, spec, watch, run)
+        if request.image is None:
+            execution = await self._anew(runtime, spec, watch, run)
+        else:
+            execution = await self._anew_on_image(request, runtime, spec, watch, run)
         return execution if compilation is None else replace(execution, compilation=compilation)
 
     async def _secrets(self, given: object, tenant: str) -> object:
@@ -317,6 +324,20 @@ class Engine:
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
+
+    async def _anew_on_image(
+        self,
+        request: Request,
+        runtime: Runtime,
+        spec: SandboxSpec,
+        watch: _Watch,
+        job: Callable[[ClaimedSandbox], Awaitable[Done]],
+    ) -> Done:
+        """Do `job` as `_anew` does, in sandboxes on the request's image."""
+        plain = replace(spec, purpose="session")
+        async with self._on_image(plain, request.image, request.user) as rooted:
+            check_on_image(rooted, request.packages)
+            return await self._anew(runtime, rooted, watch, job)
 
     async def _try(
         self,
@@ -349,6 +370,8 @@ class Engine:
         started_at = time.time()
         try:
             before = None if watch.before_code is None else partial(self._before_code, watch)
+            if live.spec.image is not None and work.is_warm:
+                await Contexts(live).ensure(DEFAULT)  # the image's own interpreter
             attempt = await begin(live, program, watch.on_event, before)
             self._runs += 1
             attempt.hand_out(stages.begin)
@@ -356,7 +379,7 @@ class Engine:
             if live.network is not None:
                 outcome = await live.network.added_to(outcome)
         except GuestRefused as refusal:
-            raise explain(refusal, work) from None
+            raise explain(refusal, work, on_image=live.spec.image is not None) from None
         files: dict[str, bytes] = {}
         if work.collect or work.artifacts is not None:
             files, notes = await self._collect(live, work)
@@ -436,13 +459,10 @@ class Engine:
                 demand_hard=demand_hard,
                 start=check_start(start),
             )
-            if image is not None:
-                spec = replace(spec, image=await self._root(image, user), contexts=())
-                check_on_image(spec, packages=wanted)
-            elif user is not None:
-                raise UsageError("user: it is one of an image", remedy="name an image, too")
-            spec = with_way_out(spec, policy, needs_one=bool(wanted))
-            live = await self._claim(chosen, spec)
+            async with self._on_image(spec, image, user) as rooted:
+                check_on_image(rooted, packages=wanted)
+                spec = with_way_out(rooted, policy, needs_one=bool(wanted))
+                live = await self._claim(chosen, spec)
             live.trust = trust
             if spec.has_network:
                 await self._opened(live, chosen, egress, wanted, tenant)
@@ -452,18 +472,32 @@ class Engine:
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 
-    async def _root(self, image: str | ImageRoot, user: str | None) -> ImageRoot:
-        return image if isinstance(image, ImageRoot) else await self.images.root(image, user)
+    @contextlib.asynccontextmanager
+    async def _on_image(
+        self, spec: SandboxSpec, image: str | ImageRoot | None, user: str | None
+    ) -> AsyncIterator[SandboxSpec]:
+        """Yield `spec` with the root of an image, which is held until the pool counts it."""
+        if image is None:
+            if user is not None:
+                raise UsageError("user: it is one of an image", remedy="name an image, too")
+            yield spec
+            return
+        if isinstance(image, ImageRoot):  # its owner vouches for it
+            yield replace(spec, image=image, contexts=())
+            return
+        root = await self.images.root(image, user)
+        try:
+            yield replace(spec, image=root, contexts=())
+        finally:
+            self.images.let_go(root.digest)
 
     @cached_property
     def images(self) -> ImageStore:
         """The images of this engine's state directory."""
-        # Imported here: most engines never need it.
-        from cellwall.engine.images.image_store import ImageStore
-        from cellwall.images.registry import Registries
+        from cellwall.engine.images.making import store_of  # most engines never need it
 
-        registries = Registries.of(self.settings.image_registries)
-        return ImageStore(self.state_dir, registries, partial(self.runtime, name="jail"))
+        unpacker = partial(self.runtime, name="jail")
+        return store_of(self.state_dir, self.settings, unpacker, self._pool.give_up)
 
     async def _opened(
         self,
@@ -521,6 +555,8 @@ class Engine:
             for kind, count in report.removed.items():
                 removed[kind] = removed.get(kind, 0) + count
             kept += report.kept
+        if os.geteuid() == 0 and (self.state_dir / "images").is_dir():
+            removed.update(await self.images.sweep())
         return SweepReport(removed, kept)
 
     def statistics(self) -> EngineStatistics:

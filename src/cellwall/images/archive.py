@@ -29,6 +29,7 @@ from cellwall.images.image import (
     digest_of,
     document,
     is_for_this_machine,
+    is_index,
     machine_architecture,
     read_config,
 )
@@ -163,7 +164,7 @@ def _of_layout(files: _Files, name: str) -> Image:
     found = _found(files, "index.json", name)
     manifest = document(found.read(f"image {name}, index.json"), f"image {name}, index.json")
     for _ in range(_MOST_INDEXES):
-        if "manifests" not in manifest:
+        if not is_index(manifest, f"image {name}"):
             break
         manifest = _blob(files, _chosen(manifest, name), name)
     else:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import CellwallError, UsageError
 
 Compression = Literal["gzip", "zstd", "none"]
 MOST_DOCUMENT_BYTES = 4 << 20
@@ -35,6 +35,12 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 class ImageInvalid(UsageError):
     """An image's documents or layers are not what the specification says."""
+
+
+class PullFailed(CellwallError):
+    """A registry did not give an image."""
+
+    code = "image_pull"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +103,30 @@ def document(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > MOST_DOCUMENT_BYTES:
         raise ImageInvalid(f"{what}: it has more than {MOST_DOCUMENT_BYTES} bytes")
     try:
-        found = json.loads(data)
+        found = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ImageInvalid(f"{what}: it is no JSON: {str(error)[:200]}") from None
     if not isinstance(found, dict):
         raise ImageInvalid(f"{what}: it is no JSON object")
     return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; two readers could take a key that comes twice for different things."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice in an object")
+    return found
+
+
+def is_index(manifest: Mapping[str, Any], what: str) -> bool:
+    """Report whether a document is an index. Raises `ImageInvalid` for one that is both.
+
+    Two readers could take it for different images (CVE-2021-41190).
+    """
+    if "manifests" in manifest and ("layers" in manifest or "config" in manifest):
+        raise ImageInvalid(f"{what}: it is an index and a manifest in one")
+    return "manifests" in manifest
 
 
 def digest_of(data: bytes) -> str:

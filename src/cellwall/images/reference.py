@@ -54,18 +54,28 @@ class InRegistry:
         return f"{host}{self.repository}{end}"
 
 
-Reference = Archive | InDaemon | InRegistry
+@dataclass(frozen=True, slots=True)
+class ById:
+    """An image that is here already, by the digest of its configuration."""
+
+    digest: str
+
+
+Reference = Archive | InDaemon | InRegistry | ById
 
 
 def parse(text: object) -> Reference:
     """Return what `text` names. Raises `UsageError`.
 
-    A path begins with `/`, `./` or `../`; anything else without a scheme is a name of a registry.
+    A path begins with `/`, `./` or `../`; `sha256:` and 64 digits is the id of an
+    image that is here; anything else without a scheme is a name of a registry.
     """
     if not isinstance(text, str) or not text or "\0" in text:
         raise UsageError("image: it is no text", remedy="name one, such as `./task.tar`")
     if text.startswith(("/", "./", "../")):
         return Archive(Path(text))
+    if DIGEST.fullmatch(text):
+        return ById(text)
     if text.startswith(_DOCKER):
         named = _named(text.removeprefix(_DOCKER), text)
         return InDaemon(str(named))

@@ -2,7 +2,8 @@
 
 Only registries that the operator lists are asked. The invariants: a blob is used only if it has the
 digest by which its manifest names it; credentials and tokens go to the registry's own origin, or to
-the token service that it names, and never along a redirect.
+the token service that it names, and never along a redirect; a registry with a public address leads
+to no other kind of address, but to those that the operator permits (`visits`).
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from cellwall.images.image import (
     Image,
     ImageInvalid,
     Layer,
+    PullFailed,
     checked_digest,
     compression_of,
     digest_of,
     document,
     is_for_this_machine,
+    is_index,
     machine_architecture,
     read_config,
 )
 from cellwall.images.reference import InRegistry
-from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, UsageError
+from cellwall.images.visits import Permits, Visits, is_public
+from cellwall.model.errors import HostUnsupported, NotFound, UsageError
 
 if TYPE_CHECKING:
     import httpx
@@ -56,12 +60,9 @@ _TRIES = 3
 _MOST_REDIRECTS = 4
 _PARALLEL = 3
 _TIMEOUT_S = 30.0
-
-
-class PullFailed(CellwallError):
-    """A registry did not give an image."""
-
-    code = "image_pull"
+_MOST_PAUSE_S = 30.0
+_BUSY = frozenset({429, 500, 502, 503, 504})
+"""Answers after which the same request is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class Registries:
     most_bytes: int = 20 << 30
     """Largest image, as it lies in the registry, in bytes."""
     timeout_s: float = 1800.0
+    credentials: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+    """User and password by the name of the registry, where its URL has none."""
+    permits: Permits = field(default=is_public, repr=False)
+    """Reports whether a redirect or a token service may lead to an address."""
 
     @classmethod
     def of(cls, listed: Iterable[Mapping[str, Any]]) -> Registries:
@@ -111,7 +116,7 @@ class Pull:
         self._reference = reference
         self._folder = folder
         parts = urlsplit(registries.url_of(reference))
-        self._basic = None
+        self._basic = registries.credentials.get(reference.registry or _DEFAULT)
         if parts.username is not None:
             self._basic = (parts.username, parts.password or "")
         host = parts.netloc.rpartition("@")[2]
@@ -121,6 +126,7 @@ class Pull:
         self._repository = repository
         self._base = urlunsplit((parts.scheme, host, f"{parts.path}/v2/{repository}/", "", ""))
         self._token: str | None = None
+        self._visits = Visits(parts.hostname or "", registries.permits)
         self._come = self._all = 0
 
     async def image(self, on_bytes: OnBytes | None = None) -> Image:
@@ -140,9 +146,11 @@ class Pull:
     async def _image(self, client: httpx.AsyncClient, on_bytes: OnBytes) -> Image:
         wanted = self._reference.digest or self._reference.tag
         manifest = await self._document(client, f"manifests/{wanted}", self._reference.digest)
-        if "manifests" in manifest:
+        if is_index(manifest, f"image {self._reference}"):
             chosen = self._chosen(manifest["manifests"])
             manifest = await self._document(client, f"manifests/{chosen}", chosen)
+            if is_index(manifest, f"image {self._reference}"):
+                raise ImageInvalid(f"image {self._reference}: its indexes lie too deep")
         config_digest = self._descriptor(manifest.get("config"))[0]
         config = read_config(await self._bytes(client, f"blobs/{config_digest}", config_digest))
         listed = manifest.get("layers")
@@ -212,57 +220,84 @@ class Pull:
     async def _blob(
         self, client: httpx.AsyncClient, digest: str, size: int, on_bytes: OnBytes
     ) -> Path:
-        """Bring a blob here; try again after a broken transfer."""
+        """Bring a blob here; continue after a broken transfer, and begin anew after a wrong one."""
         httpx = _library()
+        part = _Part(self._folder / digest.removeprefix("sha256:"), size)
         for tries_left in reversed(range(_TRIES)):
-            come = self._come
             try:
-                return await self._blob_once(client, digest, size, on_bytes)
-            except (httpx.TransportError, ImageInvalid):
-                self._come = come
+                await self._continue(client, digest, part, on_bytes)
+                if part.is_whole(digest):
+                    return part.path
+                raise ImageInvalid(f"image {self._reference}: blob {digest} has another digest")
+            except ImageInvalid:
+                self._come -= part.begin_anew()
+                if not tries_left:
+                    raise
+            except httpx.TransportError:
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _blob_once(
-        self, client: httpx.AsyncClient, digest: str, size: int, on_bytes: OnBytes
-    ) -> Path:
-        path = self._folder / digest.removeprefix("sha256:")
-        found, come = hashlib.sha256(), 0
-        async with self._asked(client, f"blobs/{digest}") as answer:
-            with path.open("wb") as file:
-                async for piece in answer.aiter_raw():
-                    come += len(piece)
-                    self._come += len(piece)
-                    if come > size:
-                        break
-                    found.update(piece)
-                    await asyncio.to_thread(file.write, piece)
-                    on_bytes(self._come, self._all)
-        if come != size or f"sha256:{found.hexdigest()}" != digest:
-            raise ImageInvalid(f"image {self._reference}: blob {digest} has another digest")
-        return path
+    async def _continue(
+        self, client: httpx.AsyncClient, digest: str, part: _Part, on_bytes: OnBytes
+    ) -> None:
+        async with self._asked(client, f"blobs/{digest}", part.come) as answer:
+            if not _continues(answer, part.come):
+                self._come -= part.begin_anew()
+            async for piece in answer.aiter_raw():
+                self._come += len(piece)
+                await asyncio.to_thread(part.add, piece)
+                if part.come > part.size:
+                    return
+                on_bytes(self._come, self._all)
 
     @contextlib.asynccontextmanager
-    async def _asked(self, client: httpx.AsyncClient, path: str) -> AsyncIterator[httpx.Response]:
-        """Yield the answer to a request, redirects followed, with its content still to come."""
+    async def _asked(
+        self, client: httpx.AsyncClient, path: str, after: int = 0
+    ) -> AsyncIterator[httpx.Response]:
+        """Yield the answer to a request, redirects followed, with its content still to come.
+
+        `after`: the bytes before that are here.
+        """
         url = urljoin(self._base, path)
-        for _ in range(_MOST_REDIRECTS + 1):
-            request = client.build_request("GET", url, headers=self._headers(url))
-            answer = await client.send(request, stream=True)
+        way = _Way()
+        while True:
+            answer = await self._sent(client, url, after)
             try:
-                if answer.status_code == 401 and self._is_own(url) and self._token is None:
+                if answer.status_code == 401 and self._is_own(url) and way.may_authorize():
                     await self._authorize(client, answer.headers.get("www-authenticate", ""))
-                    continue
-                if answer.is_redirect:
+                elif answer.is_redirect and way.may_follow():
                     url = self._checked(urljoin(url, answer.headers["location"]))
-                    continue
-                self._check(answer, path)
-                yield answer
-                return
+                elif answer.status_code in _BUSY and way.may_try_again():
+                    await asyncio.sleep(way.pause_s(answer.headers.get("retry-after", "")))
+                    url = urljoin(self._base, path)  # where it led to may have expired
+                else:
+                    self._check(answer, path, after)
+                    yield answer
+                    return
             finally:
                 await answer.aclose()
-        raise self._failed("it redirects without end, or asks for credentials again")
+
+    async def _sent(self, client: httpx.AsyncClient, url: str, after: int) -> httpx.Response:
+        headers = self._headers(url)
+        if after:
+            headers["Range"] = f"bytes={after}-"
+        return await self._send(client, url, headers=headers)
+
+    async def _send(self, client: httpx.AsyncClient, url: str, **options: Any) -> httpx.Response:  # noqa: ANN401 - of a request
+        """Ask for a URL at an address that was checked, so that no second answer of DNS counts."""
+        auth = options.pop("auth", None)
+        request = client.build_request("GET", url, **options)
+        if not self._is_own(url):
+            address = await self._visits.address_of(urlsplit(url))
+            if address is None:
+                raise self._failed(
+                    "it leads to an address that is not public",
+                    "list that network in network_addresses, if it is meant",
+                )
+            request.extensions["sni_hostname"] = request.url.host
+            request.url = request.url.copy_with(host=address)  # the Host header stays
+        return await client.send(request, stream=True, auth=auth)
 
     def _is_own(self, url: str) -> bool:
         mine, other = urlsplit(self._base), urlsplit(url)
@@ -296,18 +331,23 @@ class Pull:
         realm = self._checked(urljoin(self._base, asked["realm"]))
         scope = f"repository:{self._repository}:pull"
         wanted = {"service": asked.get("service", ""), "scope": scope}
-        async with client.stream("GET", realm, params=wanted, auth=basic) as answer:
+        answer = await self._send(client, realm, params=wanted, auth=basic)
+        try:
             self._check(answer, "token")
             said = await self._whole(answer, "token")
+        finally:
+            await answer.aclose()
         found = document(said, f"image {self._reference}, token")
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not token.isascii():
             raise self._failed("its token service gave no token")
         self._token = f"Bearer {token}"
 
-    def _check(self, answer: httpx.Response, path: str) -> None:
-        if answer.status_code == 200:
+    def _check(self, answer: httpx.Response, path: str, after: int = 0) -> None:
+        if answer.status_code == 200 or (after and answer.status_code == 206):
             return
+        if answer.is_redirect or answer.status_code == 401:
+            raise self._failed("it redirects without end, or asks for credentials again")
         if answer.status_code == 404:
             raise NotFound(
                 f"image {self._reference}: the registry has none of that name",
@@ -320,6 +360,69 @@ class Pull:
 
     def _failed(self, why: str, remedy: str | None = None) -> PullFailed:
         return PullFailed(f"image {self._reference}: pull it: {why[:300]}", remedy=remedy)
+
+
+@dataclass(slots=True)
+class _Way:
+    """What one request has met on its way, each bounded."""
+
+    redirects: int = 0
+    authorized: int = 0
+    tries: int = 0
+
+    def may_authorize(self) -> bool:
+        """Report whether a token may be asked for: it may also have expired meanwhile."""
+        self.authorized += 1
+        return self.authorized == 1
+
+    def may_follow(self) -> bool:
+        self.redirects += 1
+        return self.redirects <= _MOST_REDIRECTS
+
+    def may_try_again(self) -> bool:
+        self.tries += 1
+        self.redirects = 0
+        return self.tries < _TRIES
+
+    def pause_s(self, retry_after: str) -> float:
+        """Return how long the registry wants us to wait, at most half a minute."""
+        named = float(retry_after) if retry_after.isdecimal() else 2.0 ** (self.tries - 1)
+        return min(named, _MOST_PAUSE_S)
+
+
+class _Part:
+    """The part of a blob that is here."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.come = 0
+        self._found = hashlib.sha256()
+
+    def add(self, piece: bytes) -> None:
+        """Append bytes to the file; what is above the size is counted alone."""
+        if self.come + len(piece) <= self.size:
+            with self.path.open("ab" if self.come else "wb") as file:
+                file.write(piece)
+            self._found.update(piece)
+        self.come += len(piece)
+
+    def is_whole(self, digest: str) -> bool:
+        if not self.size:
+            self.path.touch()
+        return self.come == self.size and f"sha256:{self._found.hexdigest()}" == digest
+
+    def begin_anew(self) -> int:
+        """Forget the part; return how many bytes it had."""
+        come, self.come, self._found = self.come, 0, hashlib.sha256()
+        return come
+
+
+def _continues(answer: httpx.Response, after: int) -> bool:
+    """Report whether an answer begins where the part that is here ends."""
+    if answer.status_code != 206:
+        return after == 0
+    return bool(answer.headers.get("content-range", "").startswith(f"bytes {after}-"))
 
 
 def _compression(path: Path) -> Compression:

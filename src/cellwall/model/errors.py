@@ -8,7 +8,8 @@ object and the remedy.
     ├── NotFound              no such sandbox, context, file, template, language (404)
     ├── Conflict              the object is in a state that forbids this (409)
     ├── CapacityError         full; try again after `retry_after_s` (503)
-    │   └── QuotaExceeded     the tenant's own share is full; the quota is named (429)
+    │   ├── QuotaExceeded     the tenant's own share is full; the quota is named (429)
+    │   └── ImageComing       an image is being pulled, which takes longer than the caller waits
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
     ├── Interrupted           the server ended during the execution, which is not run again (503)
     ├── FileError             a file operation inside the sandbox was refused by its kernel; also
@@ -76,6 +77,12 @@ class CapacityError(CellwallError):
         """`retry_after_s` is the advised wait in seconds."""
         super().__init__(message, remedy=remedy)
         self.retry_after_s = retry_after_s
+
+
+class ImageComing(CapacityError):
+    """An image is being pulled, which takes longer than the caller waits."""
+
+    code = "image_coming"
 
 
 class QuotaExceeded(CapacityError):

@@ -27,6 +27,7 @@ from cellwall.server.auth.keys import Failures, KeyRing
 from cellwall.server.auth.stored_keys import StoredKeys
 from cellwall.server.auth.tokens import Tokens
 from cellwall.server.core.body_budget import BodyBudget, most_bytes
+from cellwall.server.core.image_door import ImageDoor
 from cellwall.server.core.times import steady
 from cellwall.server.executions.disk_quota import Kept
 from cellwall.server.executions.idempotency import Replays
@@ -85,6 +86,7 @@ class State:
         self.failures = Failures()
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
+        self.images = ImageDoor(engine, settings, self.queue.tenants, self.tasks)
         self.connections = Connections(keys, self.queue.tenants)
         self.headroom = HostHeadroom(settings.least_free_mb)
         self.bodies = BodyBudget(most_bytes(settings))
@@ -107,7 +109,7 @@ class State:
             self.tasks,
             self.queue,
             self.ledger,
-            partial(revived, engine, settings, self.queue.tenants.floor),
+            partial(revived, engine, settings, self.images, self.queue.tenants.floor),
         )
         self.executions.on_ended = self.notices.ended
         self.sandboxes = Sandboxes(settings, store, self.tasks, self.kept)

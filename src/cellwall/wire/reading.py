@@ -20,6 +20,7 @@ from cellwall.model.errors import (
     Conflict,
     FileError,
     HostUnsupported,
+    ImageComing,
     Interrupted,
     NotFound,
     PortError,
@@ -230,7 +231,9 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "host_refused": AccessDenied,
     "origin_refused": AccessDenied,
 }
-_CAPACITY = frozenset({"capacity", "quota", "rate_limited", "store_busy", "store_full"})
+_CAPACITY = frozenset(
+    {"capacity", "quota", "rate_limited", "store_busy", "store_full", "image_coming"}
+)
 _PORT = frozenset({"port", "port_unreachable", "port_protocol"})
 
 
@@ -247,6 +250,8 @@ def _full(error: Json, retry_after_s: float) -> CapacityError:
     if "quota" in error:
         quota = str(error["quota"])
         made = QuotaExceeded(quota, message, retry_after_s=retry_after_s, remedy=remedy)
+    elif error.get("code") == ImageComing.code:
+        made = ImageComing(message, retry_after_s=retry_after_s, remedy=remedy)
     else:
         made = CapacityError(message, retry_after_s=retry_after_s, remedy=remedy)
     position = error.get("position")

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cellwall.images.image import machine_architecture
+from cellwall.runtimes.docker import base_files
 
+_LINKS = ("bin", "lib", "lib64", "sbin")
 PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/ls", "/bin/chown", "/bin/stat", "/usr/bin/id")
 
 
@@ -116,4 +118,20 @@ def small_root() -> list[tuple[tarfile.TarInfo, bytes]]:
     for path in sorted(paths):
         mode = stat.S_IMODE(os.stat(path).st_mode)
         made.append(member(path[1:], Path(path).read_bytes(), mode=mode))
+    return made
+
+
+def python_root() -> list[tuple[tarfile.TarInfo, bytes]]:
+    """Members of a root with this machine's Python and a shell."""
+    packages = base_files.select("/usr/bin/python3", ("/usr/bin/python3", "/bin/sh", "/bin/bash"))
+    made = [directory("etc"), directory("root", mode=0o700)]
+    made.append(member("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n"))
+    made += [link(name, os.readlink(f"/{name}")) for name in _LINKS if os.path.islink(f"/{name}")]
+    for path in base_files.files_of(packages):
+        name = os.path.realpath(os.path.dirname(path))[1:] + "/" + os.path.basename(path)
+        if os.path.islink(path):
+            made.append(link(name, os.readlink(path)))
+        elif os.path.isfile(path) and not path.startswith("/etc/"):
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+            made.append(member(name, Path(path).read_bytes(), mode=mode))
     return made

@@ -42,6 +42,7 @@ def doctor(
 
 async def _probe() -> Mapping[str, list[Finding]]:
     from cellwall.apps import versions
+    from cellwall.engine.images.readiness import readiness
     from cellwall.engine.templates.store import state_dir
     from cellwall.model.errors import CellwallError
     from cellwall.runtimes import registry
@@ -58,6 +59,7 @@ async def _probe() -> Mapping[str, list[Finding]]:
             found[name] = await runtime.probe()
         finally:
             await runtime.aclose()
+    found["jail"] = [*found["jail"], readiness(state_dir())]
     return found
 
 

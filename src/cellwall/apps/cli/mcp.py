@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.console import network_words
+from cellwall.apps.cli.console import image_words, network_words
 from cellwall.apps.cli.mcp_on_stdio import serve
 from cellwall.apps.cli.one_program import network_of
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
@@ -26,9 +26,12 @@ def mcp(
     ] = DEFAULT_BUDGET_CHARS,
     allow: network_words.Allow = None,
     network: network_words.Network = None,
+    image: image_words.Image = None,
+    user: image_words.User = None,
 ) -> None:
     """Serve sandboxes to one client that speaks the Model Context Protocol, on stdin and stdout.
 
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
-    serve(budget, network_of(allow, network))
+    image_words.check("mcp", image, user)
+    serve(budget, network_of(allow, network), image, user)

@@ -31,10 +31,13 @@ def budget_in(words: Sequence[str]) -> int | None:
     return None
 
 
-def serve(budget: int, network: object = None) -> None:
+def serve(
+    budget: int, network: object = None, image: str | None = None, user: str | None = None
+) -> None:
     """Serve one client with answers of at most `budget` characters of text, until it goes.
 
-    `network` is the network policy of its sandboxes.
+    `network` is the network policy of its sandboxes; `image` their root, and `user` their user
+    there.
     """
     if find_spec("mcp") is None:
         raise HostUnsupported(
@@ -48,4 +51,4 @@ def serve(budget: int, network: object = None) -> None:
     from cellwall.apps.engines import make_engine
     from cellwall.apps.mcp.transport.stdio import run
 
-    run(lambda: make_engine(pool=1, answers_first=True), budget, network)
+    run(lambda: make_engine(pool=1, answers_first=True), budget, network, image, user)

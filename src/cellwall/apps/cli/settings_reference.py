@@ -42,6 +42,7 @@ _ENGINE_VARIABLES = {
     "packages": "CELLWALL_PACKAGES",
     "package_registries": "CELLWALL_PACKAGE_REGISTRIES",
     "image_registries": "CELLWALL_IMAGE_REGISTRIES",
+    "image_credentials": "CELLWALL_IMAGE_CREDENTIALS",
     "network_authorities": "CELLWALL_NETWORK_AUTHORITIES",
 }
 _IN_TOML = {"digest": "sha256"}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from cellwall.apps.cli.console import image_words
 from cellwall.apps.cli.console.exit_status import explanation
 from cellwall.apps.cli.console.inputs import Collector
 from cellwall.apps.cli.console.terminal import Streams, complain
@@ -40,7 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command("shell", short_help="Start a session in a sandbox.")(shell)
 
 
-def shell(
+def shell(  # noqa: PLR0913, PLR0917 - one parameter per option
     language: Annotated[
         str, typer.Option("--language", "-l", help="What is spoken, of those with sessions.")
     ] = "python",
@@ -56,6 +57,8 @@ def shell(
     trust: Annotated[
         str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
     ] = None,
+    image: image_words.Image = None,
+    user: image_words.User = None,
 ) -> None:
     """Start a session in a sandbox, of Python or another language; Ctrl-C interrupts, Ctrl-D ends.
 
@@ -64,6 +67,7 @@ def shell(
     """
     from cellwall.apps.cli.console.built_template import built
 
+    image_words.check("shell", image, user)
     spoken = _spoken(language)
     template = template or spoken.template
     built(template)
@@ -73,6 +77,8 @@ def shell(
         "limits": {name: value for name, value in limits.items() if value is not None},
         "isolation": isolation,
         "trust": trust,
+        "image": image,
+        "user": user,
     }
     with _background_loop() as loop:
         raise typer.Exit(_Shell(loop, options, timeout, spoken).converse())
@@ -146,13 +152,17 @@ class _Shell:
     def _open(self) -> None:
         self._sandbox = self._wait(self._engine.create_sandbox(**self._options))
 
+    def _root(self) -> str:
+        image = self._options["image"]
+        return f"template {self._options['template']}" if image is None else f"image {image}"
+
     def _greet(self) -> None:
         if self._is_terminal:
             import readline  # noqa: F401 - gives `input` line editing and history
 
             isolation = self._sandbox.isolation
             complain(
-                f"{self._language}, template {self._options['template']}, "
+                f"{self._language}, {self._root()}, "
                 f"runtime {isolation.runtime} (level {isolation.level.label}); "
                 "Ctrl-C interrupts, Ctrl-D ends"
             )

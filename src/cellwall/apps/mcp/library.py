@@ -50,20 +50,24 @@ class Library(Protocol):
 class Embedded:
     """The engine of this process."""
 
-    def __init__(self, engine: Engine, network: object = None) -> None:
-        """Use `engine`, which its owner closes; `network` is the policy of every sandbox."""
+    def __init__(self, engine: Engine, operators: Mapping[str, Any] | None = None) -> None:
+        """Use `engine`, which its owner closes.
+
+        `operators` are options of every sandbox, which the client cannot change: `network`,
+        `image` and `user`.
+        """
         self._engine = engine
-        self._network = network
+        self._operators = dict(operators or {})
 
     async def run(
         self, code: str, on_event: OnEvent | None, options: Mapping[str, Any]
     ) -> Execution:
         """Run `code` once in a fresh sandbox."""
-        return await self._engine.run(code, on_event=on_event, network=self._network, **options)
+        return await self._engine.run(code, on_event=on_event, **{**options, **self._operators})
 
     async def create_sandbox(self, options: Mapping[str, Any]) -> AnySandbox:
         """Return a live sandbox."""
-        return await self._engine.create_sandbox(network=self._network, **options)
+        return await self._engine.create_sandbox(**{**options, **self._operators})
 
     async def refresh(self, sandbox: AnySandbox) -> None:
         """Do nothing: the sandbox is in this process and its state is current."""

@@ -2,11 +2,13 @@
 
 Used by the engine and by `cellwall images`. Where an image comes from is in `cellwall.images`, and
 how it is unpacked in a runtime. The invariants: an image is unpacked once for all engines of this
-state directory; one that an engine uses is not removed.
+state directory; one that an engine's sandbox uses is not removed; all together have the bytes that
+the operator allows, or the one that came last is removed again.
 
     <id>/tree         the root, 0700 above it, files of ids from `uid_ranges.IMAGE_BASE` on
     <id>/image.json   what is known of it
-    <id>/lock         locked, shared, by each engine that uses it (flock(2))
+    <id>/lock         locked, shared, by each engine that has used it (flock(2)); its time is that
+                      of the last use
     names.json        which image a name of a registry or a daemon meant when it was brought here
 """
 
@@ -25,15 +27,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.images import leftovers
 from cellwall.images import archive, daemon, reference
 from cellwall.images.image import Image, ImageConfig
-from cellwall.model.errors import Conflict, HostUnsupported, NotFound, UsageError
+from cellwall.model.errors import CapacityError, Conflict, HostUnsupported, NotFound, UsageError
 from cellwall.runtimes.base import ImageAccounts, ImageBounds, ImageRoot, UnpacksImages
 
 if TYPE_CHECKING:
     from cellwall.images.registry import OnBytes, Registries
 
 _ROOT = "root"
+_TRIES = 3
 _IDS = 65_536
 """Number of ids that an image's files and processes may have."""
 
@@ -68,14 +72,23 @@ class ImageStore:
         registries: Registries,
         unpacker: Callable[[], Awaitable[object]],
         bounds: ImageBounds | None = None,
+        most_bytes: int = 0,
     ) -> None:
-        """`unpacker` returns a runtime, which is asked if it unpacks images."""
+        """`unpacker` returns a runtime, which is asked if it unpacks images.
+
+        `most_bytes`: of all images together; above it those go that were used least recently and
+        are not in use. 0: no bound.
+        """
         self._folder = directory / "images"
         self._registries = registries
         self._unpacker = unpacker
         self._bounds = bounds or ImageBounds()
+        self._most_bytes = most_bytes
         self._known: dict[str, StoredImage] = {}
         self._locks: dict[str, int] = {}
+        self._uses: dict[str, int] = {}
+        self.gives_up: Callable[[str], bool] = lambda _digest: True
+        """Gives up what this engine has ready on an image; False if a sandbox is on it."""
         self._unpacking = asyncio.Lock()
 
     # -- use -------------------------------------------------------------------------------
@@ -83,15 +96,35 @@ class ImageStore:
     async def root(self, name: object, user: str | None = None) -> ImageRoot:
         """Return the root of an image, brought here and unpacked if necessary, for one user.
 
-        `name` is what `reference.parse` takes. Raises UsageError, NotFound, ImageInvalid,
-        HostUnsupported.
+        `name` is what `reference.parse` takes. Nothing removes the image until `let_go` is called
+        for it, as its sandbox is claimed by then. Raises UsageError, NotFound, ImageInvalid,
+        CapacityError, HostUnsupported.
         """
-        meant = reference.parse(name)
-        stored = await self._stored(meant)
-        if stored is None:
-            stored = await self.bring(meant)
-        self._hold(stored.digest)
-        return _root_of(stored, str(self._path(stored.digest) / "tree"), user)
+        stored = await self._held(reference.parse(name))
+        try:
+            return _root_of(stored, str(self._path(stored.digest) / "tree"), user)
+        except BaseException:
+            self.let_go(stored.digest)
+            raise
+
+    def let_go(self, digest: str) -> None:
+        """Take back one call of `root`."""
+        self._uses[digest] -= 1
+
+    async def here(self, meant: reference.Reference) -> StoredImage | None:
+        """Return the image that a name means, if it is here."""
+        return await self._stored(meant)
+
+    async def _held(self, meant: reference.Reference) -> StoredImage:
+        for _ in range(_TRIES):
+            stored = await self._stored(meant) or await self.bring(meant)
+            if await self._hold(stored.digest):
+                return stored
+        raise CapacityError(
+            f"image {_name_of(meant)}: it is removed as soon as it has come",
+            retry_after_s=5,
+            remedy="allow images more room: images_mb",
+        )
 
     async def bring(
         self, meant: reference.Reference, on_bytes: OnBytes | None = None
@@ -99,13 +132,17 @@ class ImageStore:
         """Bring an image here, also if its name is known; unpack it unless it is there."""
         async with self._here(meant, on_bytes) as image:
             stored = self._find(image.config.digest) or await self._unpack(image)
-        return self._named(stored, meant)
+        named = self._named(stored, meant)
+        await self._make_room(named)
+        return named
 
     async def _stored(self, meant: reference.Reference) -> StoredImage | None:
         """Return the image that a name meant before; an archive is looked into each time."""
         if isinstance(meant, reference.Archive):
             image = await asyncio.to_thread(archive.read_archive, meant.path)
             return self._find(image.config.digest)
+        if isinstance(meant, reference.ById):
+            return self._find(meant.digest)
         known = self._names().get(_name_of(meant))
         return None if known is None else self._find(known)
 
@@ -114,12 +151,16 @@ class ImageStore:
         self, meant: reference.Reference, on_bytes: OnBytes | None
     ) -> AsyncIterator[Image]:
         """Yield an image with its layers in files, which are gone afterwards."""
+        if isinstance(meant, reference.ById):
+            raise NotFound(
+                f"image {meant.digest}: there is none of that id here",
+                remedy="bring it by its name; `cellwall images` lists what is here",
+            )
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if isinstance(meant, reference.Archive):
             yield await asyncio.to_thread(archive.read_archive, meant.path)
             return
-        with tempfile.TemporaryDirectory(prefix=".coming-", dir=self._folder) as place:
-            folder = Path(place)
+        with _coming(self._folder) as folder:
             if isinstance(meant, reference.InDaemon):
                 path = await asyncio.to_thread(daemon.saved, meant.name, folder)
                 yield await asyncio.to_thread(archive.read_archive, path)
@@ -133,11 +174,10 @@ class ImageStore:
         if not isinstance(runtime, UnpacksImages):
             raise _no_runtime()
         digest = image.config.digest
-        async with self._unpacking:
+        target = self._path(digest)
+        async with self._unpacking, _unpacked_alone(target):
             if (known := self._find(digest)) is not None:
                 return known
-            target = self._path(digest)
-            target.mkdir(mode=0o700, exist_ok=True)
             tree = target / "tree"
             if tree.exists():  # its description was not written: nothing vouches for it
                 await runtime.remove_image(tree)
@@ -171,16 +211,66 @@ class ImageStore:
         Raises NotFound, and Conflict for one that an engine uses.
         """
         stored = self.find(name)
+        await self._remove(stored, name)
+        return stored
+
+    async def _remove(self, stored: StoredImage, name: str) -> None:
         runtime = await self._unpacker()
         path = self._path(stored.digest)
         if not isinstance(runtime, UnpacksImages):
             raise _no_runtime()
+        self._let_others(stored.digest, name)
         with _alone(path, name):
             (path / "image.json").unlink()
             self._known.pop(stored.digest, None)
             await runtime.remove_image(path / "tree")
             shutil.rmtree(path)
-        return stored
+
+    def _let_others(self, digest: str, name: str) -> None:
+        """Give up this engine's lock; `Conflict` if one of its sandboxes is on the image."""
+        if self._uses.get(digest) or not self.gives_up(digest):
+            raise _in_use(name)
+        if digest in self._locks:
+            os.close(self._locks.pop(digest))
+
+    async def _make_room(self, newest: StoredImage) -> None:
+        """Remove images that were used least recently until the others have the room they may.
+
+        Raises `CapacityError` if those in use leave no room for the newest, which then is removed.
+        """
+        if not self._most_bytes:
+            return
+        async with self._unpacking:
+            others = [each for each in self.images() if each.digest != newest.digest]
+            too_many = sum(each.size_bytes for each in others) + newest.size_bytes
+            too_many -= self._most_bytes
+            for each in sorted(others, key=self.used_at):
+                if too_many <= 0:
+                    return
+                with contextlib.suppress(Conflict):
+                    await self._remove(each, each.digest)
+                    too_many -= each.size_bytes
+            if too_many <= 0:
+                return
+            with contextlib.suppress(Conflict):  # an image that was here before, and is in use
+                await self._remove(newest, newest.digest)
+        raise CapacityError(
+            f"image {newest.names[-1] if newest.names else newest.digest}: it has "
+            f"{newest.size_bytes >> 20} MiB, and images may have {self._most_bytes >> 20} together",
+            retry_after_s=60,
+            remedy="end sandboxes on other images, or allow more: images_mb",
+        )
+
+    def used_at(self, stored: StoredImage) -> float:
+        """Return when a sandbox was last made on an image, in seconds since the epoch."""
+        try:
+            return (self._path(stored.digest) / "lock").stat().st_mtime
+        except FileNotFoundError:
+            return stored.made_at
+
+    def names_of(self, stored: StoredImage) -> list[str]:
+        """Return the names of registries and daemons that mean this image now."""
+        return [name for name, digest in self._names().items() if digest == stored.digest]
 
     def find(self, name: str) -> StoredImage:
         """Return the image that a word means. Raises NotFound."""
@@ -195,6 +285,13 @@ class ImageStore:
             raise NotFound(f"image {name}: {how}", remedy="`cellwall images` lists them")
         return fitting[0]
 
+    async def sweep(self) -> dict[str, int]:
+        """Remove what killed engines left; return how many of each kind."""
+        runtime = await self._unpacker()
+        if not isinstance(runtime, UnpacksImages):
+            return {}
+        return await leftovers.sweep(self._folder, runtime.remove_image)
+
     def close(self) -> None:
         """Let others remove the images that this engine used."""
         for fd in self._locks.values():
@@ -204,12 +301,22 @@ class ImageStore:
     def _path(self, digest: str) -> Path:
         return self._folder / digest.removeprefix("sha256:")
 
-    def _hold(self, digest: str) -> None:
+    async def _hold(self, digest: str) -> bool:
+        """Count one more use of an image; False if another engine has just removed it."""
         if digest not in self._locks:
+            try:
+                fd = await _locked(self._path(digest) / "lock")
+            except FileNotFoundError:
+                return False
+            # The lock may be of a folder that was removed while we waited for it.
             path = self._path(digest) / "lock"
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            if not _is_still(path, fd) or self._find(digest) is None or digest in self._locks:
+                os.close(fd)
+                return False
             self._locks[digest] = fd
+        os.utime(self._locks[digest])
+        self._uses[digest] = self._uses.get(digest, 0) + 1
+        return True
 
     def _find(self, digest: str) -> StoredImage | None:
         if digest not in self._known:
@@ -247,16 +354,71 @@ class ImageStore:
 
 
 @contextlib.contextmanager
+def _coming(folder: Path) -> Iterator[Path]:
+    """Yield a new folder for layers, locked so that a sweep knows that it has an owner."""
+    with contextlib.ExitStack() as held:
+        # A sweep does not begin between the making of the folder and its lock.
+        with leftovers.opened(folder) as whole:
+            fcntl.flock(whole, fcntl.LOCK_SH)
+            place = tempfile.TemporaryDirectory(prefix=leftovers.COMING, dir=folder)
+            held.enter_context(place)
+            fd = held.enter_context(leftovers.opened(Path(place.name)))
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield Path(place.name)
+
+
+@contextlib.asynccontextmanager
+async def _unpacked_alone(target: Path) -> AsyncIterator[None]:
+    """Hold the lock of an image that is being unpacked; wait for another engine that does it."""
+    while True:
+        os.makedirs(target, mode=0o700, exist_ok=True)
+        try:
+            fd = await _locked(target / "lock", fcntl.LOCK_EX)
+        except FileNotFoundError:  # another engine has removed the folder in this moment
+            continue
+        try:
+            if _is_still(target / "lock", fd):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _is_still(path: Path, fd: int) -> bool:
+    """Report whether a path is still the file that was opened: its folder may be removed."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+async def _locked(path: Path, how: int = fcntl.LOCK_SH) -> int:
+    """Return a descriptor with a lock; wait for an engine that unpacks or removes the image."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.to_thread(fcntl.flock, fd, how)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
 def _alone(path: Path, name: str) -> Iterator[None]:
     """Hold an image alone meanwhile; `Conflict` if an engine uses it."""
     with open(path / "lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Conflict(
-                f"image {name}: an engine uses it", remedy="end its sandboxes first"
-            ) from None
+            raise _in_use(name) from None
         yield
+
+
+def _in_use(name: str) -> Conflict:
+    return Conflict(f"image {name}: an engine uses it", remedy="end its sandboxes first")
 
 
 def _no_runtime() -> HostUnsupported:
@@ -272,7 +434,7 @@ def _name_of(meant: reference.Reference) -> str:
         return meant.path.name
     if isinstance(meant, reference.InDaemon):
         return f"docker://{meant.name}"
-    return str(meant)
+    return meant.digest if isinstance(meant, reference.ById) else str(meant)
 
 
 def _replace(path: Path, value: object) -> None:

@@ -83,6 +83,13 @@ class EngineSettings:
     """Registries that images are pulled from, by the name that images have, such as
     `{"registry": "docker.io", "url": "https://mirror.example.org"}`; none is asked that is not
     listed. In the variable JSON."""
+    image_credentials: str = ""
+    """Path of a file with credentials of registries, in the form of Docker's `config.json`
+    (`auths`), which its owner alone may read; a URL of `image_registries` with a user goes before
+    it. Empty: none."""
+    images_mb: int = 20_480
+    """Most MiB of unpacked images on disk, of all tenants; above it those that were used least
+    recently go, unless a sandbox uses them. 0: no bound."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
@@ -111,7 +118,7 @@ class EngineSettings:
                 f"settings: network_authorities: {self.network_authorities!r} is no file",
                 remedy="give the path of a PEM file",
             )
-        if self.image_registries:
+        if self.image_registries or self.image_credentials:
             self._check_images()
         if self.packages is None:
             object.__setattr__(self, "packages", self.network != "none")
@@ -128,6 +135,10 @@ class EngineSettings:
         from cellwall.images.registry import Registries  # most operators list none
 
         Registries.of(self.image_registries)
+        if self.image_credentials:
+            from cellwall.images.credentials import read_credentials
+
+            read_credentials(self.image_credentials)
 
     def _check_packages(self) -> None:
         from cellwall.egress.packages.upstream import Upstream  # most operators leave both
@@ -146,7 +157,7 @@ class EngineSettings:
         `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
         `CELLWALL_NETWORK_AUTHORITIES`,
         `CELLWALL_PACKAGES` (`any`, `none` or JSON), `CELLWALL_PACKAGE_REGISTRIES` and
-        `CELLWALL_IMAGE_REGISTRIES` (JSON) and
+        `CELLWALL_IMAGE_REGISTRIES` (JSON), `CELLWALL_IMAGE_CREDENTIALS` and
         `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
@@ -163,6 +174,7 @@ class EngineSettings:
             network_authorities=source.get("CELLWALL_NETWORK_AUTHORITIES", ""),
             packages=_packages(source.get("CELLWALL_PACKAGES")),
             image_registries=_registries(source, "CELLWALL_IMAGE_REGISTRIES", "docker.io"),
+            image_credentials=source.get("CELLWALL_IMAGE_CREDENTIALS", ""),
             package_registries=_registries(source, "CELLWALL_PACKAGE_REGISTRIES", "pypi"),
         )
         size = source.get("CELLWALL_POOL_SIZE")

@@ -21,7 +21,7 @@ from cellwall.engine.programs import collect
 from cellwall.languages import callers, mistakes
 from cellwall.languages.entries.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
-from cellwall.model.errors import HostUnsupported
+from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel.channel import MOST_HELD_BYTES
 from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
@@ -258,10 +258,15 @@ def _may_be_uncaught(language: Language, outcome: Outcome) -> bool:
     return outcome.verdict is Verdict.SIGNALLED
 
 
-def explain(refusal: GuestRefused, work: Plan) -> Exception:
+def explain(refusal: GuestRefused, work: Plan, *, on_image: bool = False) -> Exception:
     """Return the caller's error for a refusal of the guest; `NotBegun` if nothing has run."""
     if refusal.reason in _NOT_HANDED and work.is_warm:
         return NotBegun(f"it could not be handed over: {refusal}")
+    if refusal.reason == "not_found" and on_image:
+        return UsageError(
+            f"run {work.language.name}: the image cannot: {refusal}",
+            remedy="use an image that has what the language needs",
+        )
     if refusal.reason == "not_found" and work.language.context != "python":
         return missing(work.language, str(refusal))
     return file_error(refusal, "run")

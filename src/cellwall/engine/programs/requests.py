@@ -77,6 +77,10 @@ class Request:
     The values never enter the sandbox."""
     packages: Sequence[str] = ()
     """Python packages that are installed before the program runs, such as `requests>=2`."""
+    image: str | None = None
+    """What `images.reference.parse` takes, such as `python:3.12-slim`: its tree is the root."""
+    user: str | None = None
+    """A user of the image; None: the image's own."""
 
     @property
     def isolation_request(self) -> IsolationRequest:
@@ -151,12 +155,26 @@ def plan(request: Request, defaults: Limits) -> Plan:
         compile_limits=check_limits(request.compile_limits, None, compile_defaults(defaults)),
         tools=check_tools(request.tools, language),
     )
+    if request.image is not None or request.user is not None:
+        _check_image(request, found)
     if found.tools is not None and not found.is_warm:
         raise UsageError(
             f"tools: this program in {language.name} runs as a command, and those cannot call them",
             remedy="make a sandbox with tools and call its run(code, language=…)",
         )
     return found
+
+
+def _check_image(request: Request, found: Plan) -> None:
+    """Raise `UsageError` for a program that an image cannot run."""
+    if request.image is None:
+        raise UsageError("user: it is one of an image", remedy="name an image, too")
+    language = found.language
+    if language.compile or (found.is_warm and language.context != "python"):
+        raise UsageError(
+            f"language {language.name!r}: its tools are a template's, and this is an image",
+            remedy="make a sandbox on the image and run the image's own tools as commands",
+        )
 
 
 def usual_limits(language: Language, defaults: Limits) -> Limits:

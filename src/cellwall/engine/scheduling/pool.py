@@ -128,6 +128,8 @@ class _Bucket:
     peak_at: float = 0.0
     claimed_at: float = 0.0
     backoff_s: float = 0.0
+    is_given_up: bool = False
+    """Whether nothing may be parked in it any more: its image is being removed."""
     retry: asyncio.TimerHandle | None = None
     soon: asyncio.TimerHandle | None = None
     forking: int = 0
@@ -275,7 +277,11 @@ class Pool:
 
     def _target(self, bucket: _Bucket) -> int:
         now = time.monotonic()
-        if not self._is_open or now - bucket.claimed_at > self._settings.pool_idle_s:
+        if (
+            not self._is_open
+            or bucket.is_given_up
+            or now - bucket.claimed_at > self._settings.pool_idle_s
+        ):
             return 0
         if now - bucket.peak_at > _SHRINK_AFTER_S:
             bucket.peak = bucket.in_use
@@ -331,7 +337,7 @@ class Pool:
             self._back_off(bucket)
             return
         bucket.backoff_s = 0.0
-        if not self._is_open:
+        if not self._is_open or bucket.is_given_up:
             self.discard(sandbox)
             return
         parked = _Parked(sandbox, spec, sandbox.fresh)
@@ -351,7 +357,7 @@ class Pool:
             self._back_off(bucket)
 
     def _back_off(self, bucket: _Bucket) -> None:
-        if bucket.retry is not None or not self._is_open:
+        if bucket.retry is not None or bucket.is_given_up or not self._is_open:
             return
         bucket.backoff_s = min(_BACKOFF_MOST_S, max(_BACKOFF_FIRST_S, bucket.backoff_s * 2))
         loop = asyncio.get_running_loop()
@@ -371,6 +377,31 @@ class Pool:
         if self._buckets and self._is_open:
             loop = asyncio.get_running_loop()
             self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
+
+    def give_up(self, image: str) -> bool:
+        """Give up what is parked on an image; False if it has a sandbox that is not parked.
+
+        `image` is the image's digest.
+        """
+        on_it = [
+            (key, bucket)
+            for key, bucket in self._buckets.items()
+            if bucket.spec.image is not None and bucket.spec.image.digest == image
+        ]
+        if any(bucket.in_use for _, bucket in on_it):
+            return False
+        for key, bucket in on_it:
+            bucket.is_given_up = True
+            del self._buckets[key]
+            self._empty(bucket)
+        return True
+
+    def _empty(self, bucket: _Bucket) -> None:
+        for timer in (bucket.retry, bucket.soon):
+            if timer is not None:
+                timer.cancel()
+        while bucket.parked:
+            self.discard(bucket.parked.popleft().sandbox)
 
     async def wait_full(self) -> None:
         """Return when every bucket holds its target, or backs off; for measurements and tests."""
@@ -398,11 +429,7 @@ class Pool:
             self._tidy.cancel()
         await self._refills.cancel()
         for bucket in self._buckets.values():
-            for timer in (bucket.retry, bucket.soon):
-                if timer is not None:
-                    timer.cancel()
-            while bucket.parked:
-                self.discard(bucket.parked.popleft().sandbox)
+            self._empty(bucket)
         await self._destructions.wait_empty()
 
 

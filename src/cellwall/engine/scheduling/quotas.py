@@ -19,7 +19,7 @@ from cellwall.model.errors import QuotaExceeded, UsageError
 from cellwall.model.outcome import IsolationLevel
 
 DEFAULT_TIER = "default"
-_WORDS = frozenset({"least_isolation", "runtimes"})
+_WORDS = frozenset({"least_isolation", "runtimes", "images"})
 """Names of the quotas that are not numbers."""
 
 
@@ -55,6 +55,8 @@ class Quotas:
     that names none gets this one."""
     runtimes: tuple[str, ...] | None = None
     """Names of the server's runtimes that may serve the tenant."""
+    images: tuple[str, ...] | None = None
+    """Images that the tenant may name, as in the server's `images`, of which it gets no more."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a number not above zero, or an unknown level or runtime."""
@@ -62,6 +64,10 @@ class Quotas:
             IsolationLevel.called(self.least_isolation)
         if self.runtimes is not None:
             check_runtimes(self.runtimes, "quotas")
+        if self.images:
+            from cellwall.images.patterns import check_patterns  # most tiers list none
+
+            check_patterns(self.images, "quotas")
         for each in fields(self):
             if each.name in _WORDS:
                 continue
@@ -215,6 +221,10 @@ class Tenants:
         if least is None and names is None:
             return NO_FLOOR
         return Floor(least or NO_FLOOR.least_isolation, names, f"for tier {self.tier(tenant)!r}")
+
+    def images(self, tenant: str) -> tuple[str, ...] | None:
+        """Return the images that a tenant may name of the server's; None: all of those."""
+        return self._tiers[self.tier(tenant)].images
 
     def use(self, tenant: str) -> Use:
         """Return the use of a tenant; the same object every time."""

@@ -11,6 +11,7 @@ import math
 import re
 from typing import Any
 
+from cellwall.images.image import PullFailed
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,
@@ -59,6 +60,7 @@ _STATUS: dict[type[CellwallError], int] = {
     NotFound: 404,
     Conflict: 409,
     PortError: 502,
+    PullFailed: 502,
     CapacityError: 503,
     QuotaExceeded: 429,
     SandboxUnavailable: 410,

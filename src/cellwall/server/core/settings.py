@@ -93,6 +93,15 @@ class ServerSettings:
     """Callers may name a URL that is told of the end of an execution; only public addresses."""
     webhook_networks: tuple[str, ...] = ()
     """Networks (`10.1.0.0/16`) of the operator's that webhooks may go to beside public ones."""
+    images: tuple[str, ...] = ()
+    """Images that callers may name as the root of a sandbox: `python:*`,
+    `registry.example:5000/team/*`, `docker://task`, the id `sha256:…` of one that is here, or `*`:
+    all of the listed registries. Empty: none. Never a path of this machine."""
+    most_pulls: int = 2
+    """Images that are pulled at once; further ones wait."""
+    image_wait_s: float = 60.0
+    """A request for an image that is not here waits so long for its pull; then it is told to come
+    back."""
     warm: tuple[str, ...] = ("python",)
     """Templates that are made ready before the server says that it listens, if they are built."""
     most: Limits = field(default_factory=_most)
@@ -223,6 +232,15 @@ class ServerSettings:
                     remedy="run `cellwall settings`, or see docs/settings.md",
                 )
         self._check_words()
+        self._check_images()
+
+    def _check_images(self) -> None:
+        if self.images:
+            from cellwall.images.patterns import check_patterns  # most servers list none
+
+            check_patterns(self.images, "settings")
+        if self.most_pulls < 1:
+            raise UsageError("settings: most_pulls = 0 pulls nothing", remedy="give 1 or more")
 
     def _check_words(self) -> None:
         for name, words in _WORDS.items():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
     from cellwall.engine.policy.levels import Floor
     from cellwall.model.execution import Execution
+    from cellwall.server.core.image_door import ImageDoor
     from cellwall.server.core.settings import ServerSettings
     from cellwall.store.records.rows import ExecutionRow
 
@@ -43,9 +44,10 @@ class Caller:
     floor: Floor
 
 
-def order(
+def order(  # noqa: PLR0913 - parts of the server, and the request
     engine: Engine,
     settings: ServerSettings,
+    images: ImageDoor,
     body: ExecuteBody,
     caller: Caller,
     *,
@@ -89,10 +91,13 @@ def order(
     plan(request, limits)
     engine.outside.checked(request.network, request.trust)
     engine.check_packages(request.packages)
+    images.check(caller.owner, body.image, body.user)
 
     async def work(
         on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None
     ) -> Execution:
+        if body.image is not None:
+            await images.wait_here(body.image, is_patient=body.background)
         return await engine.execute(request, on_event, on_start, before_code)
 
     return Order(caller.owner, caller.request_id, shown, work, cost=cost, tools=tools)
@@ -101,6 +106,7 @@ def order(
 def revived(
     engine: Engine,
     settings: ServerSettings,
+    images: ImageDoor,
     floor: Callable[[str], Floor],
     row: ExecutionRow,
     body: bytes,
@@ -110,4 +116,4 @@ def revived(
     caller = Caller(row.tenant, row.request_id, key_id, floor(row.tenant))
     checked = ExecuteBody.model_validate_json(body)
     is_streamed = bool(row.asked.get("is_streamed"))
-    return order(engine, settings, checked, caller, size=len(body), is_streamed=is_streamed)
+    return order(engine, settings, images, checked, caller, size=len(body), is_streamed=is_streamed)

@@ -236,6 +236,8 @@ class SandboxRecord:
             "expires_at": rfc3339(self._expires_at),
             "isolation": self._shown["isolation"],
             "trust": self._shown.get("trust"),
+            "image": self._shown.get("image"),
+            "user": self._shown.get("user"),
             "limits": self._shown["limits"],
             "clipped": dict(self.clipped),
             "metadata": self.metadata,
@@ -246,7 +248,9 @@ class SandboxRecord:
 
 def _fixed(sandbox: AsyncSandbox) -> dict[str, Any]:
     """Return the fields of a sandbox that are constant for its whole life."""
+    root = sandbox.live.spec.image
     return {
+        "user": None if root is None else root.user,
         "template": sandbox.template,
         "isolation": sandbox.isolation.as_json(),
         "trust": sandbox.live.trust,

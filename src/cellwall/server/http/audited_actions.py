@@ -51,6 +51,8 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", f"{_BOX}/ports/sign"): "port.sign",
     ("POST", "/keys"): "key.create",
     ("DELETE", "/keys/{key_id}"): "key.revoke",
+    ("POST", "/images"): "image.pull",
+    ("DELETE", "/images/{image_id}"): "image.remove",
     ("PUT", "/secrets/{name}"): "secret.set",
     ("DELETE", "/secrets/{name}"): "secret.remove",
 }
@@ -117,7 +119,7 @@ def _object(request: Request, body: BaseModel | None, audit: Audit) -> str:
     ]
     query = parse_qs(request.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64)
     named += [f"path:{audit.chosen(owner, value)}" for value in query.get("path", ())]
-    for name in ("path", "target", "port", "operation", "template"):
+    for name in ("path", "target", "port", "operation", "template", "image", "user"):
         value = getattr(body, name, None)
         if value is not None:
             named.append(f"{name}:{audit.chosen(owner, str(value))}")

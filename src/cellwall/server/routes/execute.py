@@ -48,6 +48,8 @@ async def execute(request: Request) -> None:
         if body.background:
             await _submit(request, replace(order, on_disconnect="detach"), use)
             return
+        if body.image is not None:  # without a place among those that run
+            await request.state.images.wait_here(body.image)
         record = request.state.executions.start(order)
         request.holding().until(record.ended)
         if use is not None:
@@ -61,7 +63,7 @@ def oneshot(request: Request, body: ExecuteBody, size: int, *, is_streamed: bool
     floor = state.queue.tenants.floor(request.owner)
     caller = oneshots.Caller(request.owner, request.request_id, request.caller.key_id, floor)
     order = oneshots.order(
-        state.engine, state.settings, body, caller, size=size, is_streamed=is_streamed
+        state.engine, state.settings, state.images, body, caller, size=size, is_streamed=is_streamed
     )
     if body.webhook is not None:
         state.notices.check(body.webhook)

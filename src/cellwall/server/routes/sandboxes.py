@@ -79,6 +79,8 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     language = decode.language(body)
     state.headroom.check()
     state.kept.check(request.owner, 0)
+    state.images.check(request.owner, body.image, body.user)
+    await state.images.wait_here(body.image)
     state.sandboxes.begin()
     state.observer.created(request.owner)
     record: SandboxRecord | None = None
@@ -89,6 +91,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
             "language": language,
             "metadata": body.metadata,
             "clipped": clipped,
+            "image": body.image,
         }
         record = SandboxRecord(request.owner, made, facts)
     finally:
@@ -114,6 +117,8 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             network=value_of(body.network),
             secrets=body.secrets or None,
             packages=body.packages,
+            image=body.image,
+            user=body.user,
             tenant=request.owner,
         )
     except BaseException:

@@ -162,4 +162,6 @@ def request(
         network=value_of(body.network),
         secrets=body.secrets or None,
         packages=body.packages,
+        image=body.image,
+        user=body.user,
     )

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cellwall.engine.policy.arguments import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
 from cellwall.server.schemas.base import Name, StrictModel
+from cellwall.server.schemas.images import ImageName, UserName
 from cellwall.server.schemas.network import NetworkField
 from cellwall.server.schemas.tools import ToolsBody
 
@@ -117,6 +118,14 @@ class _Placed(StrictModel):
     demand_hard: bool = False
     start: Literal["fork", "exec"] = "fork"
     template: Name = "python"
+    image: ImageName | None = Field(
+        None,
+        description="The container image whose tree is the root, by a name that the operator "
+        "permits, such as `python:3.12-slim`, or by its id.",
+    )
+    user: UserName | None = Field(
+        None, description="A user of the image, such as `root`; without it the image's own."
+    )
     network: NetworkField = Field(
         "none",
         description="Where it may connect to: nothing, rules, `packages` (the package broker "

@@ -231,6 +231,8 @@ class Sandbox(Shown):
     expires_at: str
     isolation: Isolation
     trust: Trust | None
+    image: str | None = None
+    user: str | None = None
     limits: Limits
     clipped: dict[str, float]
     metadata: dict[str, str]

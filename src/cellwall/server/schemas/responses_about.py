@@ -108,6 +108,7 @@ class Quotas(Shown):
     connections: int | None
     least_isolation: Literal["process", "namespace", "kernel", "vm"] | None
     runtimes: list[str] | None
+    images: list[str] | None
 
 
 class QuotaUse(Shown):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.console import network_words
+from cellwall.apps.cli.console import image_words, network_words
 from cellwall.apps.cli.console.remote import (
     AsJson,
     Key,
@@ -127,6 +127,8 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     allow: network_words.Allow = None,
     network: network_words.Network = None,
     package: network_words.Package = None,
+    image: image_words.ServersImage = None,
+    user: image_words.User = None,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -137,7 +139,9 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     id=$(cellwall sandbox create --template data --memory 1024)
     cellwall sandbox create --name build --life 600 --metadata job=7
     cellwall sandbox create --allow example.org --package requests
+    cellwall sandbox create --image python:3.12-slim --user root
     """
+    image_words.check("sandbox create", image, user)
     known = {"memory_mb": memory, "cpus": cpu, "idle_s": idle, "life_s": life}
     limits = {**known, **numbers(limit, "--limit")}
     with connected(url, key) as client:
@@ -151,6 +155,8 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             trust=trust,
             network=network_of(allow, network),
             packages=package or (),
+            image=image,
+            user=user,
         )
         for limited, wanted in made.clipped.items():
             complain(f"{limited}: {wanted:g} is above this server's ceiling; it is lower")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _KEPT_S = 5.0
 """Seconds for which the last look is reused: a template built meanwhile is offered afterwards."""
 _BEST = ("data", "python")
+_ON_IMAGES = ("python", "bash")
+"""Languages that are offered on an image: its own interpreters run them, if it has them."""
 """Templates by preference: the first built one is used for a call that names none."""
 
 DESCRIPTIONS = {
@@ -81,9 +83,15 @@ class Available:
 class Catalog:
     """Cached view of the available languages and templates."""
 
-    def __init__(self, state_dir: Path, network: NetworkPolicy = NO_NETWORK) -> None:
-        """`state_dir` contains the templates; `network` is the policy of every sandbox."""
+    def __init__(
+        self, state_dir: Path, network: NetworkPolicy = NO_NETWORK, image: str | None = None
+    ) -> None:
+        """`state_dir` contains the templates; `network` is the policy of every sandbox.
+
+        `image`: what the operator named as the root of every sandbox, instead of a template.
+        """
         self._network = network
+        self._image = image
         self._store = TemplateStore(state_dir)
         self._seen: Available | None = None
         self._seen_s = 0.0
@@ -97,6 +105,8 @@ class Catalog:
 
     def _look(self) -> Available:
         languages = tuple(name for name, each in LANGUAGES.items() if is_installed(each))
+        if self._image is not None:
+            return Available(_ON_IMAGES, {"python": f"the image {self._image}"})
         definitions = self._store.definitions()
         built = {
             name: each.description
@@ -115,7 +125,7 @@ class Catalog:
         return [
             Tool(
                 name=name,
-                description=_described(name, here, self._network),
+                description=_described(name, here, self._network, self._image),
                 input_schema=_input_schema(model.model_json_schema(), name, here),
                 output_schema=OUTPUTS[name],
                 annotations=ToolAnnotations(
@@ -129,10 +139,12 @@ class Catalog:
         ]
 
 
-def _described(name: str, here: Available, network: NetworkPolicy) -> str:
+def _described(name: str, here: Available, network: NetworkPolicy, image: str | None) -> str:
     text = DESCRIPTIONS[name]
     if name not in ("run_code", "create_sandbox"):
         return text
+    if image is not None:
+        return f"{text} Its root is the container image {image}. {_outside(network)}"
     listed = "; ".join(f"{each}: {said}" for each, said in here.templates.items())
     text = f"{text} Templates: {listed}. The default is {here.best_template}."
     return f"{text} {_outside(network)}"

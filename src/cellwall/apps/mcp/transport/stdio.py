@@ -14,7 +14,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,30 +27,49 @@ from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
-    from cellwall.model.network import NetworkPolicy
 
 
-def run(engine_of: Callable[[], Engine], budget_chars: int, network: object = None) -> None:
+def run(
+    engine_of: Callable[[], Engine],
+    budget_chars: int,
+    network: object = None,
+    image: str | None = None,
+    user: str | None = None,
+) -> None:
     """Serve on an event loop of its own; SIGTERM and SIGINT end it like the end of stdin.
 
-    `network` is the network policy of every sandbox, the operator's choice and not the client's.
+    `network` is the network policy of every sandbox, `image` its root and `user` its user there:
+    the operator's choice and not the client's.
     """
 
     async def main() -> None:
         engine = engine_of()
         # What is no policy ends this before a client waits.
         policy = NO_NETWORK if network is None else engine.outside.checked(network)
-        await _serve(engine, budget_chars, policy)
+        operators = {"network": None if policy.is_none else policy, "image": image, "user": user}
+        if image is not None:
+            await _bring(engine, image, user)
+        await _serve(engine, budget_chars, Catalog(engine.state_dir, policy, image), operators)
 
     asyncio.run(main())
 
 
-async def _serve(engine: Engine, budget_chars: int, policy: NetworkPolicy) -> None:
-    catalog = Catalog(engine.state_dir, policy)
-    network = None if policy.is_none else policy
-    session = Session(Embedded(engine, network), catalog, budget_chars)
+async def _bring(engine: Engine, image: str, user: str | None) -> None:
+    """Bring an image here; what is none ends this before a client waits."""
+    try:
+        engine.images.let_go((await engine.images.root(image, user)).digest)
+    except BaseException:
+        await engine.aclose()
+        raise
+
+
+async def _serve(
+    engine: Engine, budget_chars: int, catalog: Catalog, operators: Mapping[str, Any]
+) -> None:
+    session = Session(Embedded(engine, operators), catalog, budget_chars)
     tasks = Tasks()
-    tasks.spawn(_warm(engine, catalog, network))
+    if operators["image"] is None:  # one on an image starts without a fork-server of a template
+        tasks.spawn(_warm(engine, catalog, operators["network"]))
     talk = asyncio.ensure_future(_talk(session, catalog))
     # A signal ends only the talk: a client also sends one when the end takes too long.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,31 @@
+"""The words of commands that name an image: `--image` and `--user`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cellwall.model.errors import UsageError
+
+Image = Annotated[
+    str | None,
+    typer.Option(
+        help="Use an image as the root: ./task.tar, docker://name or a registry's python:3.12."
+    ),
+]
+ServersImage = Annotated[
+    str | None,
+    typer.Option(help="Use an image that the server's operator permits, such as python:3.12."),
+]
+User = Annotated[
+    str | None, typer.Option(help="A user of the image, such as root; default: the image's.")
+]
+
+
+def check(command: str, image: str | None, user: str | None) -> None:
+    """Raise `UsageError` for a user without an image."""
+    if user is not None and image is None:
+        raise UsageError(
+            f"{command}: --user is one of an image", remedy="name it with --image, too"
+        )
