@@ -154,8 +154,8 @@ async def live(key: str, count: int) -> Figure:
     return Figure(
         key,
         idle,
-        f"{count} more live sandboxes, {used:.1f} MiB once each ran `echo`; the image is {disk / _MIB:.0f} MiB on disk, "
-        f"which grew by {grown / _MIB:.1f} MiB",
+        f"{count} more live sandboxes, {used:.1f} MiB once each ran `echo`; the image is "
+        f"{disk / _MIB:.0f} MiB on disk, which grew by {grown / _MIB:.1f} MiB",
     )
 
 
