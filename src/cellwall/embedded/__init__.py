@@ -85,7 +85,8 @@ def run(code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execut
 
     Options: `language`, `stdin`, `arguments`, `files`, `timeout`, `limits`, `template`, `runtime`,
     `isolation`, `trust`, `start`, `env`, `args`, `collect`, `artifacts`, `compile_options`,
-    `compile_limits`, `tools`, `network`, `secrets`; see `engine.programs.requests.Request`.
+    `compile_limits`, `tools`, `network`, `secrets`, `volumes`; see
+    `engine.programs.requests.Request`.
     """
 
     def work(engine: Engine, put: Put) -> Coroutine[Any, Any, Execution]:

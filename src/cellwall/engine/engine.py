@@ -37,6 +37,7 @@ from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
+from cellwall.model.volume import mounts_of
 from cellwall.runtimes.base import (
     ImageRoot,
     RuntimeGone,
@@ -51,6 +52,7 @@ from cellwall.surface.tools.tools import Tools, box_of
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.images.image_store import ImageStore
+    from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
@@ -276,9 +278,10 @@ class Engine:
         program = run_stage(work, product)
         egress = watch.egress
         # Packages, and the files of trust, need more than a sandbox of a single program has.
-        is_prepared = bool(packages) or egress.opened is not None
+        is_prepared = bool(packages) or egress.opened is not None or bool(request.volumes)
         purpose = "program" if is_prepared else purpose_of(work, program)
         spec = replace(spec, purpose=purpose, env={**egress.variables, **spec.env})
+        spec = self._with_volumes(spec, request.volumes, request.tenant)
         spec = with_way_out(spec, egress.policy, needs_one=bool(packages))
 
         async def run(live: ClaimedSandbox) -> Execution:
@@ -406,6 +409,7 @@ class Engine:
         packages: Sequence[str] = (),
         image: str | ImageRoot | None = None,
         user: str | None = None,
+        volumes: object = None,
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -417,8 +421,9 @@ class Engine:
         what `secrets_of` takes, a list of `Secret`, whose values never enter the sandbox, or
         names of stored ones. `image`: what `images.reference.parse` takes, such as
         `./task.tar`; its tree is the root then, and `user` one of its users, by default the
-        image's own. `packages`: Python packages to install first, such as
-        `["requests"]`. `tenant`: whose it is, for the records of its connections.
+        image's own. `volumes`: what `model.volume.mounts_of` takes, such as `{"data": "/data"}`
+        or `["data:/data:ro"]`, of volumes that exist. `packages`: Python packages to install
+        first, such as `["requests"]`. `tenant`: whose it is, for the records of its connections.
         """
         box = box_of(tools)
         wanted = self.check_packages(packages)
@@ -441,6 +446,7 @@ class Engine:
                 check_on_image(spec, packages=wanted)
             elif user is not None:
                 raise UsageError("user: it is one of an image", remedy="name an image, too")
+            spec = self._with_volumes(spec, volumes, tenant)
             spec = with_way_out(spec, policy, needs_one=bool(wanted))
             live = await self._claim(chosen, spec)
             live.trust = trust
@@ -451,6 +457,18 @@ class Engine:
             )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
+
+    def _with_volumes(self, spec: SandboxSpec, volumes: object, tenant: str) -> SandboxSpec:
+        if not volumes:
+            return spec
+        return replace(spec, volumes=self.volumes.attached(mounts_of(volumes), tenant))
+
+    @cached_property
+    def volumes(self) -> VolumeStore:
+        """The volumes of this engine's state directory."""
+        from cellwall.engine.volumes.volume_store import VolumeStore  # most engines need none
+
+        return VolumeStore(self.state_dir)
 
     async def _root(self, image: str | ImageRoot, user: str | None) -> ImageRoot:
         return image if isinstance(image, ImageRoot) else await self.images.root(image, user)
@@ -521,6 +539,8 @@ class Engine:
             for kind, count in report.removed.items():
                 removed[kind] = removed.get(kind, 0) + count
             kept += report.kept
+        if left := await asyncio.to_thread(self.volumes.sweep):
+            removed["volumes"] = left
         return SweepReport(removed, kept)
 
     def statistics(self) -> EngineStatistics:

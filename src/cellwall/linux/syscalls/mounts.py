@@ -159,6 +159,12 @@ def prepare_pivot(new_root: str) -> Tuple[Prepared, ...]:
     )
 
 
+def unmount_lazily(target: str) -> None:
+    """Take a mount out of the tree; it ends with its last use. umount2(2), MNT_DETACH."""
+    flags = ctypes.c_int(MNT_DETACH)
+    check(LIBC.umount2(os.fsencode(target), flags), f"umount2 {target}")
+
+
 def pivot_into(new_root: str) -> None:
     """Make `new_root` the root now; see `prepare_pivot`."""
     do_all(prepare_pivot(new_root))

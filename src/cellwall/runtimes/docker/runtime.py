@@ -38,6 +38,7 @@ from cellwall.runtimes.base import (
     refuse_image,
     refuse_network,
     refuse_soft,
+    refuse_volumes,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
@@ -166,6 +167,7 @@ class DockerRuntime:
         """Start one container, or raise and leave nothing behind."""
         refuse_soft(spec, self._hardness(), self.name)
         refuse_image(spec, self.name)
+        refuse_volumes(spec, self.name)
         if self.oci_runtime is not None:
             refuse_network(spec, self.name)
         starting = self._begin(self._start(spec))

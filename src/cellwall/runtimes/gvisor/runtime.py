@@ -34,6 +34,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_image,
     refuse_soft,
+    refuse_volumes,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
@@ -281,6 +282,7 @@ class GvisorRuntime:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
         refuse_image(spec, self.name)
+        refuse_volumes(spec, self.name)
         self._check_host()
         if not self._is_swept:
             self._is_swept = True

@@ -38,6 +38,7 @@ _BUNDLE = (
     "cellwall.jail.processes",
     "cellwall.jail.protocol",
     "cellwall.jail.unpack",
+    "cellwall.jail.volumes",
     "cellwall.linux.host_copies",
     "cellwall.linux.seccomp",
     "cellwall.linux.syscalls",
@@ -64,6 +65,15 @@ def images_need_root() -> HostUnsupported:
     return HostUnsupported(
         "images",
         "image: an ordinary user cannot map the ids of an image's files",
+        remedy="run cellwall as root",
+    )
+
+
+def volumes_need_root() -> HostUnsupported:
+    """Return the refusal of a volume to an ordinary user."""
+    return HostUnsupported(
+        "volumes",
+        "volumes: an ordinary user cannot mount one",
         remedy="run cellwall as root",
     )
 
