@@ -74,6 +74,13 @@ class _Default:
 
 
 _default = _Default()
+
+
+def default_runner() -> Runner:
+    """Return the runner of this process, started on first use."""
+    return _default.get()
+
+
 os.register_at_fork(after_in_child=_default.after_fork)
 
 

@@ -120,6 +120,7 @@ class _Keeper:
     def do_unmount(self, said: Dict[str, Any], _received: List[int]) -> List[int]:
         """Unmount a volume: now, or when a dead sandbox's last mount of it is gone."""
         point = self._point(said)
+        mounts.write_back(point)
         mounts.unmount_lazily(point)
         os.rmdir(point)
         return []
