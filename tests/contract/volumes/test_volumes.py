@@ -378,7 +378,7 @@ def test_a_sandbox_with_a_volume_is_never_parked(place: Path, store: VolumeStore
 
     async def work() -> None:
         async with engine_in(place, pool_min=2, pool_max=4) as engine:
-            async with sandbox_of(engine, DATA):
+            async with sandbox_of(engine, READ):
                 await engine.pool.wait_full()
                 assert engine.pool.statistics().parked == 0
             execution = await engine.run("print(1)")
