@@ -26,7 +26,7 @@ T = TypeVar("T")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the volume.")]
 
 app = typer.Typer(
-    help="Make, list, copy and remove volumes: files that outlive sandboxes.", rich_markup_mode=None
+    help="Make, list, copy and remove files that outlive sandboxes.", rich_markup_mode=None
 )
 
 
