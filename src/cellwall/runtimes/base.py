@@ -176,7 +176,7 @@ def refuse_volumes(spec: SandboxSpec, runtime: str) -> None:
         raise HostUnsupported(
             "volumes",
             f"volumes: the runtime {runtime!r} cannot give a sandbox one",
-            remedy="use runtime 'jail'",
+            remedy="use runtime 'jail' or 'gvisor'",
         )
 
 

@@ -21,6 +21,7 @@ from cellwall.engine.volumes.volume_store import VolumeStore
 from cellwall.jail.inspect.posture import descendants as children
 from cellwall.model.errors import Conflict, HostUnsupported, NotFound, SandboxBroken, UsageError
 from cellwall.runtimes.volumes import ext4
+from conftest import Require
 from kit import waiting
 from kit.images.host_tree import host_tree
 from kit.images.host_tree import image as host_image
@@ -302,7 +303,7 @@ def test_a_killed_keeper_is_told_and_the_next_sandbox_has_the_files(
     async def work(engine: Engine) -> None:
         async with sandbox_of(engine, DATA) as sandbox:
             await ran(sandbox, "open('/data/x', 'w').write('kept')")
-            pids = [p for p in children(os.getpid()) if b"volumes" in words_of(p)]
+            pids = [p for p in children(os.getpid()) if is_keeper(p)]
             os.kill(pids[0], signal.SIGKILL)
             with pytest.raises((SandboxBroken, Conflict)):
                 await engine.create_sandbox(volumes=READ)
@@ -313,8 +314,9 @@ def test_a_killed_keeper_is_told_and_the_next_sandbox_has_the_files(
     inside(place, work)
 
 
-def words_of(pid: int) -> list[bytes]:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+def is_keeper(pid: int) -> bool:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return words[-1].endswith(b"/volumes")
 
 
 # -- one writer, many readers ----------------------------------------------------------------
@@ -510,3 +512,54 @@ def test_a_document_is_plain(place: Path, store: VolumeStore) -> None:
     volume = store.create("data", 1)
     said = json.loads((place / "volumes/local/data/volume.json").read_bytes())
     assert said == {"size_mb": 1, "inodes": volume.inodes, "created_at": volume.created_at}
+
+
+# -- gVisor ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _gvisor(place: Path, require: Require) -> None:
+    reasons = []
+
+    async def asked(engine: Engine) -> None:
+        try:
+            await engine.runtime("kernel", "gvisor")
+        except HostUnsupported as error:
+            reasons.append(str(error))
+
+    inside(place, asked)
+    require("gvisor", not reasons, "".join(reasons))
+
+
+@pytest.mark.usefixtures("_gvisor")
+def test_gvisor_and_the_jail_share_a_volume(place: Path, store: VolumeStore) -> None:
+    store.create("data", 16, inodes=100)
+
+    async def work(engine: Engine) -> None:
+        async with sandbox_of(engine, DATA, runtime="gvisor") as sandbox:
+            await ran(sandbox, "import os; os.mkdir('/data/d'); open('/data/d/x', 'w').write('g')")
+            with pytest.raises(Conflict):
+                await engine.create_sandbox(volumes=DATA, runtime="jail")
+        async with sandbox_of(engine, DATA, runtime="jail") as sandbox:
+            code = "import os; print(os.stat('/data/d/x').st_uid, open('/data/d/x').read())"
+            assert await ran(sandbox, code) == "1000 g"
+        volumes = ["data:/home/user/deep/data:ro"]
+        async with sandbox_of(engine, volumes, runtime="gvisor") as sandbox:
+            assert await ran(sandbox, "print(open('deep/data/d/x').read())") == "g"
+            execution = await sandbox.run("open('deep/data/y', 'w')")
+            assert "Read-only file system" in execution.stderr
+
+    inside(place, work)
+    waiting.wait_until(lambda: not loops_of(place), "the end of the loop device")
+
+
+@pytest.mark.usefixtures("_gvisor")
+def test_a_volume_is_full_at_its_last_block_under_gvisor(place: Path, store: VolumeStore) -> None:
+    store.create("data", 4)
+
+    async def work(engine: Engine) -> None:
+        async with sandbox_of(engine, DATA, runtime="gvisor") as sandbox:
+            whole, blocks, more = map(int, (await ran(sandbox, FILL)).split())
+            assert (whole, blocks, more) == (4 * MIB, 4 * MIB, 0)
+
+    inside(place, work)

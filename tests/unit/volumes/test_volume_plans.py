@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
 from cellwall.jail.inspect import posture
 from cellwall.jail.plan import image_plan, plan, steps
-from cellwall.model.errors import HostUnsupported
+from cellwall.linux.uid_ranges import IMAGE_BASE
+from cellwall.model.errors import HostUnsupported, UsageError
+from cellwall.runtimes.base import VolumeRoot
+from cellwall.runtimes.gvisor import oci_bundle
 from cellwall.runtimes.volumes import keeper_process
 
 FACTS = plan.HostFacts((), ("usr",), (), (), (), (), ("processor: 0\n",), "6.1", "#1", 40, 4)
@@ -104,8 +106,18 @@ def test_a_missing_loop_device_has_a_remedy(number: int) -> None:
     assert "loop device" in error.remedy
 
 
-def test_the_keeper_travels_with_the_stages_of_a_start() -> None:
-    from cellwall.runtimes.jail import fork_servers
+def test_no_mount_point_of_gvisor_lies_behind_a_link() -> None:
+    """Root of the host makes them: a link would lead it to a directory of the host."""
+    area = {"directories": ["/home", "/var"], "home": "/home/user", "links": [["/link", "/etc"]]}
+    good = VolumeRoot("data", "/home/user/a/b", read_only=False, folder="/v")
+    assert oci_bundle.mount_points([good], area) == ["/home/user/a", "/home/user/a/b"]
+    for path in ("/link", "/link/x"):
+        with pytest.raises(UsageError, match="link"):
+            oci_bundle.mount_points([replace(good, path=path)], area)
 
-    assert "cellwall.jail.volumes" in fork_servers._BUNDLE
-    assert Path(posture.__file__).parents[1].joinpath("volumes/keeper.py").exists()
+
+def test_gvisor_binds_are_without_set_uid_and_devices() -> None:
+    volumes = [VolumeRoot("a", "/a", read_only=True, folder="/v")]
+    (bind,) = oci_bundle.volume_binds(volumes, "/place")
+    assert bind["options"] == ["ro", "nosuid", "nodev"]
+    assert oci_bundle.VOLUME_IDS == ((IMAGE_BASE, 0, 65_536),)

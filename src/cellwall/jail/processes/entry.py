@@ -16,8 +16,6 @@ def main() -> None:
         from cellwall.jail.processes import idmapper
 
         idmapper.main(arguments)
-    elif stage == "volumes":
-        importlib.import_module("cellwall.jail.volumes.keeper").main(arguments)
     elif stage == "unpack":
         importlib.import_module("cellwall.jail.unpack.process").main(arguments)
     elif stage == "boot":

@@ -126,5 +126,6 @@ class _Keeper:
         return []
 
 
-if __name__ == "__main__":
+def begin() -> None:
+    """Start as a program; never return."""
     main(sys.argv[1:])

@@ -38,7 +38,6 @@ _BUNDLE = (
     "cellwall.jail.processes",
     "cellwall.jail.protocol",
     "cellwall.jail.unpack",
-    "cellwall.jail.volumes",
     "cellwall.linux.host_copies",
     "cellwall.linux.seccomp",
     "cellwall.linux.syscalls",

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,7 +48,6 @@ from cellwall.runtimes.jail.fork_server import Root
 from cellwall.runtimes.jail.fork_servers import (
     Entry,
     ForkServers,
-    bundle_in,
     images_need_root,
     volumes_need_root,
 )
@@ -209,7 +208,7 @@ class JailRuntime:
 
     @cached_property
     def _volumes(self) -> Holder:
-        return Holder(self._state_dir, partial(bundle_in, self._state_dir))
+        return Holder(self._state_dir)
 
     @cached_property
     def _groups(self) -> GroupKeeper:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,9 @@ class _Mounted:
 class Holder:
     """The volumes that one engine has mounted."""
 
-    def __init__(self, state_dir: Path, bundle: Callable[[], Path]) -> None:
-        """Mount nothing yet. `bundle` returns the path of the guest bundle."""
-        self._keeper = KeeperProcess(state_dir / "volumes", bundle)
+    def __init__(self, state_dir: Path) -> None:
+        """Mount nothing yet."""
+        self._keeper = KeeperProcess(state_dir)
         self._mounted: dict[str, _Mounted] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._numbers = itertools.count(1)

@@ -12,15 +12,22 @@ import errno
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cellwall.jail.protocol import fds
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 _TIMEOUT_S = 60.0
+_BUNDLE = (
+    "cellwall.jail.processes.id_namespaces",
+    "cellwall.jail.protocol.fds",
+    "cellwall.jail.volumes.keeper",
+    "cellwall.linux.syscalls",
+)
 _NO_DEVICE = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.ENOSPC})
 """Error numbers of a mount where no loop device can be had."""
 
@@ -28,10 +35,9 @@ _NO_DEVICE = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV, errno.EBUSY, er
 class KeeperProcess:
     """The process that has this engine's volumes mounted."""
 
-    def __init__(self, folder: Path, bundle: Callable[[], Path]) -> None:
-        """Start nothing yet. `bundle` returns the path of the guest bundle, to start from."""
-        self._folder = folder
-        self._bundle = bundle
+    def __init__(self, state_dir: Path) -> None:
+        """Start nothing yet."""
+        self._state_dir = state_dir
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lock = asyncio.Lock()
@@ -58,9 +64,9 @@ class KeeperProcess:
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            words = [sys.executable, "-I", "-S", "-E", str(self._bundle())]
+            words = [sys.executable, "-I", "-S", "-E", str(_bundle(self._state_dir))]
             self._process = subprocess.Popen(
-                [*words, "volumes", str(theirs.fileno()), str(self._folder)],
+                [*words, str(theirs.fileno()), str(self._state_dir / "volumes")],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -96,6 +102,11 @@ class KeeperProcess:
         """End the process, and with it its mounts."""
         async with self._lock:
             self._end()
+
+
+def _bundle(state_dir: Path) -> Path:
+    """Return the code that the process starts from; written once."""
+    return build_bundle(state_dir, _BUNDLE, "cellwall.jail.volumes.keeper:begin")
 
 
 def _asked(
