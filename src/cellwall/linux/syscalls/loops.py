@@ -15,7 +15,8 @@ import struct
 _CONTROL = "/dev/loop-control"
 _GET_FREE = 0x4C82
 _CONFIGURE = 0x4C0A
-_AUTOCLEAR = 4
+_AUTOCLEAR, _DIRECT_IO = 4, 16
+_BLOCK_BYTES = 4096
 _INFO = struct.Struct("=5Q4I64s64s32s2Q")
 _CONFIG = struct.Struct(f"=2I{_INFO.size}s8Q")
 _TRIES = 64
@@ -34,7 +35,7 @@ def attach(file: int) -> tuple[int, str]:
             path = f"/dev/loop{fcntl.ioctl(control, _GET_FREE)}"
             device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.ioctl(device, _CONFIGURE, _configuration(file))
+                _configure(device, file)
             except OSError as error:
                 os.close(device)
                 if error.errno != errno.EBUSY:  # another process was faster
@@ -46,6 +47,16 @@ def attach(file: int) -> tuple[int, str]:
     raise OSError(errno.EBUSY, "every loop device is taken")
 
 
-def _configuration(file: int) -> bytes:
-    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, _LABEL, b"", b"", 0, 0)
-    return _CONFIG.pack(file, 0, info, *[0] * 8)
+def _configure(device: int, file: int) -> None:
+    """Bind the device to the file; without a second copy in memory where the host allows that."""
+    try:
+        _bind(device, file, _BLOCK_BYTES, _AUTOCLEAR | _DIRECT_IO)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        _bind(device, file, 0, _AUTOCLEAR)
+
+
+def _bind(device: int, file: int, block_bytes: int, flags: int) -> None:
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, _LABEL, b"", b"", 0, 0)
+    fcntl.ioctl(device, _CONFIGURE, _CONFIG.pack(file, block_bytes, info, *[0] * 8))
