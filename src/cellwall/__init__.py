@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cellwall.client import aconnect, connect
     from cellwall.embedded import Sandbox, arun, run
+    from cellwall.embedded.volumes import Volumes
     from cellwall.engine.engine import Engine
     from cellwall.engine.parts.commands import Command
     from cellwall.engine.parts.ports import Connection
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
     from cellwall.model.secret import Secret
+    from cellwall.model.volume import Volume, VolumeMount
     from cellwall.surface.tools.tools import Tool, ToolBox, ToolCall, ToolError
 
 __version__ = "0.1.0"
@@ -48,6 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "cellwall.client": ("aconnect", "connect"),
     "cellwall.embedded": ("Sandbox", "arun", "run"),
+    "cellwall.embedded.volumes": ("Volumes",),
     "cellwall.engine.parts.commands": ("Command",),
     "cellwall.engine.engine": ("Engine",),
     "cellwall.engine.parts.ports": ("Connection",),
@@ -75,6 +78,7 @@ _HOMES = {
     "cellwall.model.limits": ("Limits",),
     "cellwall.model.outcome": ("Isolation", "IsolationLevel", "Outcome", "Verdict"),
     "cellwall.model.secret": ("Secret",),
+    "cellwall.model.volume": ("Volume", "VolumeMount"),
     "cellwall.surface.tools.tools": ("Tool", "ToolBox", "ToolCall", "ToolError"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -117,6 +121,9 @@ __all__ = [
     "ToolError",
     "UsageError",
     "Verdict",
+    "Volume",
+    "VolumeMount",
+    "Volumes",
     "aconnect",
     "arun",
     "connect",

@@ -18,6 +18,7 @@ from kit.places import ROOT
 
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
 NETWORK = sorted((ROOT / "docs" / "snippets" / "network").glob("*.py"))
+VOLUMES = sorted((ROOT / "docs" / "snippets" / "volumes").glob("*.py"))
 AGENTS = [ROOT / "docs" / "snippets" / "agents" / "tools.py"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 Done = subprocess.CompletedProcess[str]
@@ -54,7 +55,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("snippet", [*SNIPPETS, *NETWORK, *AGENTS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "snippet", [*SNIPPETS, *NETWORK, *VOLUMES, *AGENTS], ids=lambda path: path.stem
+)
 def test_snippet_runs(snippet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine whose registries are behind a mirror has them at private addresses.
     monkeypatch.setenv("CELLWALL_NETWORK_ADDRESSES", "0.0.0.0/0,::/0")
@@ -103,6 +106,7 @@ def test_every_snippet_is_shown_and_help_is_current() -> None:
         ("agents/tools.md", AGENTS),
         ("sdk.md", folder.glob("sdk/*.py")),
         ("network.md", folder.glob("network/policy*.py")),
+        ("volumes.md", VOLUMES),
         ("packages.md", folder.glob("network/packages*.py")),
         ("add-a-runtime.md", folder.glob("runtimes/*.py")),
     )

@@ -19,6 +19,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "L",
     "packages",
     "images",
+    "volumes",
 }
 
 

@@ -74,6 +74,13 @@ class _Default:
 
 
 _default = _Default()
+
+
+def default_runner() -> Runner:
+    """Return the runner of this process, started on first use."""
+    return _default.get()
+
+
 os.register_at_fork(after_in_child=_default.after_fork)
 
 
@@ -85,7 +92,8 @@ def run(code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execut
 
     Options: `language`, `stdin`, `arguments`, `files`, `timeout`, `limits`, `template`, `runtime`,
     `isolation`, `trust`, `start`, `env`, `args`, `collect`, `artifacts`, `compile_options`,
-    `compile_limits`, `tools`, `network`, `secrets`; see `engine.programs.requests.Request`.
+    `compile_limits`, `tools`, `network`, `secrets`, `volumes`; see
+    `engine.programs.requests.Request`.
     """
 
     def work(engine: Engine, put: Put) -> Coroutine[Any, Any, Execution]:

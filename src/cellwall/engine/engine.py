@@ -39,6 +39,7 @@ from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
+from cellwall.model.volume import mounts_of
 from cellwall.runtimes.base import (
     ImageRoot,
     RuntimeGone,
@@ -53,6 +54,7 @@ from cellwall.surface.tools.tools import Tools, box_of
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.images.image_store import ImageStore
+    from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
@@ -280,9 +282,10 @@ class Engine:
         program = run_stage(work, product)
         egress = watch.egress
         # Packages, and the files of trust, need more than a sandbox of a single program has.
-        is_prepared = bool(packages) or egress.opened is not None
+        is_prepared = bool(packages) or egress.opened is not None or bool(request.volumes)
         purpose = "program" if is_prepared else purpose_of(work, program)
         spec = replace(spec, purpose=purpose, env={**egress.variables, **spec.env})
+        spec = self._with_volumes(spec, request.volumes, request.tenant)
         spec = with_way_out(spec, egress.policy, needs_one=bool(packages))
 
         async def run(live: ClaimedSandbox) -> Execution:
@@ -429,6 +432,7 @@ class Engine:
         packages: Sequence[str] = (),
         image: str | ImageRoot | None = None,
         user: str | None = None,
+        volumes: object = None,
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -440,8 +444,9 @@ class Engine:
         what `secrets_of` takes, a list of `Secret`, whose values never enter the sandbox, or
         names of stored ones. `image`: what `images.reference.parse` takes, such as
         `./task.tar`; its tree is the root then, and `user` one of its users, by default the
-        image's own. `packages`: Python packages to install first, such as
-        `["requests"]`. `tenant`: whose it is, for the records of its connections.
+        image's own. `volumes`: what `model.volume.mounts_of` takes, such as `{"data": "/data"}`
+        or `["data:/data:ro"]`, of volumes that exist. `packages`: Python packages to install
+        first, such as `["requests"]`. `tenant`: whose it is, for the records of its connections.
         """
         box = box_of(tools)
         wanted = self.check_packages(packages)
@@ -461,7 +466,8 @@ class Engine:
             )
             async with self._on_image(spec, image, user) as rooted:
                 check_on_image(rooted, packages=wanted)
-                spec = with_way_out(rooted, policy, needs_one=bool(wanted))
+                spec = self._with_volumes(rooted, volumes, tenant)
+                spec = with_way_out(spec, policy, needs_one=bool(wanted))
                 live = await self._claim(chosen, spec)
             live.trust = trust
             if spec.has_network:
@@ -490,6 +496,18 @@ class Engine:
             yield replace(spec, image=root, contexts=())
         finally:
             self.images.let_go(root.digest)
+
+    def _with_volumes(self, spec: SandboxSpec, volumes: object, tenant: str) -> SandboxSpec:
+        if not volumes:
+            return spec
+        return replace(spec, volumes=self.volumes.attached(mounts_of(volumes), tenant))
+
+    @cached_property
+    def volumes(self) -> VolumeStore:
+        """The volumes of this engine's state directory."""
+        from cellwall.engine.volumes.volume_store import VolumeStore  # most engines need none
+
+        return VolumeStore(self.state_dir)
 
     @cached_property
     def images(self) -> ImageStore:
@@ -557,6 +575,8 @@ class Engine:
             kept += report.kept
         if os.geteuid() == 0 and (self.state_dir / "images").is_dir():
             removed.update(await self.images.sweep())
+        if left := await asyncio.to_thread(self.volumes.sweep):
+            removed["volumes"] = left
         return SweepReport(removed, kept)
 
     def statistics(self) -> EngineStatistics:

@@ -104,6 +104,18 @@ class ImageRoot:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeRoot:
+    """A volume of this machine, and where a sandbox is to see it."""
+
+    name: str
+    path: str
+    """Absolute path of the directory inside; `model.volume` has checked it."""
+    read_only: bool
+    folder: str
+    """Path of the volume on the host, with its file and its locks (`runtimes.volumes`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """Properties that a sandbox must have before it may start."""
 
@@ -128,6 +140,8 @@ class SandboxSpec:
     """Whether it gets a way out, whose listeners are opened at the start (`OpensListeners`)."""
     image: ImageRoot | None = None
     """The image whose tree is its root; None: the template's."""
+    volumes: tuple[VolumeRoot, ...] = ()
+    """The volumes that it sees; such a sandbox is never parked."""
     is_awaited: bool = True
     """Whether a caller waits for the sandbox; False for one to be parked, which has time to warm
     up."""
@@ -155,6 +169,16 @@ def refuse_image(spec: SandboxSpec, runtime: str) -> None:
             "images",
             f"image: the runtime {runtime!r} cannot use one as the root of a sandbox",
             remedy="use runtime 'jail'",
+        )
+
+
+def refuse_volumes(spec: SandboxSpec, runtime: str) -> None:
+    """Raise `HostUnsupported` if `spec` demands a volume, which `runtime` cannot mount."""
+    if spec.volumes:
+        raise HostUnsupported(
+            "volumes",
+            f"volumes: the runtime {runtime!r} cannot give a sandbox one",
+            remedy="use runtime 'jail' or 'gvisor'",
         )
 
 

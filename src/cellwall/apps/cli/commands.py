@@ -36,6 +36,7 @@ _GROUPS = {
     "network": "sandboxes.network",
     "templates": "templates",
     "images": "images",
+    "volumes": "volumes",
     "audit": "audit",
     "settings": "settings",
     "keys": "keys",

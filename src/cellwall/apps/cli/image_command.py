@@ -57,6 +57,7 @@ async def _ran(
             limits=limits,
             image=given["image"],
             user=given["user"],
+            volumes=given["volume"],
             runtime=given["runtime"],
             isolation=given["isolation"],
             trust=given["trust"],

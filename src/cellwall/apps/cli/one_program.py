@@ -105,6 +105,7 @@ def _read(given: Mapping[str, Any]) -> Request:
         compile_limits=_pairs(given["compile_limit"], "--compile-limit") or None,
         network=network_of(allow, given["network"]),
         packages=given["package"] or (),
+        volumes=given["volume"],
     )
     return request
 

@@ -49,6 +49,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     user: Annotated[
         str | None, typer.Option(help="A user of the image, such as root; default: the image's.")
     ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:PATH[:ro]", help="Show a volume at a path inside; repeatable."),
+    ] = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="The program's input, `-` for our own.")
     ] = None,

@@ -54,6 +54,7 @@ _LISTS = {
     "--allow": "allow",
     "--secret": "secret",
     "--package": "package",
+    "--volume": "volume",
 }
 _FLAGS = {"--demand-hard": "demand_hard", "--json": "as_json"}
 

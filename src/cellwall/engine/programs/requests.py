@@ -75,6 +75,9 @@ class Request:
     secrets: object = None
     """What `secrets_of` takes, such as a list of `Secret`, or names of those that a server keeps.
     The values never enter the sandbox."""
+    volumes: object = None
+    """What `model.volume.mounts_of` takes, such as `{"data": "/data"}`: volumes that exist, which
+    the program sees; a compile stage does not."""
     packages: Sequence[str] = ()
     """Python packages that are installed before the program runs, such as `requests>=2`."""
     image: str | None = None

@@ -162,6 +162,8 @@ class Pool:
         """Return a sandbox of `spec`, parked or started now; the caller must `release` it."""
         await self._destructions.wait_below(_MOST_DESTRUCTIONS)
         spec = served_as(runtime, spec)
+        if spec.volumes:
+            return await self._started(runtime, spec)
         bucket = self._bucket(runtime, spec)
         self._count_claim(bucket)
         try:
@@ -173,16 +175,20 @@ class Pool:
                     return live
                 self.discard(found.sandbox)
                 found = self._take(bucket, spec)
-            self._claims_started += 1
-            async with self._gate.passing(is_claim=True):
-                with self.starts.timing(runtime.name):
-                    sandbox = await runtime.start(spec)
-            return ClaimedSandbox(sandbox, spec, sandbox.fresh)
+            return await self._started(runtime, spec)
         except BaseException:
             bucket.in_use -= 1
             raise
         finally:
             self._refill_later(bucket, _REFILL_PAUSE_S)
+
+    async def _started(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
+        """Start a sandbox for one claim: one with volumes is of no bucket."""
+        self._claims_started += 1
+        async with self._gate.passing(is_claim=True):
+            with self.starts.timing(runtime.name):
+                sandbox = await runtime.start(spec)
+        return ClaimedSandbox(sandbox, spec, sandbox.fresh)
 
     async def _wait_forked(self, bucket: _Bucket, spec: SandboxSpec) -> _Parked | None:
         """Take over a sandbox that a refill is starting now, if one is not taken yet."""
@@ -228,6 +234,9 @@ class Pool:
 
     def release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
         """Destroy a claimed sandbox, in the background."""
+        if live.spec.volumes:
+            self.discard(live.runtime_sandbox)
+            return
         bucket = self._bucket(runtime, live.spec)
         bucket.in_use -= 1
         self.discard(live.runtime_sandbox)

@@ -16,6 +16,7 @@ import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from cellwall.jail.plan import image_plan
@@ -45,6 +46,10 @@ _LIMIT_NAMES = {
 WRITABLE = frozenset({"/", "/dev/shm", "/dev/pts"})
 """Mount points that may be writable: the work area, where everything belongs to the user or to root
 inside, and terminals."""
+
+
+VOLUME = "ext4"
+"""Type of file system of volumes, and of nothing else in a sandbox."""
 
 
 class PostureMismatch(Exception):
@@ -80,6 +85,8 @@ class Expectation:
     points: Mapping[str, str] = field(default_factory=dict)
     """Mount points that must exist, each with its type of file system: on an image's root, which
     is not of our making."""
+    volumes: Mapping[str, bool] = field(default_factory=dict)
+    """Mount points of volumes, and whether each is read-only."""
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -203,8 +210,12 @@ def read_mounts(pid: int) -> list[tuple[str, frozenset[str]]]:
     return [(point, frozenset(options.split(","))) for point, options in found]
 
 
-def compare_mounts(pid: int, found: list[tuple[str, frozenset[str]]]) -> None:
-    """Raise unless set-uid is off everywhere and only the work area can be written.
+def compare_mounts(
+    pid: int,
+    found: list[tuple[str, frozenset[str]]],
+    volumes: Mapping[str, bool] = MappingProxyType({}),
+) -> None:
+    """Raise unless set-uid is off everywhere and only the work area and volumes can be written.
 
     Looks at the topmost mount of each point: what lies below a mount cannot be reached, because no
     process inside can unmount.
@@ -216,9 +227,9 @@ def compare_mounts(pid: int, found: list[tuple[str, frozenset[str]]]) -> None:
             differences[f"mount {point}"] = ("nosuid", sorted(options))
         if "nodev" not in options and not point.startswith("/dev/"):
             differences[f"mount {point}"] = ("nodev", sorted(options))
-        if "rw" in options and point not in WRITABLE:
+        if "rw" in options and volumes.get(point, point not in WRITABLE):
             differences[f"mount {point}"] = ("ro", sorted(options))
-    missing = WRITABLE - set(top)
+    missing = (WRITABLE | volumes.keys()) - set(top)
     if missing:
         differences["mounts"] = (f"{sorted(missing)} mounted", "absent")
     if differences:
@@ -288,7 +299,7 @@ class Verifier:
 
     def __init__(self) -> None:
         self._limits: set[tuple[tuple[tuple[str, tuple[str, str]], ...], str]] = set()
-        self._mounts: set[str] = set()
+        self._mounts: set[tuple[object, ...]] = set()
 
     def verify(self, pid: int, want: Expectation) -> Links:
         """Raise `PostureMismatch` unless process `pid` is confined exactly as expected.
@@ -335,10 +346,11 @@ class Verifier:
         text = _read_whole(f"/proc/{pid}/mounts")
         # The one thing that differs: the user as which a tmpfs was mounted.
         text = _OWNER.sub("", text) if want.points else text.replace(_owner(want), "")
-        if text not in self._mounts:
-            compare_mounts(pid, read_mounts(pid))
-            compare_points(pid, want.points)
-            _keep(self._mounts, text)
+        known = (text, *want.volumes.items())
+        if known not in self._mounts:
+            compare_mounts(pid, read_mounts(pid), want.volumes)
+            compare_points(pid, {**want.points, **dict.fromkeys(want.volumes, VOLUME)})
+            _keep(self._mounts, known)
 
 
 def _owner(want: Expectation) -> str:

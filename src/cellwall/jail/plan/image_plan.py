@@ -18,7 +18,7 @@ from cellwall.jail.plan import plan, views
 from cellwall.jail.plan import steps as s
 from cellwall.linux.syscalls import mounts as m
 
-IMAGE_FD = 4
+IMAGE_FD = plan.FIRST_MOUNT_FD
 """Descriptor of the image's mount in a new sandbox: a worker receives it behind the channel."""
 IDS = 65_536
 """Number of user ids, and of group ids, in an image: those that its files may have."""
@@ -54,7 +54,8 @@ _READ_ONLY = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
 
 def sandbox_plan(facts: plan.HostFacts, shape: plan.Shape) -> s.SandboxPlan:
     """Return the steps and the lockdown of a sandbox whose `shape` names an image's user."""
-    steps = (*_own_root(facts, shape), s.Pivot(_ROOT), *plan.kernel_views(facts, shape))
+    seen = plan.kernel_views(facts, shape)
+    steps = (*_own_root(facts, shape), s.Pivot(_ROOT), *seen, *_volumes(shape))
     return s.SandboxPlan(steps, _lockdown(facts, shape))
 
 
@@ -68,7 +69,7 @@ def _interpreter(facts: plan.HostFacts) -> s.Step:
 
 def _own_root(facts: plan.HostFacts, shape: plan.Shape) -> List[s.Step]:
     flags = m.MS_NOSUID | m.MS_NODEV
-    inodes = shape.inodes + _OWN_INODES
+    inodes = shape.inodes + _OWN_INODES + sum(path.count("/") for path, _ in shape.volumes)
     return [
         s.Mount("tmpfs", _AREA, flags, f"size={shape.disk_mb}m,nr_inodes={inodes},mode=755"),
         s.Directory(_LOWER),
@@ -86,6 +87,18 @@ def _own_root(facts: plan.HostFacts, shape: plan.Shape) -> List[s.Step]:
         s.Mount("proc", f"{_ROOT}/proc", flags | m.MS_NOEXEC),
         s.Cover(f"{_AREA}/meminfo", f"{_ROOT}/proc/meminfo"),
         s.Remount(f"{_ROOT}/proc/meminfo", _READ_ONLY | m.ATTR_NOEXEC),
+    ]
+
+
+def _volumes(shape: plan.Shape) -> List[s.Step]:
+    """Attach volumes in the new root, so that a link in a path leads nowhere else.
+
+    A link may lead to another place inside: posture compares where each volume is.
+    """
+    paths = dict.fromkeys(each for path, _ in shape.volumes for each in plan.above(path))
+    return [
+        *(s.Directory(path) for path in paths),
+        *(s.Attach(path, IMAGE_FD + 1 + n) for n, (path, _) in enumerate(shape.volumes)),
     ]
 
 

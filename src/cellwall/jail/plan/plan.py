@@ -11,7 +11,7 @@ import hashlib
 import json
 import resource
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
 
 from cellwall.jail.plan import steps as s
 from cellwall.jail.plan import views
@@ -37,6 +37,9 @@ _EMPTY_FILE = f"{OWN}/empty/file"
 _EMPTY_DIR = f"{OWN}/empty/dir"
 NONE = "/none"
 """Path of an empty directory that is on no tree of which an overlay is made."""
+FIRST_MOUNT_FD = 4
+"""Descriptor of the first mount that comes with a request, in a new sandbox: a worker receives
+mounts behind the channel."""
 ROOT = f"{_WORK}/root"
 """Path of the directory that becomes a sandbox's root; inside, it is the only part of the work area
 that can be reached."""
@@ -173,6 +176,9 @@ class Shape:
     """User and group id of the sandbox's processes if its root is an image's; else none."""
     own_python: bool = False
     """Whether an image's sandbox is shown the interpreter that is not the image's."""
+    volumes: Tuple[Tuple[str, bool], ...] = ()
+    """Path of each volume inside, and whether it is read-only; their mounts come with the request,
+    behind that of an image."""
     own_layers: bool = False
     """Whether shared trees are shown through overlays of its own, if the host allows two. They cost
     a third of a millisecond, which is nothing to a session and a fifteenth of a program's whole
@@ -304,10 +310,12 @@ def _own_root(facts: HostFacts, shape: Shape) -> List[s.Step]:
     trees = [f"/{name}" for name in facts.root_directories] + [TEMPLATE_ROOT, *shape.base_mounts]
     return [
         s.Mount("tmpfs", _WORK, flags, work),
-        s.Directory(f"{_WORK}/shm", 0o1777),
-        s.File(f"{_WORK}/meminfo", views.meminfo(shape.memory_mb)),
         *_own_directories(facts, shape, trees),
         s.Cover(ROOT, ROOT),
+        # First of what uses descriptors: these free those that the next steps use.
+        *(s.Attach(ROOT + path, FIRST_MOUNT_FD + n) for n, (path, _) in enumerate(shape.volumes)),
+        s.Directory(f"{_WORK}/shm", 0o1777),
+        s.File(f"{_WORK}/meminfo", views.meminfo(shape.memory_mb)),
         *(_own_tree(facts, shape, path) for path in (*trees, OWN)),
         s.Cover(f"{ROOT}{OWN}/etc", f"{ROOT}/etc"),
         s.Cover("/dev", f"{ROOT}/dev", is_whole=True),
@@ -330,11 +338,22 @@ def _own_directories(facts: HostFacts, shape: Shape, trees: Sequence[str]) -> Li
     found += [s.Directory(ROOT + path) for path in wanted]
     found += [s.Directory(f"{ROOT}{path}", 0o1777) for path in (_WORK, "/var/tmp")]
     found.append(s.Directory(ROOT + HOME, owner=INSIDE_UID))
+    found += _mount_points(shape, set(wanted))
     links = (*facts.root_links, (VAR[1:], f"{OWN}/var"))
     found += [s.Symlink(f"{ROOT}/{name}", target) for name, target in links]
     if shape.has_root:
         found = [s.FilesAs(0, INSIDE_UID), *found, s.FilesAs(INSIDE_UID, 0)]
     return found
+
+
+def _mount_points(shape: Shape, made: Set[str]) -> List[s.Step]:
+    """Make the directories that volumes are mounted over; those in the home are the user's."""
+    paths = dict.fromkeys(path for volume, _ in shape.volumes for path in above(volume))
+    return [
+        s.Directory(ROOT + path, owner=INSIDE_UID if path.startswith(HOME + "/") else -1)
+        for path in paths
+        if path not in {*made, _WORK, "/var/tmp", HOME}
+    ]
 
 
 def above(path: str) -> List[str]:

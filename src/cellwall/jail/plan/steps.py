@@ -371,7 +371,8 @@ class Enter:
 class Attach:
     """Attach the detached mount behind a descriptor, and close the descriptor. move_mount(2).
 
-    It shows the root of an image, read-only and with ids of this sandbox (`idmapper`).
+    It shows the root of an image, or a volume, with ids of this sandbox; its flags are those that
+    it was made with (`idmapper`, `jail.volumes`).
     """
 
     path: str
@@ -379,7 +380,7 @@ class Attach:
 
     def describe(self) -> str:
         """Describe the step in one line, for people."""
-        return f"attach the image's root to {self.path} ro,nosuid,nodev"
+        return f"attach mount {self.fd} to {self.path} nosuid,nodev"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
         """Return the calls."""

@@ -69,7 +69,7 @@ class CloneRequest:
     memory, and so copies a page.
     """
 
-    __slots__ = ("alone", "guest", "has_image", "is_told", "ready", "start")
+    __slots__ = ("alone", "guest", "has_image", "is_told", "mounts", "ready", "start")
 
     def __init__(
         self,
@@ -78,19 +78,20 @@ class CloneRequest:
         guest: Dict[str, Any],
         start: str,
         is_told: bool,
-        has_image: bool,
+        shape: plan.Shape,
     ) -> None:
         """`start`: `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
 
-        `is_told`: the sandbox's environment lies in its channel. `has_image`: its root comes with
-        the request, as a mount.
+        `is_told`: the sandbox's environment lies in its channel. `shape` says which mounts come
+        with the request: of an image's root, and of volumes.
         """
         self.ready = ready
         self.alone = lists
         self.guest = guest
         self.start = start
         self.is_told = is_told
-        self.has_image = has_image
+        self.has_image = bool(shape.image)
+        self.mounts = self.has_image + len(shape.volumes)
 
 
 class CloneRequests:
@@ -122,8 +123,7 @@ class CloneRequests:
         shape, start = plan.Shape.from_json(said["shape"]), said["start"]
         ready = self._plan(shape)
         lists = self._lists(shape, ready) if start == ALONE else None
-        has_image = bool(shape.image)
-        return CloneRequest(ready, lists, said["guest"], start, said["is_told"], has_image)
+        return CloneRequest(ready, lists, said["guest"], start, said["is_told"], shape)
 
     def _plan(self, shape: plan.Shape) -> Ready:
         if shape not in self._plans:

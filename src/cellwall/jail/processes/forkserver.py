@@ -307,7 +307,7 @@ def _spawn(
     received: List[int],
 ) -> None:
     channel, *rest = received
-    move_files = rest[1:] if request.has_image else rest
+    move_files = rest[request.mounts :]
     wait_r, wait_w = os.pipe()
     try:
         nets.enter()

@@ -16,15 +16,14 @@ import os
 import signal
 import socket
 import sys
-from typing import Dict, List, Tuple
+from typing import List
 
+from cellwall.jail.processes import id_namespaces
 from cellwall.jail.protocol import fds
-from cellwall.linux.syscalls import id_maps, mounts, process
+from cellwall.linux.syscalls import mounts, process
 from cellwall.linux.syscalls.libc import SyscallError
 
 _ATTRIBUTES = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
-_MOST_KEPT = 512
-"""Most user namespaces that are kept: one for each sandbox whose ids were in use."""
 
 
 def main(arguments: List[str]) -> None:
@@ -32,7 +31,7 @@ def main(arguments: List[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     fds.keep_only([control.fileno()])
-    known: Dict[Tuple[int, int, int], int] = {}
+    known = id_namespaces.Namespaces()
     try:
         while True:
             _serve(control, known)
@@ -40,13 +39,13 @@ def main(arguments: List[str]) -> None:
         os._exit(0)
 
 
-def _serve(control: socket.socket, known: Dict[Tuple[int, int, int], int]) -> None:
+def _serve(control: socket.socket, known: id_namespaces.Namespaces) -> None:
     said, received = fds.receive_message(control)
     made: List[int] = []
     try:
         (directory,) = received
         ids = (int(said["base"]), int(said["first"]), int(said["count"]))
-        made.append(mounts.cloned_mapped(directory, _namespace(known, ids), _ATTRIBUTES))
+        made.append(mounts.cloned_mapped(directory, known.of((ids,)), _ATTRIBUTES))
     except SyscallError as error:
         fds.send_message(control, {"error": str(error), "errno": error.errno})
     except OSError as error:
@@ -56,15 +55,6 @@ def _serve(control: socket.socket, known: Dict[Tuple[int, int, int], int]) -> No
         fds.send_message(control, {}, made)
     finally:
         fds.close_all([*received, *made])
-
-
-def _namespace(known: Dict[Tuple[int, int, int], int], ids: Tuple[int, int, int]) -> int:
-    """Return a user namespace that maps `ids`, the first of a range to that of another."""
-    if ids not in known:
-        while len(known) >= _MOST_KEPT:
-            os.close(known.pop(next(iter(known))))
-        known[ids] = id_maps.namespace("{} {} {}".format(*ids))
-    return known[ids]
 
 
 if __name__ == "__main__":

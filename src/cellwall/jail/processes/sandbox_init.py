@@ -22,7 +22,7 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, Dict
 
-from cellwall.jail.plan import executor, image_plan, plan
+from cellwall.jail.plan import executor, plan
 from cellwall.jail.protocol import environment, fds
 from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import do_all
@@ -68,8 +68,8 @@ def main(worker: Worker, request: CloneRequest, channel: int, wait_r: int) -> No
 
 def _lock(request: CloneRequest, channel: int, wait_r: int) -> None:
     # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else;
-    # the mount of an image is attached, and closed, by the second of its steps.
-    last = image_plan.IMAGE_FD if request.has_image else CHANNEL_FD
+    # mounts that come with it, of an image and of volumes, are attached, and closed, by its steps.
+    last = CHANNEL_FD + request.mounts
     os.closerange(last + 1, wait_r)
     os.closerange(wait_r + 1, fds.HIGHEST)
     if channel != CHANNEL_FD or wait_r <= last or os.read(wait_r, 1) != b"!":

@@ -92,8 +92,8 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def namespace(line: str) -> int:
-    """Return a new user namespace with that line as both of its maps. user_namespaces(7).
+def namespace(lines: str) -> int:
+    """Return a new user namespace with those lines as both of its maps. user_namespaces(7).
 
     The child that makes it has ended when this returns: call it in a process of one thread. Raises
     OSError.
@@ -118,7 +118,7 @@ def namespace(line: str) -> int:
         for name in ("uid_map", "gid_map"):
             fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
             try:
-                os.write(fd, line.encode())
+                os.write(fd, lines.encode())
             finally:
                 os.close(fd)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)

@@ -159,6 +159,21 @@ def prepare_pivot(new_root: str) -> Tuple[Prepared, ...]:
     )
 
 
+def write_back(target: str) -> None:
+    """Have all that was written to a file system on its disk. syncfs(2)."""
+    fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        check(LIBC.syncfs(fd), f"syncfs {target}")
+    finally:
+        os.close(fd)
+
+
+def unmount_lazily(target: str) -> None:
+    """Take a mount out of the tree; it ends with its last use. umount2(2), MNT_DETACH."""
+    flags = ctypes.c_int(MNT_DETACH)
+    check(LIBC.umount2(os.fsencode(target), flags), f"umount2 {target}")
+
+
 def pivot_into(new_root: str) -> None:
     """Make `new_root` the root now; see `prepare_pivot`."""
     do_all(prepare_pivot(new_root))

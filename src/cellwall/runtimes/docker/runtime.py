@@ -38,6 +38,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_network,
     refuse_soft,
+    refuse_volumes,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
@@ -167,6 +168,7 @@ class DockerRuntime:
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start one container, or raise and leave nothing behind."""
         refuse_soft(spec, self._hardness(), self.name)
+        refuse_volumes(spec, self.name)
         if self.oci_runtime is not None:
             refuse_network(spec, self.name)
         starting = self._begin(self._start(spec))

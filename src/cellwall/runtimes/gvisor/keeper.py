@@ -81,11 +81,15 @@ class Keeper:
         """Whether the keeper has ended, asked from the kernel before the event loop learns it."""
         return self._ended.done() or self._child.poll() is not None
 
-    def begin(self, order: dict[str, Any]) -> socket.socket:
+    def begin(self, order: dict[str, Any], views: Sequence[int] = ()) -> socket.socket:
         """Have the keeper start `runsc` by `order`. A keeper that has died is noticed by its end.
 
-        Returns the engine's end of the first process's descriptor 0; the caller owns it.
+        `views`: the detached mounts of volumes; the caller keeps its descriptors. Returns the
+        engine's end of the first process's descriptor 0; the caller owns it.
         """
+        if views:
+            with contextlib.suppress(BrokenPipeError):
+                socket.send_fds(self._channel, [b"v"], views)
         with contextlib.suppress(BrokenPipeError), os.fdopen(self._order_w, "wb") as pipe:
             self._order_w = -1
             pipe.write(json.dumps(order).encode())

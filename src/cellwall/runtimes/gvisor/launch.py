@@ -98,6 +98,7 @@ def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
             file.write(content)
     gvisor_area.make(place, config["area"])
+    gvisor_area.attach_views(place, config["volumes"])
     os.chdir(config["directory"])
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     os.execve(config["program"], config["words"], environment)  # noqa: S606

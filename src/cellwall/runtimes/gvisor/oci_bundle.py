@@ -14,20 +14,29 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.jail.plan import image_plan, plan
 from cellwall.linux import uid_ranges
+from cellwall.model.errors import UsageError
 from cellwall.runtimes.gvisor import work_area as gvisor_area
 from cellwall.runtimes.gvisor.guest_image import RUN
 from cellwall.runtimes.gvisor.root import Root
 from cellwall.runtimes.shared.environment import INTERPRETER, OWN_PYTHON
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from cellwall.model.limits import Limits
-    from cellwall.runtimes.base import ImageRoot
+    from cellwall.runtimes.base import ImageRoot, VolumeRoot
 
 ROOT_ONLY = "/proc/sys/net/core"
 """Directory that is covered for a `runsc` with a network. Versions up to 2024 take a file in it for
 the sign of the host's own namespace, and refuse; since Linux 6.x every namespace has that file."""
 RESOLVER = "resolv.conf"
 """File of the bundle that a sandbox with a network has as its /etc/resolv.conf."""
+VOLUME_IDS = ((uid_ranges.IMAGE_BASE, 0, uid_ranges.COUNT),)
+"""Ids of volumes' files on disk, and what they are in a view: those inside, because the file server
+of `runsc` works as root. The keeper's namespace alone has that view."""
+SHARED = "--file-access-mounts=shared"
+"""Flag by which gVisor keeps nothing of a volume's files in its own memory: others may see them,
+too, and what a program wrote is there when gVisor is killed."""
 OWN_PROCESSES = 1
 """Number of cellwall's own processes that run as the sandbox's user: init."""
 PLACEHOLDER = "/tmp/.cellwall"  # noqa: S108 - a path inside
@@ -200,6 +209,7 @@ def area(root: Root, limits: Limits, image: ImageRoot | None = None) -> dict[str
         "uid": plan.INSIDE_UID,
         "home": plan.HOME,
         "temporary": "/tmp",  # noqa: S108 - a path inside
+        "mount_points": [],
         "placeholder": PLACEHOLDER,
     }
 
@@ -221,6 +231,39 @@ def _mounts(root: Root, place: str) -> list[dict[str, Any]]:
         for source, path in root.mounts
     ]
     return found
+
+
+def volume_binds(volumes: Sequence[VolumeRoot], place: str) -> list[dict[str, Any]]:
+    """Return the mounts of volumes, whose views the keeper has attached."""
+    return [
+        {
+            "destination": each.path,
+            "type": "bind",
+            "source": gvisor_area.view_of(place, number),
+            "options": ["ro" if each.read_only else "rw", *_PRIVATE],
+        }
+        for number, each in enumerate(volumes)
+    ]
+
+
+def mount_points(volumes: Sequence[VolumeRoot], area: Mapping[str, Any]) -> list[str]:
+    """Return the directories that volumes need besides those of a work area, parents first.
+
+    SECURITY: they are made by root in the host's tree, so none may lie behind a link of the area.
+    Raises UsageError.
+    """
+    known = {*area["directories"], area["home"]}
+    links = {path for path, _ in area["links"]}
+    found: dict[str, None] = {}
+    for each in volumes:
+        above = plan.above(each.path)
+        if links.intersection(above):
+            raise UsageError(
+                f"volumes: {each.path} lies behind a link of the sandbox's system",
+                remedy="use a directory of its own, such as /data",
+            )
+        found.update(dict.fromkeys(above))
+    return [path for path in found if path not in known]
 
 
 def _resolver(place: str) -> list[dict[str, Any]]:

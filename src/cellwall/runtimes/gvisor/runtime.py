@@ -9,6 +9,7 @@ raised. Design: design/0007-gvisor.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -33,6 +34,7 @@ from cellwall.runtimes.base import (
     SandboxSpec,
     SweepReport,
     refuse_soft,
+    refuse_volumes,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
@@ -56,6 +58,7 @@ from cellwall.runtimes.shared.environment import (
     inside_environment,
 )
 from cellwall.runtimes.shared.guest_bundle import build_bundle
+from cellwall.runtimes.volumes.holder import Holder
 
 if TYPE_CHECKING:
     from cellwall.linux.cgroups import sandbox_groups
@@ -150,6 +153,10 @@ class GvisorRuntime:
     @cached_property
     def _launcher(self) -> Path:
         return launcher(self._state_dir)
+
+    @cached_property
+    def _volumes(self) -> Holder:
+        return Holder(self._state_dir)
 
     @cached_property
     def _place(self) -> str:
@@ -255,6 +262,7 @@ class GvisorRuntime:
             "files": files,
             "covered": [oci_bundle.ROOT_ONLY] if has_network else [],
             "area": area,
+            "volumes": 0,
         }
 
     async def warm(self, template: BuiltTemplate) -> None:
@@ -297,15 +305,22 @@ class GvisorRuntime:
     async def start(self, spec: SandboxSpec) -> GvisorSandbox:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
+        if spec.image is not None:
+            # SECURITY: their mount points would be made in a tree whose links an image chose.
+            refuse_volumes(spec, "gvisor with an image")
         self._check_host()
         if not self._is_swept:
             self._is_swept = True
             await self.sweep()
+        lease = await self._volumes.hold(spec.volumes) if spec.volumes else None
         try:
             sandbox = await self._start(spec)
         except BaseException:
             self._failed += 1
+            if lease is not None:
+                await asyncio.shield(self._volumes.release(lease))
             raise
+        sandbox.volumes = lease
         self._started += 1
         self._live.add(sandbox)
         self._keepers.make_ready_soon()
@@ -320,6 +335,9 @@ class GvisorRuntime:
             root, spec.limits, words, self._place, has_network=spec.has_network, image=image
         )
         area = oci_bundle.area(root, spec.limits, image)
+        if spec.volumes:
+            oci["mounts"] += oci_bundle.volume_binds(spec.volumes, self._place)
+            area["mount_points"] = oci_bundle.mount_points(spec.volumes, area)
         groups = await self._groups.make(_at_start(spec.limits))
         born = _Born(groups)
         try:
@@ -327,6 +345,9 @@ class GvisorRuntime:
                 born = born._replace(witness=Witness(self._sinks))
             born = born._replace(cpus=self.cpus.take(oci_bundle.cpu_count(spec.limits)))
             order = self._order(chosen, oci, area, born, has_network=spec.has_network)
+            order["volumes"] = len(spec.volumes)
+            if spec.volumes:
+                order["words"].insert(1, oci_bundle.SHARED)
             born = born._replace(digest=_digest(chosen, order))
             keeper = self._keepers.take()
         except BaseException:
@@ -335,7 +356,8 @@ class GvisorRuntime:
         try:
             if spec.has_network:
                 born = born._replace(outer=await gvisor_network.connect(keeper))
-            return await self._confine(spec, keeper, keeper.begin(order), born)
+            ours = await self._begun(keeper, order, spec)
+            return await self._confine(spec, keeper, ours, born)
         except BaseException as error:
             said = keeper.said()
             await asyncio.shield(self._discard(keeper, groups, born))
@@ -345,6 +367,18 @@ class GvisorRuntime:
                     remedy=f"runsc said: {said or 'nothing'}",
                 ) from error
             raise
+
+    async def _begun(
+        self, keeper: Keeper, order: dict[str, Any], spec: SandboxSpec
+    ) -> socket.socket:
+        """Have a keeper begin, with views of the sandbox's volumes."""
+        with contextlib.ExitStack() as held:
+            views = []
+            for each in spec.volumes:
+                view = await self._volumes.view(each, oci_bundle.VOLUME_IDS)
+                held.callback(os.close, view)
+                views.append(view)
+            return keeper.begin(order, views)
 
     async def _discard(
         self, keeper: Keeper, groups: sandbox_groups.Groups, born: _Born | None = None
@@ -377,6 +411,8 @@ class GvisorRuntime:
         async def remove(sandbox: GvisorSandbox) -> None:
             self._live.discard(sandbox)
             await self._take_down(born)
+            if sandbox.volumes is not None:
+                await self._volumes.release(sandbox.volumes)
 
         return GvisorSandbox(spec, resources, remove)
 
@@ -413,6 +449,8 @@ class GvisorRuntime:
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if "_keepers" in vars(self):
             await self._keepers.aclose()
+        if "_volumes" in vars(self):
+            await self._volumes.aclose()
         if "_groups" in vars(self):
             self._groups.close()
             del self._groups
@@ -424,6 +462,8 @@ class GvisorRuntime:
         self._live.clear()
         if "_keepers" in vars(self):
             self._keepers.abandon()
+        if "_volumes" in vars(self):
+            self._volumes.abandon()
 
 
 def _find() -> Binary:

@@ -23,6 +23,7 @@ from cellwall.runtimes.gvisor.keeper import Keeper
 from cellwall.runtimes.gvisor.trace_listener import Witness
 from cellwall.runtimes.shared import work_area
 from cellwall.runtimes.shared.shedding import ROOM_MB, MemoryWatch
+from cellwall.runtimes.volumes.holder import Lease
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
@@ -87,6 +88,8 @@ class GvisorSandbox:
     ) -> None:
         """Take over what the runtime made and checked; `remove` removes its cgroups."""
         self._spec = spec
+        self.volumes: Lease | None = None
+        """The volumes that are mounted for it."""
         self._resources = resources
         self._remove = remove
         self._closing: asyncio.Task[None] | None = None
@@ -183,6 +186,8 @@ class GvisorSandbox:
 
     def kill(self) -> None:
         """Kill the pid namespace, and the cgroup where that is possible."""
+        if self.volumes is not None:
+            self.volumes.is_ending = True
         self._resources.keeper.kill()
         self._resources.groups.kill()
 

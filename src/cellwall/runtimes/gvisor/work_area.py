@@ -10,6 +10,7 @@ sandbox's own cgroups, and gone with its last process.
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 from cellwall.linux.syscalls import id_maps, mounts
@@ -46,6 +47,23 @@ def open_area(keeper: int, place: str) -> int:
     return os.open(f"/proc/{keeper}/root{place_of(place)}", flags)
 
 
+def view_of(place: str, number: int) -> str:
+    """Return the path of a volume's view in the keeper's mount namespace."""
+    return f"{place}/volumes/{number}"
+
+
+def attach_views(place: str, count: int) -> None:
+    """Attach views of volumes, which are in the channel ahead of all else."""
+    if not count:
+        return
+    with socket.socket(fileno=os.dup(0)) as channel:
+        _, views, _, _ = socket.recv_fds(channel, 1, count)
+    for number, view in enumerate(views):
+        os.makedirs(view_of(place, number), mode=0o700)
+        do_all((mounts.prepare_move(view, view_of(place, number)),))
+        os.close(view)
+
+
 def make(place: str, order: dict[str, Any]) -> None:
     """Mount the area that `order` describes and make the parts in it that its user cannot move."""
     area, root = place_of(place), root_of(place)
@@ -64,6 +82,10 @@ def make(place: str, order: dict[str, Any]) -> None:
     os.chmod(root + order["temporary"], _STICKY)
     _directory(root + order["home"], _FOR_ALL)
     os.chown(root + order["home"], uid, uid)
+    for path in order["mount_points"]:
+        _directory(root + path, _FOR_ALL)
+        if path.startswith(order["home"] + "/"):
+            os.chown(root + path, uid, uid)
     # gVisor mounts a tmpfs without a size where it finds an empty /tmp.
     os.mkdir(root + order["placeholder"])
     os.chown(root + order["placeholder"], uid, uid)

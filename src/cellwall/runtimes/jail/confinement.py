@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from cellwall.guest.channel.handshake import IDLE
@@ -141,7 +142,7 @@ class Confinement:
         work_fd = -1
         try:
             lockdown, digest = self._decided(shape)
-            want = self._expectation(entry, cloned, lockdown)
+            want = self._expectation(entry, cloned, lockdown, shape)
             namespaces = self._verifier.verify(child.pid, want)
             self._verifier.verify_mounts(child.pid, want)
             work_fd = os.open(_work_area(child.pid, shape), os.O_PATH | os.O_CLOEXEC)
@@ -171,9 +172,9 @@ class Confinement:
         return Confined(channel, tuple(contexts), work_fd, digest)
 
     def _expectation(
-        self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown
+        self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown, shape: plan.Shape
     ) -> posture.Expectation:
-        return posture.expected(
+        want = posture.expected(
             lockdown,
             _ids(entry, cloned.uid_index),
             cloned.groups.expected_lines(),
@@ -181,6 +182,7 @@ class Confinement:
             entry.namespaces,
             _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
         )
+        return replace(want, volumes=dict(shape.volumes)) if shape.volumes else want
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
         """Compute the lockdown that a shape must show, and the posture's digest, once."""

@@ -68,6 +68,15 @@ def images_need_root() -> HostUnsupported:
     )
 
 
+def volumes_need_root() -> HostUnsupported:
+    """Return the refusal of a volume to an ordinary user."""
+    return HostUnsupported(
+        "volumes",
+        "volumes: an ordinary user cannot mount one",
+        remedy="run cellwall as root",
+    )
+
+
 def bundle_in(state_dir: Path) -> Path:
     """Return the path of the guest with all stages of a start; it is made if necessary."""
     return build_bundle(state_dir, _BUNDLE, "cellwall.jail.processes.entry:main")

@@ -26,11 +26,12 @@ from cellwall.jail.plan import image_plan, plan
 from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers
-from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
+from cellwall.model.volume import is_below
 from cellwall.runtimes.base import (
     Finding,
     ImageBounds,
@@ -44,7 +45,12 @@ from cellwall.runtimes.jail import unpacking
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
 from cellwall.runtimes.jail.fork_server import Root
-from cellwall.runtimes.jail.fork_servers import Entry, ForkServers, images_need_root
+from cellwall.runtimes.jail.fork_servers import (
+    Entry,
+    ForkServers,
+    images_need_root,
+    volumes_need_root,
+)
 from cellwall.runtimes.jail.id_mapper import Mapper
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
@@ -54,6 +60,7 @@ from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import OWN_PYTHON, image_environment, inside_environment
 from cellwall.runtimes.shared.removal import remove_tree
+from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
 
 T = TypeVar("T")
 _TRIES = 4
@@ -126,6 +133,21 @@ def _explained(error: Exception, step: str) -> CellwallError:
     return SandboxBroken(f"{step}: {error}", remedy=remedy)
 
 
+def _ids_of(entry: Entry, index: int, spec: SandboxSpec) -> Ids:
+    """Return which ids of a volume's files are which of a sandbox's, on the host.
+
+    On disk a file has an id from `IMAGE_BASE` on, which no process has. A sandbox on a template has
+    two ids, its user and root, and all other files are those of nobody there.
+    """
+    base, uids = uid_ranges.IMAGE_BASE, entry.uids
+    if spec.image is not None:
+        return ((base, uids.host_uid(index), image_plan.IDS),)
+    return (
+        (base, uids.host_uid(uids.root_index), 1),
+        (base + plan.INSIDE_UID, uids.host_uid(index), 1),
+    )
+
+
 class JailRuntime:
     """The jail as a runtime; see the module."""
 
@@ -185,6 +207,10 @@ class JailRuntime:
         return Mapper(self._state_dir)
 
     @cached_property
+    def _volumes(self) -> Holder:
+        return Holder(self._state_dir)
+
+    @cached_property
     def _groups(self) -> GroupKeeper:
         return GroupKeeper(self.layout)
 
@@ -195,6 +221,9 @@ class JailRuntime:
     def _shape(self, spec: SandboxSpec) -> plan.Shape:
         mounts = tuple(spec.template.base_mounts)
         shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
+        if spec.volumes:
+            volumes = tuple((each.path, each.read_only) for each in spec.volumes)
+            shape = replace(shape, volumes=volumes)
         if spec.image is not None:
             image = (spec.image.uid, spec.image.gid)
             return replace(shape, image=image, own_python=not spec.image.has_python)
@@ -251,7 +280,13 @@ class JailRuntime:
         if not self._is_swept:
             self._is_swept = True
             await self.sweep()  # what a killed engine left: it cannot remove that itself
-        sandbox = await self._start_again(spec, hardness)
+        lease = await self._held(spec)
+        try:
+            sandbox = await self._start_again(spec, hardness)
+        except BaseException:
+            await self._let_go(lease)
+            raise
+        sandbox.volumes = lease
         self._live.add(sandbox)
         if spec.has_network:
             try:
@@ -265,6 +300,25 @@ class JailRuntime:
         if hardness["memory_mb"] == "soft":
             self._watchdog.wake()
         return sandbox
+
+    async def _held(self, spec: SandboxSpec) -> Lease | None:
+        """Have the volumes of a sandbox mounted."""
+        if not spec.volumes:
+            return None
+        if self.ids.rootless:
+            raise volumes_need_root()
+        for each in spec.volumes:
+            for tree in spec.template.base_mounts if spec.image is None else ():
+                if is_below(each.path, tree) or is_below(tree, each.path):
+                    raise UsageError(
+                        f"volumes: {each.path} would hide the template's interpreter in {tree}",
+                        remedy="use another path, such as /data",
+                    )
+        return await self._volumes.hold(spec.volumes)
+
+    async def _let_go(self, lease: Lease | None) -> None:
+        if lease is not None:
+            await asyncio.shield(self._begin(self._volumes.release(lease)))
 
     async def _start_again(self, spec: SandboxSpec, hardness: dict[str, str]) -> JailSandbox:
         """Start a sandbox, from another fork-server if the first one ended meanwhile.
@@ -419,6 +473,10 @@ class JailRuntime:
                 mount = await self._mapper.mount(spec.image.tree, first, ids)
                 held.callback(os.close, mount)
                 root = root._replace(mounts=(mount,))
+            for volume in spec.volumes:
+                view = await self._volumes.view(volume, _ids_of(entry, index, spec))
+                held.callback(os.close, view)
+                root = root._replace(mounts=(*root.mounts, view))
             return await entry.server.spawn(
                 worker,
                 root=root,
@@ -451,6 +509,7 @@ class JailRuntime:
         """Remove what a dead sandbox had on the host."""
         resources.close_descriptors()
         await self._groups.remove(resources.groups)
+        await self._let_go(sandbox.volumes)
         self._live.discard(sandbox)
         resources.entry.live -= 1
         resources.entry.uids.give_back(resources.uid_index)
@@ -491,6 +550,8 @@ class JailRuntime:
             await self._servers.aclose()
         if "_mapper" in vars(self):
             await self._mapper.aclose()
+        if "_volumes" in vars(self):
+            await self._volumes.aclose()
         await self._watchdog.aclose()
         if "_groups" in vars(self):
             self._groups.close()
@@ -501,6 +562,8 @@ class JailRuntime:
             self._servers.abandon()
         if "_mapper" in vars(self):
             self._mapper.abandon()
+        if "_volumes" in vars(self):
+            self._volumes.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()

@@ -28,6 +28,7 @@ from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.cpu_placement import Cpus
+from cellwall.runtimes.volumes.holder import Lease
 
 
 class Owner(Protocol):
@@ -83,6 +84,8 @@ class JailSandbox:
         self._cpus: frozenset[int] = frozenset()
         self._watch = resources.child.watch()
         self._closing: asyncio.Task[None] | None = None
+        self.volumes: Lease | None = None
+        """The volumes that are mounted for it."""
         self.way_out = network_listeners.WayOut(self._opened)
         self.soft_kills = 0
         self._meter = usage_sums.Meter(resources.child.pid)
@@ -133,6 +136,7 @@ class JailSandbox:
             and spec.purpose == self._spec.purpose
             and spec.has_network == self._spec.has_network
             and spec.image == self._spec.image
+            and spec.volumes == self._spec.volumes
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
@@ -268,6 +272,8 @@ class JailSandbox:
 
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""
+        if self.volumes is not None:
+            self.volumes.is_ending = True
         self._resources.child.kill()
         self._resources.groups.kill()
 

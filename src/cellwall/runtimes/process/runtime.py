@@ -30,6 +30,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_image,
     refuse_network,
+    refuse_volumes,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.process.rules import PathRules
@@ -92,6 +93,7 @@ class ProcessRuntime:
             )
         refuse_network(spec, self.name)
         refuse_image(spec, self.name)
+        refuse_volumes(spec, self.name)
         check_cpus(spec.limits)
         try:
             sandbox = await self._start(spec)

@@ -1,0 +1,1 @@
+"""Volumes of this machine: made, listed, copied and removed, in the state directory."""

@@ -1,0 +1,133 @@
+"""The host's half of `jail.volumes.keeper`: the process of one engine that has volumes mounted.
+
+Runs on asyncio in the engine process. Which volumes may be mounted is decided in `holder`. The
+process starts with the first volume and ends with the engine's end of their socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellwall.jail.protocol import fds
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.shortage import shortage
+from cellwall.runtimes.shared.guest_bundle import build_bundle
+
+_TIMEOUT_S = 60.0
+_BUNDLE = (
+    "cellwall.jail.processes.id_namespaces",
+    "cellwall.jail.protocol.fds",
+    "cellwall.jail.volumes.keeper",
+    "cellwall.linux.syscalls",
+)
+_NO_DEVICE = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.ENOSPC})
+"""Error numbers of a mount where no loop device can be had."""
+
+
+class KeeperProcess:
+    """The process that has this engine's volumes mounted."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Start nothing yet."""
+        self._state_dir = state_dir
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._lock = asyncio.Lock()
+        self.generation = 0
+        """Number of processes that have ended; what they had mounted is unmounted."""
+
+    async def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> list[int]:
+        """Return the descriptors of the answer to a request; the caller owns them.
+
+        Raises HostUnsupported, CapacityError, and SandboxBroken if the process is gone.
+        """
+        async with self._lock:
+            control = self._control or self._started()
+            try:
+                answer, received = await asyncio.to_thread(_asked, control, request, descriptors)
+            except (fds.ControlClosed, OSError, ValueError) as error:
+                self._end()
+                raise SandboxBroken(f"volume: the keeper is gone ({error})") from error
+        if "error" not in answer:
+            return received
+        fds.close_all(received)
+        raise _explained(answer.get("errno"), str(answer["error"]), str(request["do"]))
+
+    def _started(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            words = [sys.executable, "-I", "-S", "-E", str(_bundle(self._state_dir))]
+            self._process = subprocess.Popen(
+                [*words, str(theirs.fileno()), str(self._state_dir / "volumes")],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise shortage(error.errno, "start the keeper of volumes", error) or error from error
+        finally:
+            theirs.close()
+        ours.settimeout(_TIMEOUT_S)
+        self._control = ours
+        return ours
+
+    def _end(self) -> None:
+        self.abandon()
+        self.generation += 1
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def abandon(self) -> None:
+        """Close our end of the socket; the process ends by itself."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.close()
+            self._control = None
+
+    async def aclose(self) -> None:
+        """End the process, and with it its mounts."""
+        async with self._lock:
+            self._end()
+
+
+def _bundle(state_dir: Path) -> Path:
+    """Return the code that the process starts from; written once."""
+    return build_bundle(state_dir, _BUNDLE, "cellwall.jail.volumes.keeper:begin")
+
+
+def _asked(
+    control: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
+) -> tuple[dict[str, Any], list[int]]:
+    fds.send_message(control, dict(request), descriptors)
+    return fds.receive_message(control)
+
+
+def _explained(number: Any, problem: str, step: str) -> CellwallError:  # noqa: ANN401 - said
+    known = number if isinstance(number, int) else None
+    if step == "mount" and known in _NO_DEVICE:
+        return HostUnsupported(
+            "volumes",
+            f"volume: mount it: {problem}",
+            remedy="have a free loop device: `modprobe loop`, /dev/loop-control, `losetup -a`",
+            errno=known,
+        )
+    return shortage(known, f"volume: {step}", problem) or HostUnsupported(
+        "volumes",
+        f"volume: {step}: {problem}",
+        remedy="run cellwall as root on a host with ext4, and Linux 6.6 or newer",
+        errno=known,
+    )
