@@ -6,12 +6,13 @@ import asyncio
 import json
 import os
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock, CodeExecutor
-from inspect_ai.util import OutputLimitExceededError
+from inspect_ai.util import OutputLimitExceededError, SandboxUserUnsupportedError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from langchain_core.messages import ToolMessage
 from llama_index.core.llms import ImageBlock
@@ -21,9 +22,12 @@ from smolagents import Tool
 import cellwall
 from cellwall.integrations import langchain, llamaindex
 from cellwall.integrations.autogen import CellwallCodeExecutor
+from cellwall.integrations.code_tool import CodeTool
 from cellwall.integrations.inspect_ai import CellwallSandboxConfig, CellwallSandboxEnvironment
 from cellwall.integrations.smolagents import CellwallExecutor, CodeFailed
 from kit.agents.counting_run import left_open
+from kit.images import archives
+from kit.images.archives import config_of, layer
 from kit.servers import ALICE, Server
 
 DRAW = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
@@ -334,3 +338,42 @@ def test_inspect_configurations() -> None:
     assert read == CellwallSandboxConfig(template="data")
     with pytest.raises(ValueError, match="tempalte"):
         CellwallSandboxEnvironment.config_deserialize({"tempalte": "data"})
+
+
+@pytest.mark.root
+def test_inspect_users_of_an_image(tmp_path: Path) -> None:
+    """Tools that run as root need `user="root"`, which may run commands as any other user."""
+    root = layer(archives.python_root())
+    path = archives.docker_archive(tmp_path / "task.tar", [root], config_of([root], User="app"))
+
+    async def said(config: CellwallSandboxConfig, user: str | None, *cmd: str) -> str:
+        made = await CellwallSandboxEnvironment.sample_init("t", config, {})
+        box = made["default"]
+        try:
+            return (await box.exec(list(cmd), user=user)).stdout
+        finally:
+            await CellwallSandboxEnvironment.sample_cleanup("t", config, made, False)
+
+    async def scenario() -> None:
+        as_root = CellwallSandboxConfig(image=str(path), user="root")
+        own = CellwallSandboxConfig(image=str(path))
+        assert await said(as_root, None, "id", "-un") == "root\n"
+        assert await said(as_root, "root", "id", "-un") == "root\n"
+        assert await said(as_root, "app", "sh", "-c", 'id -un; echo "$1"', "-", "-x y") == (
+            "app\n-x y\n"
+        )
+        assert await said(own, "app", "id", "-un") == "app\n"
+        with pytest.raises(SandboxUserUnsupportedError, match="user='root'"):
+            await said(own, "root", "id")
+
+    run(scenario())
+
+
+@pytest.mark.root
+def test_code_tool_on_an_image(tmp_path: Path) -> None:
+    root = layer(archives.python_root())
+    path = archives.docker_archive(tmp_path / "task.tar", [root], config_of([root], User="app"))
+    code = {"code": "import os; print(os.getuid())"}
+    for user, said in ((None, "1001"), ("root", "0")):
+        with CodeTool(image=str(path), user=user) as tool:
+            assert said in tool.call(code).text

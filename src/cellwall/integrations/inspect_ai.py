@@ -1,8 +1,9 @@
 """A sandbox provider for Inspect: `Task(…, sandbox="cellwall")`, or `sandbox=("cellwall", "data")`.
 
 Needs `inspect-ai`; `pip install 'cellwall[inspect]'`. Inspect finds it by cellwall's entry point.
-Each sample has a sandbox of its own, destroyed at its end. Commands run as `user`; nothing runs as
-root inside.
+Each sample has a sandbox of its own, destroyed at its end. On a template commands run as `user`; on
+an image (`CellwallSandboxConfig(image="./task.tar", user="root")`) as the image's user or the one
+that is named, and root inside may run them as any other.
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ if TYPE_CHECKING:
     from cellwall.surface.sync.protocols import AnySandbox
 
 _USERS = frozenset({"user", "1000"})
+_WHO = "id -u; id -un 2>/dev/null || true"
 
 
 class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """`SandboxEnvironmentSpec("cellwall", CellwallSandboxConfig(…))`; all fields have defaults."""
 
     template: str = "python"
+    image: str | None = None
+    """A container image as the root, such as `./task.tar` or `python:3.12-slim`; tools of Inspect
+    that run as root (`bash_session`, `text_editor`) need one, and `user="root"`."""
+    user: str | None = None
+    """A user of the image; None: the image's own."""
     limits: dict[str, int | float] = {}
     """Differences from `Limits.agent()`: an hour for a command and a day for a sample."""
     isolation: str = "namespace"
@@ -53,10 +60,18 @@ class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
 class CellwallSandboxEnvironment(SandboxEnvironment):
     """One sandbox of one sample."""
 
-    def __init__(self, sandbox: AnySandbox, client: Any = None) -> None:  # noqa: ANN401 - of `aconnect`
+    def __init__(
+        self,
+        sandbox: AnySandbox,
+        client: Any = None,  # noqa: ANN401 - of `aconnect`
+        *,
+        is_image: bool = False,
+    ) -> None:
         """Own both; called by `sample_init`."""
         super().__init__()
         self.sandbox = sandbox
+        self._own_names = frozenset[str]() if is_image else _USERS
+        """Name and number of the user that commands run as; empty until an image was asked."""
         self._client = client
 
     @classmethod
@@ -77,12 +92,14 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
                 isolation=wanted.isolation,
                 runtime=wanted.runtime,
                 env=wanted.env,
+                image=wanted.image,
+                user=wanted.user,
             )
         except BaseException:
             if client is not None:
                 await client.aclose()
             raise
-        return {"default": cls(sandbox, client)}
+        return {"default": cls(sandbox, client, is_image=wanted.image is not None)}
 
     @classmethod
     async def sample_cleanup(
@@ -127,11 +144,9 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
         concurrency: bool = True,
     ) -> ExecResult[str]:
         """Run a command; one that ran out of time is not tried again."""
-        if user is not None and user not in _USERS:
-            raise SandboxUserUnsupportedError(
-                f"cellwall runs everything as 'user' (uid 1000), never as {user!r}"
-            )
         with _translated():
+            if user is not None:
+                cmd = await self._as_user(user, cmd)
             try:
                 result = await self.sandbox.commands.run(
                     cmd, stdin=input, cwd=cwd, env=env, timeout=timeout
@@ -139,6 +154,21 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
             except cellwall.NotFound as error:
                 return ExecResult(False, 127, "", f"{error.message}\n")
         return _exec_result(result)
+
+    async def _as_user(self, user: str, cmd: list[str]) -> list[str]:
+        """Return the command that runs `cmd` as `user`, if the sandbox's own user may do that."""
+        if not self._own_names:
+            said = await self.sandbox.commands.run(_WHO)
+            self._own_names = frozenset(said.stdout.split())
+        if user in self._own_names:
+            return cmd
+        if "0" not in self._own_names:
+            own = ", ".join(sorted(self._own_names))
+            raise SandboxUserUnsupportedError(
+                f"the sandbox's user ({own}) cannot become {user!r}; make it with an image and "
+                "user='root' in CellwallSandboxConfig"
+            )
+        return ["su", "-s", "/bin/sh", "-c", 'exec "$0" "$@"', "--", user, *cmd]
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a whole file and create its parents; refuse a read-only one, as Inspect wants."""

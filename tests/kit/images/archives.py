@@ -19,6 +19,13 @@ from cellwall.images.image import machine_architecture
 from cellwall.runtimes.docker import base_files
 
 _LINKS = ("bin", "lib", "lib64", "sbin")
+_PYTHON_TOOLS = ("/usr/bin/python3", "/bin/sh", "/bin/bash", "/bin/su", "/usr/bin/id")
+_ACCOUNTS = ("/etc/passwd", "/etc/group", "/etc/pam.d/")
+_PAM = b"".join(
+    b"%s required pam_%s.so\n" % each
+    for each in ((b"auth", b"rootok"), (b"account", b"permit"), (b"session", b"permit"))
+)
+_PASSWD = b"root:x:0:0:root:/root:/bin/sh\napp:x:1001:1001::/:/bin/sh\n"
 PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/ls", "/bin/chown", "/bin/stat", "/usr/bin/id")
 
 
@@ -123,15 +130,17 @@ def small_root() -> list[tuple[tarfile.TarInfo, bytes]]:
 
 def python_root() -> list[tuple[tarfile.TarInfo, bytes]]:
     """Members of a root with this machine's Python and a shell."""
-    packages = base_files.select("/usr/bin/python3", ("/usr/bin/python3", "/bin/sh", "/bin/bash"))
+    packages = base_files.select("/usr/bin/python3", _PYTHON_TOOLS)
     made = [directory("etc"), directory("root", mode=0o700)]
-    made.append(member("etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n"))
+    made.append(member("etc/passwd", _PASSWD))
+    made.append(member("etc/group", b"root:x:0:\napp:x:1001:\n"))
+    made.append(member("etc/pam.d/su", _PAM))  # root becomes every user, as in images
     made += [link(name, os.readlink(f"/{name}")) for name in _LINKS if os.path.islink(f"/{name}")]
     for path in base_files.files_of(packages):
         name = os.path.realpath(os.path.dirname(path))[1:] + "/" + os.path.basename(path)
         if os.path.islink(path):
             made.append(link(name, os.readlink(path)))
-        elif os.path.isfile(path) and not path.startswith("/etc/"):
+        elif os.path.isfile(path) and not path.startswith(_ACCOUNTS):
             mode = stat.S_IMODE(os.stat(path).st_mode)
             made.append(member(name, Path(path).read_bytes(), mode=mode))
     return made

@@ -118,7 +118,7 @@ class EngineSettings:
                 f"settings: network_authorities: {self.network_authorities!r} is no file",
                 remedy="give the path of a PEM file",
             )
-        if self.image_registries or self.image_credentials:
+        if self.image_registries:
             self._check_images()
         if self.packages is None:
             object.__setattr__(self, "packages", self.network != "none")
@@ -135,10 +135,6 @@ class EngineSettings:
         from cellwall.images.registry import Registries  # most operators list none
 
         Registries.of(self.image_registries)
-        if self.image_credentials:
-            from cellwall.images.credentials import read_credentials
-
-            read_credentials(self.image_credentials)
 
     def _check_packages(self) -> None:
         from cellwall.egress.packages.upstream import Upstream  # most operators leave both

@@ -22,7 +22,7 @@ _NEITHER_SDK_NOR_PARSER = (
 
 def _declared(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
     seen: list[int] = []
-    monkeypatch.setattr(mcp, "serve", lambda budget, _allow: seen.append(budget))
+    monkeypatch.setattr(mcp, "serve", lambda budget, *_: seen.append(budget))
     CliRunner().invoke(app_of(["mcp"]), ["mcp", *words], catch_exceptions=False)
     return seen[0]
 
@@ -56,7 +56,9 @@ def test_both_know_the_same_option() -> None:
     option, *others = inspect.signature(mcp.mcp).parameters.values()
     assert (option.name, option.default) == ("budget", mcp_on_stdio.budget_in([]))
     # left to the declared options
-    assert [(each.name, each.default) for each in others] == [("allow", None), ("network", None)]
+    assert [(each.name, each.default) for each in others] == [
+        (name, None) for name in ("allow", "network", "image", "user")
+    ]
 
 
 def _printed(code: str) -> str:
@@ -84,7 +86,7 @@ def test_usual_words_load_no_parser_of_command_lines() -> None:
         "import atexit, sys\n"
         f"{_NEITHER_SDK_NOR_PARSER}"
         "from cellwall.apps.mcp.transport import stdio\n"
-        "stdio.run = lambda _, budget, network: print(budget)\n"
+        "stdio.run = lambda _, budget, *others: print(budget)\n"
         "sys.argv[1:] = ['mcp', '--budget', '5000']\n"
         "atexit.register("
         "lambda: print([m for m in sys.modules if m.partition('.')[0].startswith(heavy)]))\n"
