@@ -101,6 +101,16 @@ class ImageStore:
             stored = self._find(image.config.digest) or await self._unpack(image)
         return self._named(stored, meant)
 
+    async def add(self, image: Image, name: str | None = None) -> StoredImage:
+        """Unpack an image that was made here, unless it is there; `name` means it from now on."""
+        meant = None if name is None else built_name(name)
+        stored = self._find(image.config.digest) or await self._unpack(image)
+        return stored if meant is None else self._named(stored, meant)
+
+    def get(self, digest: str) -> StoredImage | None:
+        """Return the image with this id, if it is here."""
+        return self._find(digest)
+
     async def _stored(self, meant: reference.Reference) -> StoredImage | None:
         """Return the image that a name meant before; an archive is looked into each time."""
         if isinstance(meant, reference.Archive):
@@ -244,6 +254,17 @@ class ImageStore:
         named = replace(stored, names=(*stored.names, name))
         self._write(named)
         return named
+
+
+def built_name(name: str) -> reference.InRegistry:
+    """Return the name of an image that is built here. Raises `UsageError`."""
+    meant = reference.parse(name)
+    if not isinstance(meant, reference.InRegistry) or meant.digest:
+        raise UsageError(
+            f"image: {name[:120]!r} cannot name one that is built here",
+            remedy="name it like `task` or `team/task:2`",
+        )
+    return meant
 
 
 @contextlib.contextmanager
