@@ -107,7 +107,7 @@ def parse(data: bytes) -> Dockerfile:
     lines = text.replace("\r\n", "\n").split("\n")
     if len(lines) > MOST_LINES or "\0" in text:
         raise invalid(1, f"the file has more than {MOST_LINES} lines, or a NUL")
-    found = []
+    found: list[Instruction] = []
     for line, escape, joined in _joined(lines):
         if len(found) >= MOST_INSTRUCTIONS:
             raise invalid(line, f"there are more than {MOST_INSTRUCTIONS} instructions")

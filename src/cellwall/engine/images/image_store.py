@@ -103,9 +103,23 @@ class ImageStore:
 
     async def add(self, image: Image, name: str | None = None) -> StoredImage:
         """Unpack an image that was made here, unless it is there; `name` means it from now on."""
-        meant = None if name is None else built_name(name)
+        if name is not None:
+            built_name(name)
         stored = self._find(image.config.digest) or await self._unpack(image)
-        return stored if meant is None else self._named(stored, meant)
+        return stored if name is None else self.name(stored, name)
+
+    def name(self, stored: StoredImage, name: str) -> StoredImage:
+        """Have a name mean an image, and no other, from now on. Raises `UsageError`."""
+        meant = built_name(name)
+        for each in self.images():
+            if str(meant) in each.names and each.digest != stored.digest:
+                self._write(replace(each, names=tuple(n for n in each.names if n != str(meant))))
+        return self._named(stored, meant)
+
+    def root_by_id(self, stored: StoredImage, user: str) -> ImageRoot:
+        """Return the root of an image that is here, for one user."""
+        self._hold(stored.digest)
+        return _root_of(stored, str(self._path(stored.digest) / "tree"), user)
 
     def get(self, digest: str) -> StoredImage | None:
         """Return the image with this id, if it is here."""
