@@ -1,4 +1,4 @@
-"""`cellwall images`: bring, list and remove the images that sandboxes use as their root.
+"""`cellwall images`: bring, build, list and remove the images that sandboxes use as their root.
 
 Not the store (`engine.images`). Called by `commands`. Invariant: what a script reads (an id, JSON)
 is on stdout alone, and progress goes to stderr.
@@ -11,13 +11,17 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from cellwall.apps.cli.console import network_words
 from cellwall.apps.cli.console.terminal import complain
 
 if TYPE_CHECKING:
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.images.builder import BuildEvent
     from cellwall.engine.images.image_store import ImageStore, StoredImage
 
 T = TypeVar("T")
@@ -97,6 +101,77 @@ def _progress() -> Callable[[int, int], None] | None:
     return shown
 
 
+@app.command("build", short_help="Build an image from a Dockerfile.")
+def build(  # noqa: PLR0913, PLR0917 - each is a choice of the caller's
+    context: Annotated[Path, typer.Argument(help="Directory with the files that it copies.")],
+    tag: Annotated[
+        str | None, typer.Option("--tag", "-t", metavar="NAME", help="Name, such as task:1.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The Dockerfile; else CONTEXT/Dockerfile.")
+    ] = None,
+    build_arg: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Value of an ARG; repeatable.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Stage that is wanted.")] = None,
+    allow: network_words.Allow = None,
+    network: network_words.Network = None,
+) -> None:
+    """Build an image, each step in a sandbox of its own, and print its id.
+
+    \b
+    cellwall images build -t task:1 .
+    cellwall images build -t task:2 --allow deb.debian.org:80 .
+    """
+    from cellwall.apps.cli.one_program import network_of
+    from cellwall.engine.images.builder import BuildRequest
+    from cellwall.engine.images.builder import build as build_image
+
+    request = BuildRequest(
+        _source(file or context / "Dockerfile"),
+        context,
+        tag,
+        dict(_argument(each) for each in build_arg or ()),
+        target,
+        network_of(allow, network),
+        on_event=_told,
+    )
+    stored = _with_engine(lambda engine: build_image(engine, request))
+    typer.echo(stored.digest)
+
+
+def _source(path: Path) -> bytes:
+    from cellwall.images.dockerfile import MOST_BYTES
+    from cellwall.model.errors import UsageError
+
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"build: read {path}: {error.strerror}", remedy="name the Dockerfile with -f"
+        ) from None
+
+
+def _argument(text: str) -> tuple[str, str]:
+    from cellwall.model.errors import UsageError
+
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"--build-arg {text[:60]!r} is not NAME=VALUE", remedy="give both")
+    return name, value
+
+
+def _told(event: BuildEvent) -> None:
+    if event.kind == "output":
+        sys.stderr.write(event.text)
+    elif event.kind == "step":
+        sys.stderr.write(f"line {event.line}: {event.text[:200]}\n")
+    elif event.kind == "cached":
+        sys.stderr.write("  done before\n")
+    sys.stderr.flush()
+
+
 @app.command("rm")
 def remove(
     which: Annotated[
@@ -130,12 +205,16 @@ def _facts(image: StoredImage) -> dict[str, Any]:
 
 
 def _with_store(work: Callable[[ImageStore], Awaitable[T]]) -> T:
+    return _with_engine(lambda engine: work(engine.images))
+
+
+def _with_engine(work: Callable[[Engine], Awaitable[T]]) -> T:
     async def done() -> T:
         from cellwall.engine.engine import Engine
 
         engine = Engine()
         try:
-            return await work(engine.images)
+            return await work(engine)
         finally:
             await engine.aclose()
 

@@ -111,6 +111,13 @@ class ImageStore:
         """Take back one call of `root`."""
         self._uses[digest] -= 1
 
+    @contextlib.contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """Yield a folder for layers that are made here; a sweep finds it after a kill."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _coming(self._folder) as folder:
+            yield folder
+
     async def here(self, meant: reference.Reference) -> StoredImage | None:
         """Return the image that a name means, if it is here."""
         return await self._stored(meant)
@@ -135,6 +142,27 @@ class ImageStore:
         named = self._named(stored, meant)
         await self._make_room(named)
         return named
+
+    async def add(self, image: Image, name: str | None = None) -> StoredImage:
+        """Unpack an image that was made here, unless it is there; `name` means it from now on."""
+        if name is not None:
+            built_name(name)
+        stored = self._find(image.config.digest) or await self._unpack(image)
+        named = stored if name is None else self.name(stored, name)
+        await self._make_room(named)
+        return named
+
+    def name(self, stored: StoredImage, name: str) -> StoredImage:
+        """Have a name mean an image, and no other, from now on. Raises `UsageError`."""
+        meant = built_name(name)
+        for each in self.images():
+            if str(meant) in each.names and each.digest != stored.digest:
+                self._write(replace(each, names=tuple(n for n in each.names if n != str(meant))))
+        return self._named(stored, meant)
+
+    def get(self, digest: str) -> StoredImage | None:
+        """Return the image with this id, if it is here."""
+        return self._find(digest)
 
     async def _stored(self, meant: reference.Reference) -> StoredImage | None:
         """Return the image that a name meant before; an archive is looked into each time."""
@@ -351,6 +379,17 @@ class ImageStore:
         named = replace(stored, names=(*stored.names, name))
         self._write(named)
         return named
+
+
+def built_name(name: str) -> reference.InRegistry:
+    """Return the name of an image that is built here. Raises `UsageError`."""
+    meant = reference.parse(name)
+    if not isinstance(meant, reference.InRegistry) or meant.digest:
+        raise UsageError(
+            f"image: {name[:120]!r} cannot name one that is built here",
+            remedy="name it like `task` or `team/task:2`",
+        )
+    return meant
 
 
 @contextlib.contextmanager

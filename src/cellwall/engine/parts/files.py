@@ -281,6 +281,20 @@ class Files:
         A consumer that stops early must close the generator (`contextlib.aclosing`): until then the
         channel delivers nothing else.
         """
+        async with contextlib.aclosing(self._tar("tree_get", path=check_path(remote))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def stream_root(self) -> AsyncGenerator[bytes, None]:
+        """Yield the whole root of a sandbox on an image as a layer; its processes end first.
+
+        Not for callers: `engine.images.commit` makes an image of it, and closes the sandbox.
+        """
+        async with contextlib.aclosing(self._tar("root_get")) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _tar(self, op: str, **fields: str) -> AsyncGenerator[bytes, None]:
         self._live.check_alive()
         self._live.touch()
         channel = self._live.channel
@@ -295,7 +309,7 @@ class Files:
             pauses += 1
             channel.pause()  # one step at a time: a slow reader stops the guest, not the host
 
-        number, reply = channel.open_transfer("tree_get", {"path": check_path(remote)}, on_chunk)
+        number, reply = channel.open_transfer(op, fields, on_chunk)
         reply.add_done_callback(lambda _: steps.put_nowait(b""))
         try:
             while step := await steps.get():
@@ -303,7 +317,7 @@ class Files:
                 self._live.touch()
                 pauses -= 1
                 channel.resume()
-            with self._translated(f"tree_get {remote!r}"):
+            with self._translated(f"{op} {fields.get('path', '/')!r}"):
                 await reply
         finally:
             channel.forget(number)

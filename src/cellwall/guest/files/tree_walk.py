@@ -48,8 +48,11 @@ class _Level(NamedTuple):
     entered_as: Visit | None
 
 
-def walk_tree(top: str) -> Iterator[Visit]:
-    """Visit everything below `top`, which becomes the working directory."""
+def walk_tree(top: str, *, is_one_system: bool = False) -> Iterator[Visit]:
+    """Visit everything below `top`, which becomes the working directory.
+
+    `is_one_system` leaves out directories that another file system is mounted on.
+    """
     _enter(top)
     levels = [_Level(iter(_names()), _here(), None)]
     parents: list[str] = []
@@ -69,6 +72,8 @@ def walk_tree(top: str) -> Iterator[Visit]:
             continue
         if not stat.S_ISDIR(status.st_mode):
             yield Visit(ENTRY, name, parents, status)
+            continue
+        if is_one_system and status.st_dev != levels[0].identity[0]:
             continue
         if len(levels) > _MOST_LEVELS:
             raise Refusal("too_large", f"tree: deeper than {_MOST_LEVELS} levels")

@@ -29,7 +29,7 @@ from cellwall.guest.channel.loop import READ, Loop
 from cellwall.guest.channel.pipes import Sinks
 from cellwall.guest.channel.requests import Request
 from cellwall.guest.channel.streams import MOST_GRANTED_BYTES
-from cellwall.guest.files import inotify, trees
+from cellwall.guest.files import inotify, snapshot, trees
 from cellwall.guest.files.child_tasks import Workers
 from cellwall.guest.files.files import Files
 from cellwall.guest.init.commands import Command, Commands
@@ -103,6 +103,7 @@ class Init:
             "file_remove": self._remove,
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
+            "root_get": self._root_get,
             "port_connect": self._port_connect,
             "port_list": self._port_list,
             "close": self._close,
@@ -307,6 +308,9 @@ class Init:
 
     def _tree_get(self, request: Request) -> None:
         self._workers.start(request.id, trees.departure(self._files.resolve(request)))
+
+    def _root_get(self, request: Request) -> None:
+        self._workers.start(request.id, snapshot.snapshot())
 
     def _port_connect(self, request: Request) -> None:
         self._opened_ports().connect(request)

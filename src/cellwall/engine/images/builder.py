@@ -1,0 +1,435 @@
+"""An image from a Dockerfile: stages, steps, and which of them were done before.
+
+Each step that changes files runs in a sandbox of its own on the image that the steps before it have
+made, as root inside, and becomes an image (`commit`). The invariants: a step's key holds all that
+it depends on, so a step of the same key has the same result; a build that is cancelled or fails
+leaves neither a sandbox nor a file, except finished steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cellwall.engine.images.build_context import Context, Packed
+from cellwall.engine.images.commit import Committed, commit, config_document
+from cellwall.engine.images.image_store import ImageStore, StoredImage, built_name
+from cellwall.images import dockerfile, reference
+from cellwall.images.dockerfile import Dockerfile, Instruction, Stage
+from cellwall.images.image import Image, ImageConfig, Layer, digest_of, machine_architecture
+from cellwall.model.errors import CellwallError, UsageError
+from cellwall.model.limits import Limits
+
+if TYPE_CHECKING:
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.sandbox import AsyncSandbox
+
+_SHELL = ("/bin/sh", "-c")
+_EMPTY_TAR = bytes(10_240)
+_MOST_STEPS_KEPT = 10_000
+_LAST_OUTPUT = 2000
+_KEPT_AS_TEXT = frozenset({"LABEL", "EXPOSE", "STOPSIGNAL", "MAINTAINER", "VOLUME", "HEALTHCHECK"})
+LIMITS = Limits(wall_s=1800, cpu_s=1800, memory_mb=2048, disk_mb=1024, inodes=200_000, file_mb=1024)
+"""Limits of each step, unless the caller gives others."""
+
+
+class BuildFailed(CellwallError):
+    """A `RUN` failed; `line`, `exit_status` and `output` (its end) say how."""
+
+    def __init__(self, instruction: Instruction, status: int, output: str) -> None:
+        super().__init__(
+            f"Dockerfile, line {instruction.line}: {instruction.name}: "
+            f"it ended with {status}: {output[-400:].strip()}",
+            remedy="read its output; without `network` a step has no network",
+        )
+        self.line, self.exit_status, self.output = instruction.line, status, output
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEvent:
+    """What a build tells while it works."""
+
+    kind: Literal["step", "cached", "output", "done"]
+    line: int
+    """Line of the instruction."""
+    text: str
+    """The instruction, a piece of its output, or the image's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """What is built, and how."""
+
+    source: bytes
+    """The Dockerfile."""
+    context: Path | None = None
+    name: str | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    target: str | None = None
+    """Name or number of the stage that is wanted; None: the last one."""
+    network: object = None
+    """What `NetworkPolicy.of` takes; None: no network."""
+    limits: Limits = LIMITS
+    on_event: Callable[[BuildEvent], None] | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """A stage on its way."""
+
+    stored: StoredImage
+    config: ImageConfig
+    values: dict[str, str]
+    """Values of `ARG`."""
+    shell: tuple[str, ...] = _SHELL
+    history: list[str] = field(default_factory=list)
+
+    def variables(self) -> dict[str, str]:
+        return {**self.values, **self.config.environment}
+
+
+async def build(engine: Engine, request: BuildRequest) -> StoredImage:
+    """Build an image. Raises DockerfileInvalid, BuildFailed, and what a sandbox raises."""
+    if request.name is not None:
+        built_name(request.name)
+    parsed = dockerfile.parse(request.source)
+    context = None if request.context is None else await asyncio.to_thread(Context, request.context)
+    with engine.images.workplace() as place:
+        return await _Build(engine, request, parsed, context, place).whole()
+
+
+class _Build:
+    def __init__(
+        self,
+        engine: Engine,
+        request: BuildRequest,
+        parsed: Dockerfile,
+        context: Context | None,
+        place: Path,
+    ) -> None:
+        self._engine, self._store = engine, engine.images
+        self._request, self._parsed, self._context = request, parsed, context
+        self._place = place
+        self._steps = _Steps(engine.state_dir / "images" / "steps.json", self._store)
+        self._stages: dict[int, StoredImage] = {}
+
+    async def whole(self) -> StoredImage:
+        """Build the stage that is wanted, and those that it needs."""
+        stored = await self._stage(self._wanted())
+        if self._request.name is not None:
+            stored = self._store.name(stored, self._request.name)
+        self._tell("done", 0, stored.digest)
+        return stored
+
+    def _wanted(self) -> int:
+        target, stages = self._request.target, self._parsed.stages
+        if target is None:
+            return len(stages) - 1
+        number = self._number(target, len(stages))
+        if number is None:
+            raise UsageError(
+                f"build: there is no stage {target[:80]!r}",
+                remedy="name one that the Dockerfile has: FROM … AS name",
+            )
+        return number
+
+    def _number(self, name: str, before: int) -> int | None:
+        """Return which stage before `before` has a name or number; None if none has."""
+        for number in reversed(range(before)):
+            if name.lower() == self._parsed.stages[number].name or name == str(number):
+                return number
+        return None
+
+    async def _stage(self, number: int) -> StoredImage:
+        if number in self._stages:
+            return self._stages[number]
+        stage = self._parsed.stages[number]
+        stored = await self._base(stage, number)
+        state = _State(stored, stored.config, {})
+        for instruction in stage.instructions:
+            await self._instruction(state, instruction, number)
+        if state.config != state.stored.config:
+            last = stage.instructions[-1] if stage.instructions else stage.origin
+            await self._step(state, last, "", None)
+        self._stages[number] = state.stored
+        return state.stored
+
+    async def _base(self, stage: Stage, number: int) -> StoredImage:
+        values = self._arguments(self._parsed.arguments)
+        name = dockerfile.expand(stage.origin, stage.base, values)
+        self._tell("step", stage.origin.line, f"FROM {name}")
+        before = self._number(name, number)
+        if before is not None:
+            return await self._stage(before)
+        if name == "scratch":
+            return await self._empty()
+        return await self._brought(name)
+
+    async def _brought(self, name: str) -> StoredImage:
+        meant = reference.parse(name)
+        return await self._store.here(meant) or await self._store.bring(meant)
+
+    async def _empty(self) -> StoredImage:
+        path = self._place / "empty.tar"
+        await asyncio.to_thread(path.write_bytes, _EMPTY_TAR)
+        diff_id = digest_of(_EMPTY_TAR)
+        plain = ImageConfig("", ())
+        config = replace(
+            plain, digest=digest_of(config_document(plain, [diff_id], [])), diff_ids=(diff_id,)
+        )
+        layer = Layer(diff_id, "none", path, 0, len(_EMPTY_TAR))
+        return await self._store.add(Image(config, (layer,)))
+
+    def _arguments(self, said: tuple[Instruction, ...]) -> dict[str, str]:
+        platform = f"linux/{machine_architecture()}"
+        values = {"TARGETPLATFORM": platform, "BUILDPLATFORM": platform, "TARGETOS": "linux"}
+        values["TARGETARCH"] = machine_architecture()
+        for each in said:
+            values.update(self._argument(each, values))
+        return values
+
+    def _argument(self, instruction: Instruction, values: Mapping[str, str]) -> dict[str, str]:
+        found = {}
+        for word in dockerfile.split(instruction, instruction.text):
+            name, equals, default = word.partition("=")
+            given = self._request.arguments.get(name, values.get(name))
+            if given is not None:
+                found[name] = given
+            elif equals:
+                found[name] = dockerfile.expand(instruction, default, {**values, **found})
+        return found
+
+    # -- instructions ----------------------------------------------------------------------
+
+    async def _instruction(self, state: _State, each: Instruction, number: int) -> None:
+        state.history.append(str(each))
+        if each.name == "RUN":
+            await self._run(state, each)
+        elif each.name in {"COPY", "ADD"}:
+            await self._copy(state, each, number)
+        elif each.name == "ARG":
+            known = {**self._arguments(self._parsed.arguments), **state.variables()}
+            state.values.update(self._argument(each, known))
+        elif each.name == "SHELL":
+            if not each.words:
+                raise each.wrong("it is no list of words")
+            state.shell = each.words
+        elif each.name not in _KEPT_AS_TEXT:
+            state.config = _changed(state, each)
+
+    async def _run(self, state: _State, each: Instruction) -> None:
+        if (state.config.user or "root").partition(":")[0] not in {"root", "0"}:
+            raise each.wrong(
+                f"it follows USER {state.config.user}, and steps run as root",
+                "put USER behind the last RUN, or run `su user -c …`",
+            )
+        argv = [*each.words] if each.words is not None else [*state.shell, each.text]
+
+        async def work(sandbox: AsyncSandbox) -> None:
+            said: list[str] = []
+
+            def heard(text: str) -> None:
+                said.append(text)
+                self._tell("output", each.line, text)
+
+            done = await sandbox.commands.run(
+                argv,
+                cwd=state.config.working_dir,
+                env=state.variables(),
+                on_stdout=heard,
+                on_stderr=heard,
+            )
+            if not done.ok:
+                raise BuildFailed(each, done.status, "".join(said)[-_LAST_OUTPUT:])
+
+        await self._step(state, each, json.dumps([argv, state.variables()]), work)
+
+    async def _copy(self, state: _State, each: Instruction, number: int) -> None:
+        words = list(each.words or dockerfile.split(each, each.text))
+        words = [dockerfile.expand(each, word, state.variables()) for word in words]
+        if len(words) < 2:
+            raise each.wrong("it names no source and target")
+        *sources, target = words
+        whole = os.path.join(state.config.working_dir, target)
+        if target in {".", "./"} or target.endswith("/."):
+            whole = f"{whole.rstrip('.').rstrip('/')}/"
+        if "from" in each.flags:
+            await self._copy_between(state, each, (sources, whole), number)
+            return
+        if each.name == "ADD" and any(_is_unpacked(word) for word in sources):
+            raise each.wrong("URLs and archives are not added", "use COPY, and unpack with RUN")
+        if self._context is None:
+            raise each.wrong("there is no context", "name the directory with the files")
+        out = self._place / f"copy-{each.line}.tar"
+        packed = await asyncio.to_thread(self._context.pack, each, sources, whole, out)
+        await self._put(state, each, packed, out)
+
+    async def _put(self, state: _State, each: Instruction, packed: Packed, out: Path) -> None:
+        async def work(sandbox: AsyncSandbox) -> None:
+            await sandbox.files.put_tree(packed.folder, _pieces(out))
+            owner = each.flags.get("chown")
+            if owner is not None:
+                await self._chown(sandbox, each, owner, packed.folder)
+
+        if "chown" in each.flags and packed.folder == "/":
+            raise each.wrong("--chown needs a directory as its target", "copy to a directory")
+        await self._step(state, each, f"{packed.folder} {packed.digest}", work)
+
+    async def _chown(
+        self, sandbox: AsyncSandbox, each: Instruction, owner: str, folder: str
+    ) -> None:
+        done = await sandbox.commands.run(["chown", "-R", "--", owner, folder])
+        if not done.ok:
+            raise BuildFailed(each, done.status, done.stderr)
+
+    async def _copy_between(
+        self, state: _State, each: Instruction, paths: tuple[list[str], str], number: int
+    ) -> None:
+        sources, whole = paths
+        name = each.flags["from"]
+        before = self._number(name, number)
+        if before is None:
+            other = await self._brought(name)
+        else:
+            other = await self._stage(before)
+
+        async def work(sandbox: AsyncSandbox) -> None:
+            async with self._sandbox(_State(other, other.config, {})) as origin:
+                for source in sources:
+                    path = os.path.join("/", source)
+                    entry = await origin.files.stat(path)
+                    is_folder = entry.type == "directory" or whole.endswith("/")
+                    into = whole if is_folder else os.path.dirname(whole)
+                    out = self._place / "between.tar"
+                    await asyncio.to_thread(out.write_bytes, b"")
+                    async for piece in origin.files.stream_dir(path):
+                        await asyncio.to_thread(_append, out, piece)
+                    await sandbox.files.put_tree(into, _pieces(out))
+                    if not is_folder and os.path.basename(path) != os.path.basename(whole):
+                        await sandbox.files.move(os.path.join(into, os.path.basename(path)), whole)
+            owner = each.flags.get("chown")
+            if owner is not None:
+                await self._chown(sandbox, each, owner, whole)
+
+        await self._step(state, each, other.digest, work)
+
+    # -- steps -----------------------------------------------------------------------------
+
+    async def _step(self, state: _State, each: Instruction, depends: str, work: Any) -> None:  # noqa: ANN401 - a coroutine function, or None
+        """Do what changes files, unless it was done before; the state is the image after it."""
+        self._tell("step", each.line, str(each))
+        key = hashlib.sha256(
+            json.dumps(
+                [
+                    *(state.stored.digest, str(each), depends, repr(self._request.network)),
+                    config_document(state.config, [], []).decode(),
+                ]
+            ).encode()
+        ).hexdigest()
+        stored = self._steps.find(key)
+        if stored is not None:
+            self._tell("cached", each.line, stored.digest)
+        else:
+            async with self._sandbox(state) as sandbox:
+                if work is not None:
+                    await sandbox.files.mkdir(state.config.working_dir)
+                    await work(sandbox)
+                how = Committed(None, tuple(state.history))
+                stored = await commit(self._store, self._place, sandbox, state.config, how)
+            self._steps.keep(key, stored)
+        state.stored, state.config = stored, stored.config
+
+    def _sandbox(self, state: _State) -> _Lent:
+        return _Lent(self._engine, self._request, state.stored)
+
+    def _tell(
+        self, kind: Literal["step", "cached", "output", "done"], line: int, text: str
+    ) -> None:
+        if self._request.on_event is not None:
+            self._request.on_event(BuildEvent(kind, line, text))
+
+
+class _Lent:
+    """A sandbox as root on an image, for one step."""
+
+    def __init__(self, engine: Engine, request: BuildRequest, stored: StoredImage) -> None:
+        self._engine, self._request, self._stored = engine, request, stored
+        self._sandbox: AsyncSandbox | None = None
+
+    async def __aenter__(self) -> AsyncSandbox:
+        self._sandbox = await self._engine.create_sandbox(
+            limits=self._request.limits,
+            image=self._stored.digest,
+            user="root",
+            network=self._request.network,
+        )
+        return self._sandbox
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+
+class _Steps:
+    """Which image a step made: `steps.json` beside the images."""
+
+    def __init__(self, path: Path, store: ImageStore) -> None:
+        self._path, self._store = path, store
+
+    def _all(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def find(self, key: str) -> StoredImage | None:
+        digest = self._all().get(key)
+        return None if digest is None else self._store.get(digest)
+
+    def keep(self, key: str, stored: StoredImage) -> None:
+        found = {**self._all(), key: stored.digest}
+        kept = dict(list(found.items())[-_MOST_STEPS_KEPT:])
+        made = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        made.write_text(json.dumps(kept), encoding="utf-8")
+        made.replace(self._path)
+
+
+def _changed(state: _State, each: Instruction) -> ImageConfig:
+    """Return the configuration after `ENV`, `WORKDIR`, `USER`, `CMD` or `ENTRYPOINT`."""
+    config, variables = state.config, state.variables()
+    if each.name == "ENV":
+        added = dockerfile.assignments(each, variables)
+        return replace(config, environment={**config.environment, **added})
+    if each.name == "WORKDIR":
+        path = os.path.join(config.working_dir, dockerfile.expand(each, each.text, variables))
+        return replace(config, working_dir=os.path.normpath(path))
+    if each.name == "USER":
+        return replace(config, user=dockerfile.expand(each, each.text, variables))
+    words = each.words
+    if words is None:
+        words = (*state.shell, each.text) if each.text else ()
+    if each.name == "CMD":
+        return replace(config, command=words)
+    return replace(config, entrypoint=words, command=())
+
+
+def _is_unpacked(word: str) -> bool:
+    return "://" in word or word.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2"))
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with await asyncio.to_thread(path.open, "rb") as file:
+        while piece := await asyncio.to_thread(file.read, 1 << 20):
+            yield piece
+
+
+def _append(path: Path, piece: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(piece)

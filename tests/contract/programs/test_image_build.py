@@ -1,0 +1,172 @@
+"""Images from Dockerfiles: steps, stages, what was done before, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cellwall import Engine, EngineSettings
+from cellwall.engine.images.builder import BuildEvent, BuildFailed, BuildRequest, build
+from cellwall.engine.templates.store import TemplateStore, state_dir
+from cellwall.images.dockerfile import DockerfileInvalid
+from kit.images import archives
+from kit.images.archives import config_of, layer, small_root
+
+pytestmark = pytest.mark.root
+TOOLS = ("rm", "chmod", "mkdir", "sleep", "touch")
+TWO_STAGES = """
+ARG BASE=none
+FROM {base} AS maker
+ARG WORD=default
+ENV GREETING="hello $WORD"
+WORKDIR /made/here
+RUN echo "$GREETING" > said && pwd > where
+FROM {base} AS unused
+RUN exit 9
+FROM {base}
+COPY --chown=1001:50 files /data/
+COPY --from=maker /made/here /from
+WORKDIR /app
+USER app
+CMD ["/bin/cat", "/from/said"]
+"""
+
+
+def made(place: Path) -> Engine:
+    settings = EngineSettings(pool_min=0, pool_max=0)
+    return Engine(place, settings, templates=TemplateStore(state_dir()))
+
+
+def with_engine(place: Path, job: Callable[[Engine], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        engine = made(place)
+        try:
+            await job(engine)
+        finally:
+            await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def base_in(place: Path) -> str:
+    extra = [
+        archives.member(f"bin/{name}", Path(f"/bin/{name}").read_bytes(), mode=0o755)
+        for name in TOOLS
+    ]
+    root = layer([*small_root(), *extra])
+    path = place / "base.tar"
+    archives.docker_archive(path, [root], config_of([root], Env=["PATH=/bin:/usr/bin"]))
+    return str(path)
+
+
+def asked(text: str, context: Path | None, events: list[BuildEvent], **more: Any) -> BuildRequest:
+    return BuildRequest(text.encode(), context, on_event=events.append, **more)
+
+
+def test_stages_files_users_and_what_was_done_before(tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    (context / "files").mkdir(parents=True)
+    (context / "files" / "one").write_text("content\n")
+    (context / "files" / "secret").write_text("ignored\n")
+    (context / ".dockerignore").write_text("**/secret\n")
+    text = TWO_STAGES.format(base=base_in(tmp_path))
+
+    async def job(engine: Engine) -> None:
+        events: list[BuildEvent] = []
+        words = {"name": "task:1", "arguments": {"WORD": "there"}}
+        stored = await build(engine, asked(text, context, events, **words))
+        assert events[-1].text == stored.digest
+        assert not [each for each in events if each.kind == "cached" or "exit 9" in each.text]
+        sandbox = await engine.create_sandbox(image="task:1")
+        said = await sandbox.commands.run(
+            "id -un; pwd; cat /from/said /from/where; stat -c '%u:%g' /data/one; ls /data"
+        )
+        await sandbox.close()
+        assert said.stdout == "app\n/app\nhello there\n/made/here\n1001:50\none\n"
+        again: list[BuildEvent] = []
+        assert (await build(engine, asked(text, context, again, **words))).digest == stored.digest
+        assert {each.kind for each in again} == {"step", "cached", "done"}
+        (context / "files" / "one").write_text("other\n")
+        other = await build(engine, asked(text, context, again, **words))
+        assert other.digest != stored.digest
+        assert engine.images.find("task:1").digest == other.digest
+
+    with_engine(tmp_path / "state", job)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("RUN echo some words; exit 3", "line 2: RUN: it ended with 3: some words"),
+        ("COPY ../.. /a", "line 2: COPY: '../..' leads out"),
+        ("COPY out/passwd /a", "leads out of the context by a link"),
+        ("COPY missing /a", "the context has no 'missing'"),
+        ("ADD https://example.org/x /a", "URLs and archives"),
+        ("USER app\nRUN id", "line 3: RUN: it follows USER app"),
+    ],
+)
+def test_what_fails_says_its_line_and_leaves_nothing(tmp_path: Path, text: str, said: str) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "out").symlink_to("/etc")
+
+    async def job(engine: Engine) -> None:
+        whole = f"FROM {base_in(tmp_path)}\n{text}\n"
+        with pytest.raises((BuildFailed, DockerfileInvalid), match=said):
+            await build(engine, asked(whole, context, [], name="bad"))
+        assert len(engine.images.images()) == 1
+        left = await asyncio.to_thread(os.listdir, engine.state_dir / "images")
+        assert not [name for name in left if name.startswith(".building")]
+        assert not engine._sandboxes
+
+    with_engine(tmp_path / "state", job)
+
+
+def test_links_in_the_context_lead_nowhere_on_the_host(tmp_path: Path) -> None:
+    """The control: the link itself arrives, and leads within the sandbox."""
+    context = tmp_path / "context"
+    context.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text("of the host\n")
+    (context / "link").symlink_to(secret)
+    (context / "plain").write_text("plain\n")
+
+    async def job(engine: Engine) -> None:
+        text = f"FROM {base_in(tmp_path)}\nCOPY . /data/\n"
+        await build(engine, asked(text, context, [], name="links"))
+        sandbox = await engine.create_sandbox(image="links", user="root")
+        said = await sandbox.commands.run("cat /data/plain; ls -l /data/link; cat /data/link")
+        await sandbox.close()
+        assert said.stdout.startswith("plain\n")
+        assert str(secret) in said.stdout
+        assert "of the host" not in said.stdout
+        assert said.exit_code == 1
+
+    with_engine(tmp_path / "state", job)
+
+
+def test_a_build_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async def job(engine: Engine) -> None:
+        started = asyncio.Event()
+
+        def heard(event: BuildEvent) -> None:
+            if event.kind == "output":
+                started.set()
+
+        text = f"FROM {base_in(tmp_path)}\nRUN echo begun; sleep 1000\n"
+        request = BuildRequest(text.encode(), on_event=heard)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(build(engine, request))
+            await asyncio.wait_for(started.wait(), 60)
+            task.cancel()
+        assert task.cancelled()
+        assert not engine._sandboxes
+        left = await asyncio.to_thread(os.listdir, engine.state_dir / "images")
+        assert not [name for name in left if name.startswith(".building")]
+
+    with_engine(tmp_path / "state", job)

@@ -1,0 +1,135 @@
+"""Dockerfiles as they are parsed: real ones, odd ones, and such as only an attacker writes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cellwall.images import dockerfile
+from cellwall.images.dockerfile import DockerfileInvalid, Instruction
+from cellwall.images.image import machine_architecture
+
+TWO_STAGES = b"""\
+# syntax=docker/dockerfile:1
+ARG VERSION=3
+FROM debian:$VERSION AS Build
+RUN echo one && \\
+    # between
+    echo two
+
+COPY --chown=1:2 --chmod=755 a b /c/
+FROM scratch
+COPY --from=build /c /d
+cmd ["/d", "x"]
+"""
+
+
+def one(text: str) -> Instruction:
+    return dockerfile.parse(f"FROM scratch\n{text}".encode()).stages[0].instructions[0]
+
+
+def test_stages_flags_lists_and_continued_lines() -> None:
+    found = dockerfile.parse(TWO_STAGES)
+    assert [each.text for each in found.arguments] == ["VERSION=3"]
+    build, last = found.stages
+    assert (build.base, build.name, build.origin.line) == ("debian:$VERSION", "build", 3)
+    run, copy = build.instructions
+    assert (run.line, run.name, run.words) == (4, "RUN", None)
+    assert run.text.split() == ["echo", "one", "&&", "echo", "two"]
+    assert copy.flags == {"chown": "1:2", "chmod": "755"}
+    assert copy.text == "a b /c/"
+    assert last.instructions[0].flags == {"from": "build"}
+    assert last.instructions[1].words == ("/d", "x")
+    assert str(last.instructions[0]) == "COPY --from=build /c /d"
+
+
+def test_the_escape_directive() -> None:
+    found = dockerfile.parse(b"# escape=`\nFROM scratch\nRUN a `\n b\\\nRUN c")
+    assert [each.text for each in found.stages[0].instructions] == ["a  b\\", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("plain", "plain"),
+        ("$a", "one"),
+        ("${a}two", "onetwo"),
+        ("$none-", "-"),
+        ("${none:-x}", "x"),
+        ("${empty:-x}", "x"),
+        ("${empty-x}", ""),
+        ("${a:+x}", "x"),
+        ("${empty:+x}", ""),
+        ("${none:-${a}}", "one"),
+        ("\\$a", "$a"),
+        ("'$a'", "$a"),
+        ('"$a b"', "one b"),
+        ("$", "$"),
+        ("a\\ b", "a b"),
+    ],
+)
+def test_variables(text: str, value: str) -> None:
+    assert dockerfile.expand(one("ENV a=b"), text, {"a": "one", "empty": ""}) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ENV a=1 b='x y' c=$a", {"a": "1", "b": "x y", "c": "old"}),
+        ("ENV a some words", {"a": "some words"}),
+        ("LABEL org.x/y=1", {"org.x/y": "1"}),
+    ],
+)
+def test_assignments(text: str, found: dict[str, str]) -> None:
+    assert dockerfile.assignments(one(text), {"a": "old"}) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "line 1: there are 0 times FROM"),
+        ("RUN x", "line 1: RUN: it comes before"),
+        ("FROM a b", "line 1: FROM: it is not"),
+        ("FROM a AS ../x", "no name of a stage"),
+        ("FROM scratch\nFOO x", "line 2: 'FOO' is no instruction"),
+        ("FROM scratch\nONBUILD RUN x", "line 2: ONBUILD"),
+        ("FROM scratch\nCOPY --link a b", "'--link' is not taken"),
+        ("FROM scratch\nRUN --mount=type=ssh x", "is not taken"),
+        ("FROM scratch\nRUN <<EOF\nx\nEOF", "here-documents"),
+        ("FROM scratch\nENV", "line 2: ENV: it says nothing"),
+        ("FROM --platform=linux/s390x a", "is not this machine's"),
+        ("# escape=x\nFROM a", "line 1: escape"),
+        ("FROM a\0", "NUL"),
+        ("FROM scratch\n" * 101, "not 1 to 100"),
+        ("FROM scratch\n" + "RUN x\n" * 1001, "more than 1000 instructions"),
+        ("\n" * 20_001, "more than 20000 lines"),
+        ("#" * (10 << 20), "more than 1048576 bytes"),
+    ],
+)
+def test_what_is_refused_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(DockerfileInvalid, match=said) as caught:
+        dockerfile.parse(text.encode())
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("${a", "is no variable"),
+        ("${none:-" * 20 + "}" * 20, "deeper than 8"),
+        ("${none:?it is needed}", "none: it is needed"),
+        ("$big" * 1000, "more than 65536 characters"),
+        ("${" * 100_000, "is no variable"),
+    ],
+)
+def test_hostile_words_are_refused_soon(text: str, said: str) -> None:
+    began = time.process_time()
+    with pytest.raises(DockerfileInvalid, match=said):
+        dockerfile.expand(one("ENV a=b"), text, {"big": "x" * 1000})
+    assert time.process_time() - began < 5
+
+
+def test_this_machine_s_platform_is_taken() -> None:
+    text = f"FROM --platform=linux/{machine_architecture()} a"
+    assert dockerfile.parse(text.encode()).stages[0].base == "a"
