@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cellwall.client import aconnect, connect
     from cellwall.embedded import Sandbox, arun, run
+    from cellwall.embedded.images import Images
     from cellwall.embedded.volumes import Volumes
     from cellwall.engine.engine import Engine
     from cellwall.engine.parts.commands import Command
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.terminals import Terminal
     from cellwall.engine.policy.settings import EngineSettings
     from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.images.steps import ImageSteps
     from cellwall.model.errors import (
         AccessDenied,
         CapacityError,
@@ -50,6 +52,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "cellwall.client": ("aconnect", "connect"),
     "cellwall.embedded": ("Sandbox", "arun", "run"),
+    "cellwall.embedded.images": ("Images",),
     "cellwall.embedded.volumes": ("Volumes",),
     "cellwall.engine.parts.commands": ("Command",),
     "cellwall.engine.engine": ("Engine",),
@@ -57,6 +60,7 @@ _HOMES = {
     "cellwall.engine.sandbox": ("AsyncSandbox",),
     "cellwall.engine.policy.settings": ("EngineSettings",),
     "cellwall.engine.parts.terminals": ("Terminal",),
+    "cellwall.images.steps": ("ImageSteps",),
     "cellwall.model.errors": (
         "AccessDenied",
         "CapacityError",
@@ -101,6 +105,8 @@ __all__ = [
     "FileEntry",
     "FileError",
     "HostUnsupported",
+    "ImageSteps",
+    "Images",
     "Interrupted",
     "Isolation",
     "IsolationLevel",

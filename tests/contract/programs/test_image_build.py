@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from cellwall import Engine, EngineSettings
+from cellwall import Engine, EngineSettings, Images, ImageSteps, Sandbox
+from cellwall.embedded import Runner
 from cellwall.engine.images.builder import BuildEvent, BuildFailed, BuildRequest, build
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.images.dockerfile import DockerfileInvalid
+from cellwall.model.errors import NotFound
 from kit.images import archives
 from kit.images.archives import config_of, layer, small_root
 
@@ -121,7 +123,7 @@ def test_what_fails_says_its_line_and_leaves_nothing(tmp_path: Path, text: str, 
             await build(engine, asked(whole, context, [], name="bad"))
         assert len(engine.images.images()) == 1
         left = await asyncio.to_thread(os.listdir, engine.state_dir / "images")
-        assert not [name for name in left if name.startswith(".building")]
+        assert not [name for name in left if name.startswith(".coming")]
         assert not engine._sandboxes
 
     with_engine(tmp_path / "state", job)
@@ -167,6 +169,36 @@ def test_a_build_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
         assert task.cancelled()
         assert not engine._sandboxes
         left = await asyncio.to_thread(os.listdir, engine.state_dir / "images")
-        assert not [name for name in left if name.startswith(".building")]
+        assert not [name for name in left if name.startswith(".coming")]
 
     with_engine(tmp_path / "state", job)
+
+
+def test_steps_in_python_are_built_by_the_library(tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "notes.txt").write_text("kept\n")
+    steps = (
+        ImageSteps(base_in(tmp_path))
+        .env(GREETING="it's $HOME")
+        .workdir("/app")
+        .copy("notes.txt", "/app/notes.txt", owner="1001:50")
+        .run('echo "$GREETING" > said')
+        .user("app")
+        .command("/bin/cat", "said", "notes.txt")
+    )
+    runner = Runner(lambda: made(tmp_path / "state"))
+    try:
+        images = Images(runner)
+        stored = images.build(steps, context=context, name="described")
+        assert [each.names for each in images.all() if each.digest == stored.digest] == [
+            ("described:latest",)
+        ]
+        with Sandbox(image="described", runner=runner) as sandbox:
+            assert sandbox.commands.run("id -un; cat said notes.txt").stdout == (
+                "app\nit's $HOME\nkept\n"
+            )
+        with pytest.raises(NotFound):
+            images.remove("never")
+    finally:
+        runner.close()
