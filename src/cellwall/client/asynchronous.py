@@ -15,6 +15,7 @@ from cellwall.client.connection.transport import Ask, Transport, segment
 from cellwall.client.images import AsyncImages
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import AsyncSubmitted
+from cellwall.client.volumes import AsyncVolumes
 from cellwall.model.ids import new_id
 from cellwall.surface.shared.closing import AsyncClosing, Opening
 from cellwall.surface.tools.tools import box_of
@@ -44,6 +45,7 @@ class AsyncClient(AsyncClosing):
         """
         self._transport = transport or Transport(address, timeout_s)
         self.images = AsyncImages(self._transport)
+        self.volumes = AsyncVolumes(self._transport)
         """Images that the caller may name."""
         self.AsyncSandbox = Sandboxes(self)
         """`client.AsyncSandbox.create(…)`, as in the embedded library."""
@@ -82,6 +84,7 @@ class AsyncClient(AsyncClosing):
         packages: Sequence[str] = (),
         image: str | None = None,
         user: str | None = None,
+        volumes: Mapping[str, str] | None = None,
         on_event: OnEvent | None = None,
         tools: Tools | None = None,
     ) -> Execution:
@@ -89,8 +92,9 @@ class AsyncClient(AsyncClosing):
 
         `tools`: functions of this process that it may call as `tools.name(…)`. `secrets`: names of
         secrets that the server keeps. `image`: a container image that its operator permits, such as
-        `python:3.12-slim`, whose tree is the root, and `user` one of its users. Raises
-        `ImageComing` while it is being pulled.
+        `python:3.12-slim`, whose tree is the root, and `user` one of its users. `volumes`: volumes
+        of the caller's tenant, such as `{"data": "/data"}`. Raises `ImageComing` while the image is
+        being pulled.
         """
         box = box_of(tools)
         body = _program(
@@ -118,6 +122,7 @@ class AsyncClient(AsyncClosing):
             packages=packages,
             image=image,
             user=user,
+            volumes=volumes,
         )
         body |= asking.tools(None if box is None else box.manifest)
         attempt = Attempt(self._transport, "/execute", body, tools=box)
@@ -159,6 +164,7 @@ class AsyncClient(AsyncClosing):
         packages: Sequence[str] = (),
         image: str | None = None,
         user: str | None = None,
+        volumes: Mapping[str, str] | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
@@ -167,7 +173,8 @@ class AsyncClient(AsyncClosing):
         `["example.org"]`; None is no network. `secrets`: names of secrets that the server keeps.
         `packages`: Python packages to install first. `image`: a container image that the server's
         operator permits, such as `python:3.12-slim`, whose tree is the root, and `user` one of its
-        users, by default the image's own. Raises `ImageComing` while it is being pulled.
+        users, by default the image's own. `volumes`: volumes of the caller's tenant, such as
+        `{"data": "/data"}`. Raises `ImageComing` while the image is being pulled.
         """
         box = box_of(tools)
         body = {
@@ -181,6 +188,7 @@ class AsyncClient(AsyncClosing):
                 secrets=asking.secrets(secrets),
                 image=image,
                 user=user,
+                volumes=asking.volumes(volumes),
             ),
             **_place(template, (runtime, isolation, trust), demand_hard, start),
         }
@@ -255,6 +263,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     packages: Sequence[str] = (),
     image: str | None = None,
     user: str | None = None,
+    volumes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the request body for one program."""
     wanted = asking.limits(limits)
@@ -275,6 +284,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
             secrets=asking.secrets(secrets),
             image=image,
             user=user,
+            volumes=asking.volumes(volumes),
         ),
         **_place(template, (runtime, isolation, trust), demand_hard, start),
         "compile_options": asking.words(compile_options, "compile_options"),

@@ -13,6 +13,7 @@ from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.images import Images
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import Submitted
+from cellwall.client.volumes import Volumes
 from cellwall.surface.shared.closing import Closing
 from cellwall.surface.sync.loop_thread import LoopThread, Put, at_exit
 from cellwall.surface.sync.sandbox import SyncSandbox
@@ -92,6 +93,8 @@ class Client(Closing):
         self._thread = thread
         self.images = Images(thread)
         """Images that the caller may name."""
+        self.volumes = Volumes(thread)
+        """Volumes of the caller's tenant."""
 
     @property
     def url(self) -> str:

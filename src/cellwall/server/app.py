@@ -36,6 +36,7 @@ from cellwall.server.routes import (
     signed,
     terminal,
     tool_calls,
+    volumes,
     webhooks,
 )
 
@@ -61,6 +62,7 @@ _HANDLERS: tuple[Endpoint, ...] = (
     *terminal.ENDPOINTS,
     *ports.ENDPOINTS,
     *images.ENDPOINTS,
+    *volumes.ENDPOINTS,
     *info.ENDPOINTS,
     *audit.ENDPOINTS,
     *quota.ENDPOINTS,

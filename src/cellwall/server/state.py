@@ -29,11 +29,12 @@ from cellwall.server.auth.tokens import Tokens
 from cellwall.server.core.body_budget import BodyBudget, most_bytes
 from cellwall.server.core.image_door import ImageDoor
 from cellwall.server.core.times import steady
+from cellwall.server.core.volume_door import VolumeDoor
 from cellwall.server.executions.disk_quota import Kept
 from cellwall.server.executions.idempotency import Replays
 from cellwall.server.executions.ledger import Ledger
 from cellwall.server.executions.observer import Recording
-from cellwall.server.executions.oneshots import revived
+from cellwall.server.executions.oneshots import Doors, revived
 from cellwall.server.executions.recovery import recover
 from cellwall.server.executions.registry import Executions
 from cellwall.server.executions.sandboxes import Sandboxes
@@ -86,7 +87,9 @@ class State:
         self.failures = Failures()
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
+        self.volumes = VolumeDoor(engine, settings)
         self.images = ImageDoor(engine, settings, self.queue.tenants, self.tasks)
+        self.doors = Doors(self.images, self.volumes)
         self.connections = Connections(keys, self.queue.tenants)
         self.headroom = HostHeadroom(settings.least_free_mb)
         self.bodies = BodyBudget(most_bytes(settings))
@@ -109,7 +112,7 @@ class State:
             self.tasks,
             self.queue,
             self.ledger,
-            partial(revived, engine, settings, self.images, self.queue.tenants.floor),
+            partial(revived, engine, settings, self.doors, self.queue.tenants.floor),
         )
         self.executions.on_ended = self.notices.ended
         self.sandboxes = Sandboxes(settings, store, self.tasks, self.kept)

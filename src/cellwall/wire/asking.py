@@ -160,3 +160,16 @@ def command(value: str | Sequence[str]) -> Body:
     if isinstance(value, str):
         utf8(value, "command")
     return found
+
+
+def volumes(given: object) -> dict[str, str] | None:
+    """Return what a request says of volumes; `UsageError` for what is no mapping of texts."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(
+        isinstance(word, str) for pair in given.items() for word in pair
+    ):
+        raise UsageError(
+            "volumes: it is no mapping of names to paths", remedy="give {'data': '/data'}"
+        )
+    return dict(given)

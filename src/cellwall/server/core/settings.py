@@ -102,6 +102,8 @@ class ServerSettings:
     image_wait_s: float = 60.0
     """A request for an image that is not here waits so long for its pull; then it is told to come
     back."""
+    volumes_mb: int = 0
+    """MiB of volumes that a tenant may have, by their sizes together; 0: none."""
     warm: tuple[str, ...] = ("python",)
     """Templates that are made ready before the server says that it listens, if they are built."""
     most: Limits = field(default_factory=_most)

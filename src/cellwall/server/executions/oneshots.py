@@ -8,7 +8,7 @@ operator's current ceilings.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.engine.programs.requests import compile_defaults, plan, usual_limits
 from cellwall.engine.scheduling.admission import Cost
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import Execution
     from cellwall.server.core.image_door import ImageDoor
     from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.core.volume_door import VolumeDoor
     from cellwall.store.records.rows import ExecutionRow
 
 _LARGE_BYTES = 1024 * 1024
@@ -44,10 +45,17 @@ class Caller:
     floor: Floor
 
 
+class Doors(NamedTuple):
+    """What decides on the images and the volumes that a request names."""
+
+    images: ImageDoor
+    volumes: VolumeDoor
+
+
 def order(  # noqa: PLR0913 - parts of the server, and the request
     engine: Engine,
     settings: ServerSettings,
-    images: ImageDoor,
+    doors: Doors,
     body: ExecuteBody,
     caller: Caller,
     *,
@@ -91,13 +99,14 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
     plan(request, limits)
     engine.outside.checked(request.network, request.trust)
     engine.check_packages(request.packages)
-    images.check(caller.owner, body.image, body.user)
+    doors.images.check(caller.owner, body.image, body.user)
+    doors.volumes.check(body.volumes)
 
     async def work(
         on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None
     ) -> Execution:
         if body.image is not None:
-            await images.wait_here(body.image, is_patient=body.background)
+            await doors.images.wait_here(body.image, is_patient=body.background)
         return await engine.execute(request, on_event, on_start, before_code)
 
     return Order(caller.owner, caller.request_id, shown, work, cost=cost, tools=tools)
@@ -106,7 +115,7 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
 def revived(
     engine: Engine,
     settings: ServerSettings,
-    images: ImageDoor,
+    doors: Doors,
     floor: Callable[[str], Floor],
     row: ExecutionRow,
     body: bytes,
@@ -116,4 +125,4 @@ def revived(
     caller = Caller(row.tenant, row.request_id, key_id, floor(row.tenant))
     checked = ExecuteBody.model_validate_json(body)
     is_streamed = bool(row.asked.get("is_streamed"))
-    return order(engine, settings, images, checked, caller, size=len(body), is_streamed=is_streamed)
+    return order(engine, settings, doors, checked, caller, size=len(body), is_streamed=is_streamed)

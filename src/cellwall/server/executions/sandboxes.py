@@ -238,6 +238,7 @@ class SandboxRecord:
             "trust": self._shown.get("trust"),
             "image": self._shown.get("image"),
             "user": self._shown.get("user"),
+            "volumes": self._shown.get("volumes"),
             "limits": self._shown["limits"],
             "clipped": dict(self.clipped),
             "metadata": self.metadata,

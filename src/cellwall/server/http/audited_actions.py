@@ -53,6 +53,9 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("DELETE", "/keys/{key_id}"): "key.revoke",
     ("POST", "/images"): "image.pull",
     ("DELETE", "/images/{image_id}"): "image.remove",
+    ("POST", "/volumes"): "volume.create",
+    ("POST", "/volumes/{name}/copy"): "volume.copy",
+    ("DELETE", "/volumes/{name}"): "volume.remove",
     ("PUT", "/secrets/{name}"): "secret.set",
     ("DELETE", "/secrets/{name}"): "secret.remove",
 }

@@ -63,7 +63,13 @@ def oneshot(request: Request, body: ExecuteBody, size: int, *, is_streamed: bool
     floor = state.queue.tenants.floor(request.owner)
     caller = oneshots.Caller(request.owner, request.request_id, request.caller.key_id, floor)
     order = oneshots.order(
-        state.engine, state.settings, state.images, body, caller, size=size, is_streamed=is_streamed
+        state.engine,
+        state.settings,
+        state.doors,
+        body,
+        caller,
+        size=size,
+        is_streamed=is_streamed,
     )
     if body.webhook is not None:
         state.notices.check(body.webhook)

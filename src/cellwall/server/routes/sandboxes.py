@@ -80,6 +80,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     state.headroom.check()
     state.kept.check(request.owner, 0)
     state.images.check(request.owner, body.image, body.user)
+    state.volumes.check(body.volumes)
     await state.images.wait_here(body.image)
     state.sandboxes.begin()
     state.observer.created(request.owner)
@@ -92,6 +93,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
             "metadata": body.metadata,
             "clipped": clipped,
             "image": body.image,
+            "volumes": body.volumes,
         }
         record = SandboxRecord(request.owner, made, facts)
     finally:
@@ -119,6 +121,7 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             packages=body.packages,
             image=body.image,
             user=body.user,
+            volumes=body.volumes,
             tenant=request.owner,
         )
     except BaseException:

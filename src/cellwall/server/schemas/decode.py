@@ -162,6 +162,7 @@ def request(
         network=value_of(body.network),
         secrets=body.secrets or None,
         packages=body.packages,
+        volumes=body.volumes,
         image=body.image,
         user=body.user,
     )

@@ -15,6 +15,7 @@ from cellwall.server.schemas.base import Name, StrictModel
 from cellwall.server.schemas.images import ImageName, UserName
 from cellwall.server.schemas.network import NetworkField
 from cellwall.server.schemas.tools import ToolsBody
+from cellwall.server.schemas.volumes import VolumeName, VolumePath
 
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 Base64 = Annotated[str, Field(max_length=STDIN_CAP_BYTES * 4 // 3 + 4)]
@@ -125,6 +126,10 @@ class _Placed(StrictModel):
     )
     user: UserName | None = Field(
         None, description="A user of the image, such as `root`; without it the image's own."
+    )
+    volumes: Annotated[dict[VolumeName, VolumePath], Field(max_length=4)] | None = Field(
+        None,
+        description="Volumes by name, each with its path inside: `/data`, or `/data:ro` to read.",
     )
     network: NetworkField = Field(
         "none",

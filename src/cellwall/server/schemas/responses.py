@@ -233,6 +233,7 @@ class Sandbox(Shown):
     trust: Trust | None
     image: str | None = None
     user: str | None = None
+    volumes: dict[str, str] | None = None
     limits: Limits
     clipped: dict[str, float]
     metadata: dict[str, str]
