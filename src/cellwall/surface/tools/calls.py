@@ -163,6 +163,8 @@ class ToolCallHandler:
             self._seats.release()
             if not future.done():
                 future.set_result((result, error))
+            else:
+                _drop(result)
 
         def tell(result: Any, error: Exception | None) -> None:  # noqa: ANN401 - likewise
             with contextlib.suppress(RuntimeError):  # the loop was closed: no caller waits
@@ -177,10 +179,21 @@ class ToolCallHandler:
                 return partial(tell, None, RuntimeError(type(error).__name__))
 
         tool_threads.submit(main)
-        result, failed = await future
+        try:
+            result, failed = await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                _drop(future.result()[0])
+            raise
         if failed is not None:
             raise failed
         return result
+
+
+def _drop(result: Any) -> None:  # noqa: ANN401 - of a function of the caller's
+    """Close what an async function gave whose call nothing waits for: it never begins."""
+    if result is not None and inspect.iscoroutine(result[1]):
+        result[1].close()
 
 
 def _checked(known: Known, read: Callable[[], object]) -> tuple[ToolCall, dict[str, Any]]:
