@@ -202,3 +202,25 @@ def test_steps_in_python_are_built_by_the_library(tmp_path: Path) -> None:
             images.remove("never")
     finally:
         runner.close()
+
+
+def test_words_that_are_gone_are_not_in_a_later_image(tmp_path: Path) -> None:
+    """The step is taken from the first build, and what was said behind it is not."""
+
+    async def job(engine: Engine) -> None:
+        first = f'FROM {base_in(tmp_path)}\nRUN touch /made\nUSER app\nCMD ["/bin/id"]\n'
+        stored = await build(engine, asked(first, None, []))
+        assert (stored.config.user, stored.config.command) == ("app", ("/bin/id",))
+        assert len(engine.images.images()) == 2  # the base, and one for all of it
+        again: list[BuildEvent] = []
+        second = f"FROM {base_in(tmp_path)}\nRUN touch /made\nENV WORD=1\n"
+        other = await build(engine, asked(second, None, again))
+        assert [each.kind for each in again] == ["step", "step", "cached", "step", "done"]
+        assert other.config.user in {"", "root"}
+        assert other.config.command == ()
+        sandbox = await engine.create_sandbox(image=other.digest)
+        said = await sandbox.commands.run("id -u; echo $WORD; ls /made")
+        await sandbox.close()
+        assert said.stdout == "0\n1\n/made\n"
+
+    with_engine(tmp_path / "state", job)

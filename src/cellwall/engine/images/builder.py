@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +34,8 @@ _SHELL = ("/bin/sh", "-c")
 _EMPTY_TAR = bytes(10_240)
 _MOST_STEPS_KEPT = 10_000
 _LAST_OUTPUT = 2000
+_NOT_AHEAD = frozenset({"RUN", "COPY", "ADD", "ENV"})
+"""Instructions that change files, and those that a step on the image would notice."""
 _KEPT_AS_TEXT = frozenset({"LABEL", "EXPOSE", "STOPSIGNAL", "MAINTAINER", "VOLUME", "HEALTHCHECK"})
 LIMITS = Limits(wall_s=1800, cpu_s=1800, memory_mb=2048, disk_mb=1024, inodes=200_000, file_mb=1024)
 """Limits of each step, unless the caller gives others."""
@@ -89,6 +91,8 @@ class _State:
     """Values of `ARG`."""
     shell: tuple[str, ...] = _SHELL
     history: list[str] = field(default_factory=list)
+    following: Sequence[Instruction] = ()
+    """The instructions behind the one at hand."""
 
     def variables(self) -> dict[str, str]:
         return {**self.values, **self.config.environment}
@@ -152,9 +156,10 @@ class _Build:
         stage = self._parsed.stages[number]
         stored = await self._base(stage, number)
         state = _State(stored, stored.config, {})
-        for instruction in stage.instructions:
+        for at, instruction in enumerate(stage.instructions):
+            state.following = stage.instructions[at + 1 :]
             await self._instruction(state, instruction, number)
-        if state.config != state.stored.config:
+        if _described(state.config) != _described(state.stored.config):
             last = stage.instructions[-1] if stage.instructions else stage.origin
             await self._step(state, last, "", None)
         self._stages[number] = state.stored
@@ -213,7 +218,12 @@ class _Build:
             await self._run(state, each)
         elif each.name in {"COPY", "ADD"}:
             await self._copy(state, each, number)
-        elif each.name == "ARG":
+        else:
+            self._declare(state, each)
+
+    def _declare(self, state: _State, each: Instruction) -> None:
+        """Take in an instruction that changes no file."""
+        if each.name == "ARG":
             known = {**self._arguments(self._parsed.arguments), **state.variables()}
             state.values.update(self._argument(each, known))
         elif each.name == "SHELL":
@@ -328,7 +338,7 @@ class _Build:
             json.dumps(
                 [
                     *(state.stored.digest, str(each), depends, repr(self._request.network)),
-                    config_document(state.config, [], []).decode(),
+                    _described(state.config),
                 ]
             ).encode()
         ).hexdigest()
@@ -341,9 +351,22 @@ class _Build:
                     await sandbox.files.mkdir(state.config.working_dir)
                     await work(sandbox)
                 how = Committed(None, tuple(state.history))
-                stored = await commit(self._store, self._place, sandbox, state.config, how)
+                stored = await commit(self._store, self._place, sandbox, self._foreseen(state), how)
             self._steps.keep(key, stored)
-        state.stored, state.config = stored, stored.config
+        state.stored = stored
+
+    def _foreseen(self, state: _State) -> ImageConfig:
+        """Return the configuration with what follows: another image for that alone is spared.
+
+        A later build may find the image with words that its Dockerfile no longer has: steps go by
+        `state.config`, and the last image is one that says just that.
+        """
+        ahead = replace(state, values=dict(state.values), history=[])
+        for each in state.following:
+            if each.name in _NOT_AHEAD:
+                break
+            self._declare(ahead, each)
+        return ahead.config
 
     def _sandbox(self, state: _State) -> _Lent:
         return _Lent(self._engine, self._request, state.stored)
@@ -399,6 +422,11 @@ class _Steps:
         made = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         made.write_text(json.dumps(kept), encoding="utf-8")
         made.replace(self._path)
+
+
+def _described(config: ImageConfig) -> str:
+    """Return what a configuration says, apart from layers and history."""
+    return config_document(config, [], []).decode()
 
 
 def _changed(state: _State, each: Instruction) -> ImageConfig:
