@@ -34,6 +34,7 @@ def build(order: dict[str, Any]) -> NoReturn:
     _show_ours(order)
     for path in ("/proc", "/dev", "/sys"):
         mounts.mount(path, _ROOT + path, None, mounts.MS_BIND | mounts.MS_REC, None)
+    mounts.mount_setattr(f"{_ROOT}/proc", _READ_ONLY | mounts.ATTR_NOEXEC, recursive=False)
     os.makedirs(f"{_ROOT}/dev/shm", exist_ok=True)  # noqa: S108 - in the sandbox
     mounts.mount(f"{AREA}/shm", f"{_ROOT}/dev/shm", None, mounts.MS_BIND, None)  # noqa: S108
     namespace = id_maps.namespace(own)
