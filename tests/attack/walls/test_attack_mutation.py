@@ -69,8 +69,8 @@ REFUSED = {
     ),
     "seccomp": ({"lockdown": "def filter_syscalls(program): return ()"}, "Seccomp"),
     "capabilities": ({"lockdown": "def drop_privileges(lock, last): return ()"}, "CapBnd"),
-    # Somebody without an id here can not even make its own work area.
-    "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/shm"),
+    # A process without an id here cannot even make its own work area.
+    "ids": ({"lockdown": "def become_user(lock): return ()"}, "setfsgid 0"),
     "network-namespace": ({"netns_reuse": NO_NETWORK}, "net namespace"),
     "ipc-namespace": ({"forkserver": NAMESPACE.format("IPC")}, "ipc namespace"),
     "uts-namespace": ({"forkserver": NAMESPACE.format("UTS")}, "uts namespace"),

@@ -95,7 +95,7 @@ def test_start_that_fails_half_way_leaves_nothing(
     gvisor_arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FI-10: `runsc` runs, and what it should start inside is not there."""
-    monkeypatch.setattr(oci_bundle, "guest_words", lambda: ("/nowhere/python",))
+    monkeypatch.setattr(oci_bundle, "guest_words", lambda _image: ("/nowhere/python",))
     with (
         gvisor_arena.leaving_nothing(),
         pytest.raises(CellwallError, match="gVisor: start sandbox") as caught,
