@@ -256,14 +256,15 @@ def test_isolation_is_told(inside: Callable[..., Any], runtime: str) -> None:
         assert sandbox.isolation.runtime == runtime
         assert sandbox.isolation.hardness["disk_mb"] == "hard"
         status = (await sandbox.commands.run(["cat", "/proc/self/status"])).stdout
-        found = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff")]
+        lines = [line.split() for line in status.splitlines() if line.startswith("Cap")]
+        found = [value for name, value in lines if name in {"CapEff:", "CapBnd:"}]
         if runtime == "jail":
-            assert [sandbox.posture["CapEff"]] == found
+            assert [sandbox.posture["CapEff"]] * 2 == found
         assert sandbox.isolation.ids == ("shared" if runtime == "gvisor" else "own")
         return found
 
-    assert inside(job, user="root") == ["00000000200405fb"]
-    assert inside(job, user="app") == ["0000000000000000"]
+    assert inside(job, user="root") == ["00000000200405fb"] * 2
+    assert inside(job, user="app") == ["0000000000000000"] * 2
 
 
 def test_process_refuses_an_image(place: Path, image: Path) -> None:
