@@ -23,6 +23,8 @@ from cellwall.model.errors import Conflict, HostUnsupported, NotFound, SandboxBr
 from cellwall.runtimes.volumes import ext4
 from conftest import Require
 from kit import waiting
+from kit.images import archives
+from kit.images.archives import layer, small_root
 from kit.images.host_tree import host_tree
 from kit.images.host_tree import image as host_image
 
@@ -190,6 +192,25 @@ def test_sandboxes_on_templates_and_images_share_files_by_inner_ids(
             await ran(sandbox, "open('/data/app', 'a').write('more')")
             execution = await sandbox.run("open('/data/root', 'a')")
             assert "PermissionError" in execution.stderr
+
+    inside(place, work)
+
+
+def test_image_of_a_live_sandbox_with_a_volume_is_not_removed(
+    place: Path, tmp_path: Path, store: VolumeStore
+) -> None:
+    """The control is the same removal once the sandbox has ended."""
+    root = layer(small_root())
+    archive = archives.docker_archive(tmp_path / "small.tar", [root])
+    store.create("data", 8)
+
+    async def work(engine: Engine) -> None:
+        async with sandbox_of(engine, DATA, image=str(archive)) as sandbox:
+            with pytest.raises(Conflict, match="an engine uses it"):
+                await engine.images.remove("small.tar")
+            done = await sandbox.commands.run(["ls", "/bin/sh"])
+            assert done.exit_code == 0, done.stderr
+        await engine.images.remove("small.tar")
 
     inside(place, work)
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -149,6 +149,8 @@ class Pool:
         self._refills = Tasks()
         self._destructions = Tasks()
         self._is_open = True
+        self._apart: Counter[str] = Counter()
+        """Number of claimed sandboxes with volumes, by the digest of their image, or empty."""
         self._claims_parked = 0
         self._claims_started = 0
         self.starts = Starts()
@@ -163,7 +165,7 @@ class Pool:
         await self._destructions.wait_below(_MOST_DESTRUCTIONS)
         spec = served_as(runtime, spec)
         if spec.volumes:
-            return await self._started(runtime, spec)
+            return await self._claim_apart(runtime, spec)
         bucket = self._bucket(runtime, spec)
         self._count_claim(bucket)
         try:
@@ -182,8 +184,17 @@ class Pool:
         finally:
             self._refill_later(bucket, _REFILL_PAUSE_S)
 
+    async def _claim_apart(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
+        """Start a sandbox with volumes, which is of no bucket."""
+        self._apart[_image_of(spec)] += 1
+        try:
+            return await self._started(runtime, spec)
+        except BaseException:
+            self._apart[_image_of(spec)] -= 1
+            raise
+
     async def _started(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
-        """Start a sandbox for one claim: one with volumes is of no bucket."""
+        """Start a sandbox for one claim."""
         self._claims_started += 1
         async with self._gate.passing(is_claim=True):
             with self.starts.timing(runtime.name):
@@ -235,6 +246,7 @@ class Pool:
     def release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
         """Destroy a claimed sandbox, in the background."""
         if live.spec.volumes:
+            self._apart[_image_of(live.spec)] -= 1
             self.discard(live.runtime_sandbox)
             return
         bucket = self._bucket(runtime, live.spec)
@@ -395,9 +407,9 @@ class Pool:
         on_it = [
             (key, bucket)
             for key, bucket in self._buckets.items()
-            if bucket.spec.image is not None and bucket.spec.image.digest == image
+            if _image_of(bucket.spec) == image
         ]
-        if any(bucket.in_use for _, bucket in on_it):
+        if self._apart[image] or any(bucket.in_use for _, bucket in on_it):
             return False
         for key, bucket in on_it:
             bucket.is_given_up = True
@@ -447,3 +459,8 @@ async def _remove(sandbox: RuntimeSandbox) -> None:
         await asyncio.sleep(_ANSWER_PAUSE_S)
     finally:
         await sandbox.aclose()
+
+
+def _image_of(spec: SandboxSpec) -> str:
+    """Return the digest of the image that a sandbox is on; empty on a template."""
+    return "" if spec.image is None else spec.image.digest
