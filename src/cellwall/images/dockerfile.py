@@ -22,6 +22,8 @@ MOST_INSTRUCTIONS = 1000
 MOST_STAGES = 100
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]+)\s*=\s*(\S*)\s*")
 _FLAG = re.compile(r"--([a-z-]+)=(\S+)(?:\s+|$)")
+_HERE = re.compile(r"(?<!<)<<-?[\"']?[A-Za-z_]+[\"']?")
+"""The beginning of a here-document; `<<<` is a shell's own."""
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _FLAGS: Mapping[str, frozenset[str]] = {
@@ -29,13 +31,12 @@ _FLAGS: Mapping[str, frozenset[str]] = {
     "COPY": frozenset({"from", "chown", "chmod"}),
     "ADD": frozenset({"chown", "chmod"}),
 }
-KNOWN = frozenset(
-    {
-        *("FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "ENTRYPOINT", "CMD"),
-        *("SHELL", "LABEL", "EXPOSE", "STOPSIGNAL", "MAINTAINER", "VOLUME", "HEALTHCHECK"),
-    }
-)
-"""Instructions that are taken; the last seven change nothing in a sandbox but are kept as text."""
+WITHOUT_EFFECT = frozenset({"LABEL", "EXPOSE", "STOPSIGNAL", "MAINTAINER", "VOLUME", "HEALTHCHECK"})
+"""Instructions that are taken and stand in the image's history alone."""
+KNOWN = WITHOUT_EFFECT | {
+    *("FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "ENTRYPOINT", "CMD", "SHELL")
+}
+"""Instructions that are taken."""
 _LISTS = frozenset({"RUN", "CMD", "ENTRYPOINT", "SHELL", "COPY", "ADD", "VOLUME"})
 _REMEDY = "docs/images.md lists what a Dockerfile may have here"
 
@@ -166,11 +167,11 @@ def _instruction(line: int, escape: str, joined: str) -> Instruction:
         rest = rest[said.end() :]
     if name == "RUN" and rest.startswith("--"):
         raise invalid(line, f"RUN: {rest.split()[0][:60]!r} is not taken", "leave the option out")
-    if name in {"RUN", "COPY", "ADD"} and re.search(r"<<-?[\"']?[A-Za-z_]+[\"']?", rest):
+    words = _list(rest) if name in _LISTS else None
+    if words is None and name in {"RUN", "COPY", "ADD"} and _HERE.search(rest):
         raise invalid(line, f"{name}: here-documents are not taken", "write a file and copy it")
     if not rest and name not in {"CMD", "ENTRYPOINT"}:
         raise invalid(line, f"{name}: it says nothing")
-    words = _list(rest) if name in _LISTS else None
     return Instruction(line, name, rest, flags, words, escape)
 
 

@@ -66,3 +66,13 @@ def test_values_are_words(make: Callable[[ImageSteps], object]) -> None:
 
 def test_name_of_a_base_may_be_a_path(tmp_path: Path) -> None:
     assert str(ImageSteps(f"{tmp_path}/base.tar")).startswith(f"FROM {tmp_path}/base.tar\n")
+
+
+def test_text_of_a_step_may_have_a_here_document() -> None:
+    """The shell's own; the control is one of a Dockerfile, which is refused."""
+    text = "cat > file <<EOF\nline\nEOF"
+    (stage,) = dockerfile.parse(str(ImageSteps("debian:12").run(text)).encode()).stages
+    assert stage.instructions[0].words == ("/bin/sh", "-c", text)
+    with pytest.raises(dockerfile.DockerfileInvalid, match="here-documents"):
+        dockerfile.parse(b"FROM debian:12\nRUN cat <<EOF\nline\nEOF\n")
+    dockerfile.parse(b"FROM debian:12\nRUN cat <<<word\n")

@@ -36,7 +36,6 @@ _MOST_STEPS_KEPT = 10_000
 _LAST_OUTPUT = 2000
 _NOT_AHEAD = frozenset({"RUN", "COPY", "ADD", "ENV"})
 """Instructions that change files, and those that a step on the image would notice."""
-_KEPT_AS_TEXT = frozenset({"LABEL", "EXPOSE", "STOPSIGNAL", "MAINTAINER", "VOLUME", "HEALTHCHECK"})
 LIMITS = Limits(wall_s=1800, cpu_s=1800, memory_mb=2048, disk_mb=1024, inodes=200_000, file_mb=1024)
 """Limits of each step, unless the caller gives others."""
 
@@ -230,7 +229,7 @@ class _Build:
             if not each.words:
                 raise each.wrong("it is no list of words")
             state.shell = each.words
-        elif each.name not in _KEPT_AS_TEXT:
+        elif each.name not in dockerfile.WITHOUT_EFFECT:
             state.config = _changed(state, each)
 
     async def _run(self, state: _State, each: Instruction) -> None:
