@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from attack.corpus import test_attack_calls
-from cellwall import Engine, EngineSettings, Verdict
+from cellwall import Verdict
 from kit import controls
-from kit.images.host_tree import APP, ImageArena, host_tree, image
+from kit.images.host_tree import APP, ImageArena, arena_behind, host_tree
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 WALLS = [(wall, uid) for wall in ("jail", "docker") for uid in (0, APP)]
@@ -34,15 +34,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=WALLS, ids=[f"{w}-{u}" for w, u in WALLS])
 def place(request: pytest.FixtureRequest, tree: Path) -> Iterator[ImageArena]:
     wall, uid = request.param
-    make = None
-    if wall == "docker":
-        state, templates = request.getfixturevalue("docker_ground")
-        settings = EngineSettings(pool_min=0, pool_max=0)
-
-        def make() -> Engine:
-            return Engine(state, settings, templates=templates)
-
-    arena = ImageArena(image(tree, uid), make, runtime=wall)
+    arena = arena_behind(request, wall, tree, uid)
     yield arena
     arena.close()
 

@@ -211,19 +211,20 @@ except OSError as error:
 
 def test_disk_and_inodes_are_hard(rooted: ImageArena) -> None:
     """C01, C02: writes anywhere in the root count, and end where the limit says."""
+    rooted.do(disk_and_inodes_are_hard(rooted, ""))
 
-    async def attack() -> None:
-        limits = {"disk_mb": 32, "inodes": 500, "file_mb": 64}
-        said = await rooted.on_image(FILL, limits)
-        number, size = (int(word) for word in said.stdout.split())
-        assert number == errno.ENOSPC
-        assert 30 * MIB < size <= 32 * MIB
-        said = await rooted.on_image(COUNT_INODES, limits)
-        number, made = (int(word) for word in said.stdout.split())
-        assert number == errno.ENOSPC
-        assert 450 < made <= 500
 
-    rooted.do(attack())
+async def disk_and_inodes_are_hard(place: ImageArena, folder: str) -> None:
+    """Fill a directory with bytes, and with files, of a sandbox each; on each wall."""
+    limits = {"disk_mb": 32, "inodes": 500, "file_mb": 64}
+    said = await place.on_image(FILL.replace("/big", f"{folder}/big"), limits)
+    number, size = (int(word) for word in said.stdout.split())
+    assert number == errno.ENOSPC
+    assert 30 * MIB < size <= 32 * MIB
+    said = await place.on_image(COUNT_INODES.replace("/many", f"{folder}/many"), limits)
+    number, made = (int(word) for word in said.stdout.split())
+    assert number == errno.ENOSPC
+    assert 450 < made <= 500
 
 
 POWER = """

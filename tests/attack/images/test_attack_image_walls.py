@@ -17,7 +17,6 @@ import pytest
 
 from attack.images import test_attack_image_root
 from attack.walls import test_attack_gvisor
-from cellwall import Engine, EngineSettings
 from cellwall.jail.inspect.posture import read_text
 from cellwall.jail.plan import image_plan
 from cellwall.linux.uid_ranges import COUNT, IMAGE_BASE
@@ -26,10 +25,9 @@ from cellwall.runtimes.base import ImageRoot
 from cellwall.runtimes.docker import image_containers
 from kit import controls
 from kit.docker_daemon import Daemon
-from kit.images.host_tree import APP, ImageArena, host_tree, image
+from kit.images.host_tree import APP, ImageArena, arena_behind, host_tree
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
-MIB = 1 << 20
 SAME = {"setuid to a neighbour"}
 """What a user may do: the probe's neighbour has the number of the image's user."""
 WALLS = [(wall, uid) for wall in ("gvisor", "docker") for uid in (0, APP)]
@@ -43,27 +41,16 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=WALLS, ids=[f"{w}-{u}" for w, u in WALLS])
 def place(request: pytest.FixtureRequest, tree: Path) -> Iterator[ImageArena]:
     wall, uid = request.param
-    arena = made(request, wall, tree, uid)
+    arena = arena_behind(request, wall, tree, uid)
     yield arena
     arena.close()
 
 
 @pytest.fixture(scope="module")
 def contained(request: pytest.FixtureRequest, tree: Path) -> Iterator[ImageArena]:
-    arena = made(request, "docker", tree, 0)
+    arena = arena_behind(request, "docker", tree, 0)
     yield arena
     arena.close()
-
-
-def made(request: pytest.FixtureRequest, wall: str, tree: Path, uid: int) -> ImageArena:
-    if wall == "gvisor":
-        request.getfixturevalue("gvisor_arena")  # which says why there is none
-        return ImageArena(image(tree, uid), runtime=wall)
-    state, templates = request.getfixturevalue("docker_ground")
-    settings = EngineSettings(pool_min=0, pool_max=0)
-    return ImageArena(
-        image(tree, uid), lambda: Engine(state, settings, templates=templates), runtime=wall
-    )
 
 
 @pytest.fixture(scope="module")
@@ -127,22 +114,8 @@ def test_changes_stay_in_their_sandbox(place: ImageArena, tree: Path) -> None:
 
 
 def test_disk_and_inodes_are_hard(place: ImageArena) -> None:
-    """C01, C02: writes anywhere in the root count, and end where the limit says."""
-    fill = test_attack_image_root.FILL.replace("/big", "/tmp/big")
-    count = test_attack_image_root.COUNT_INODES.replace("/many", "/tmp/many")
-
-    async def attack() -> None:
-        limits = {"disk_mb": 32, "inodes": 500, "file_mb": 64}
-        said = await place.on_image(fill, limits)
-        number, size = (int(word) for word in said.stdout.split())
-        assert number == errno.ENOSPC
-        assert 30 * MIB < size <= 32 * MIB
-        said = await place.on_image(count, limits)
-        number, made = (int(word) for word in said.stdout.split())
-        assert number == errno.ENOSPC
-        assert 450 < made <= 560
-
-    place.do(attack())
+    """C01, C02: also where every user may write."""
+    place.do(test_attack_image_root.disk_and_inodes_are_hard(place, "/tmp"))
 
 
 def test_process_that_left_root_does_not_come_back(place: ImageArena) -> None:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cellwall import Engine
+import pytest
+
+from cellwall import Engine, EngineSettings
 from cellwall.jail.plan import image_plan
 from cellwall.linux.uid_ranges import IMAGE_BASE
 from cellwall.runtimes.base import ImageRoot
@@ -123,3 +125,16 @@ class ImageArena(Arena):
         )
         assert said.stdout.startswith(nonce), f"the probe did not run: {said}"
         return said
+
+
+def arena_behind(request: pytest.FixtureRequest, wall: str, tree: Path, uid: int = 0) -> ImageArena:
+    """Return an arena on the image with that root, on the runtime called `wall`."""
+    if wall == "docker":
+        state, templates = request.getfixturevalue("docker_ground")
+        settings = EngineSettings(pool_min=0, pool_max=0)
+        return ImageArena(
+            image(tree, uid), lambda: Engine(state, settings, templates=templates), runtime=wall
+        )
+    if wall == "gvisor":
+        request.getfixturevalue("gvisor_arena")  # which says why there is none
+    return ImageArena(image(tree, uid), runtime=wall)

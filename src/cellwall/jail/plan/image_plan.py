@@ -46,7 +46,7 @@ POINTS = {
 _AREA = "/tmp"  # noqa: S108 - of the root under construction
 _LOWER, _UPPER, _WORK = f"{_AREA}/image", f"{_AREA}/upper", f"{_AREA}/work"
 _ROOT = plan.ROOT
-_OWN_INODES = 12
+_OWN_INODES = 9
 """Number of inodes in the work area that are not the user's: the directories below, and one that
 the overlay makes for its work."""
 _READ_ONLY = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV

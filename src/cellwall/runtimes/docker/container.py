@@ -35,7 +35,7 @@ runs."""
 PERIOD_US = 100_000
 WORK_AREA = ("/home", "/dev/shm")
 """Writable parts of a container: two file systems, whose sizes together are the limit."""
-OWN_INODES_ON_IMAGE = 12
+OWN_INODES_ON_IMAGE = 8
 """Number of inodes of the work area that are not the user's, on an image: its own directories."""
 OWN_KERNEL_MB = 48
 """MiB for gVisor itself: its kernel and its file server, before a program has run."""

@@ -44,6 +44,8 @@ PLACEHOLDER = "/tmp/.cellwall"  # noqa: S108 - a path inside
 it."""
 OWN_INODES = 64
 """Number of inodes of the work area that the system's own directories and links use."""
+OWN_INODES_ON_IMAGE = 10
+"""The same on an image: directories of the work area, and one that the overlay makes for itself."""
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 _READ_ONLY = ["ro", "nosuid", "nodev"]
 _PRIVATE = ["nosuid", "nodev"]
@@ -190,7 +192,7 @@ def _filter() -> dict[str, Any]:
 
 def area(root: Root, limits: Limits, image: ImageRoot | None = None) -> dict[str, Any]:
     """Return the keeper's instructions for the work area, see `work_area`."""
-    inodes = limits.inodes + OWN_INODES
+    inodes = limits.inodes + (OWN_INODES if image is None else OWN_INODES_ON_IMAGE)
     if image is not None:
         ids = f"{uid_ranges.IMAGE_BASE} 0 {image_plan.IDS}"
         shown = {
