@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnSt
 from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import Outside, with_way_out
-from cellwall.engine.parts.packages import check_root, checked, install
+from cellwall.engine.parts.packages import checked, install
+from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
@@ -36,10 +37,9 @@ from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.templates.store import TemplateStore, state_dir
-from cellwall.model.errors import CellwallError, Conflict, UsageError
+from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
-from cellwall.model.volume import mounts_of
 from cellwall.runtimes.base import (
     ImageRoot,
     RuntimeGone,
@@ -100,19 +100,6 @@ class _Watch:
     trust: str | None
     """Trust word repeated in the answer."""
     egress: Egress
-
-
-def check_on_image(spec: SandboxSpec, packages: Sequence[str]) -> None:
-    """Raise `UsageError` for what a sandbox on an image cannot be."""
-    if spec.image is None:
-        return
-    if packages:
-        check_root(spec)
-    if spec.start != "fork":
-        raise UsageError(
-            f"start: {spec.start!r} is a way to start a template's interpreter",
-            remedy="leave it out: an image's interpreter is always started by exec",
-        )
 
 
 class Engine:
@@ -285,7 +272,7 @@ class Engine:
         is_prepared = bool(packages) or egress.opened is not None or bool(request.volumes)
         purpose = "program" if is_prepared else purpose_of(work, program)
         spec = replace(spec, purpose=purpose, env={**egress.variables, **spec.env})
-        spec = self._with_volumes(spec, request.volumes, request.tenant)
+        spec = with_volumes(lambda: self.volumes, spec, request.volumes, request.tenant)
         spec = with_way_out(spec, egress.policy, needs_one=bool(packages))
 
         async def run(live: ClaimedSandbox) -> Execution:
@@ -338,8 +325,8 @@ class Engine:
     ) -> Done:
         """Do `job` as `_anew` does, in sandboxes on the request's image."""
         plain = replace(spec, purpose="session")
-        async with self._on_image(plain, request.image, request.user) as rooted:
-            check_on_image(rooted, request.packages)
+        root = on_image(lambda: self.images, plain, request.image, request.user, request.packages)
+        async with root as rooted:
             return await self._anew(runtime, rooted, watch, job)
 
     async def _try(
@@ -464,9 +451,8 @@ class Engine:
                 demand_hard=demand_hard,
                 start=check_start(start),
             )
-            async with self._on_image(spec, image, user) as rooted:
-                check_on_image(rooted, packages=wanted)
-                spec = self._with_volumes(rooted, volumes, tenant)
+            async with on_image(lambda: self.images, spec, image, user, wanted) as rooted:
+                spec = with_volumes(lambda: self.volumes, rooted, volumes, tenant)
                 spec = with_way_out(spec, policy, needs_one=bool(wanted))
                 live = await self._claim(chosen, spec)
             live.trust = trust
@@ -477,30 +463,6 @@ class Engine:
             )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
-
-    @contextlib.asynccontextmanager
-    async def _on_image(
-        self, spec: SandboxSpec, image: str | ImageRoot | None, user: str | None
-    ) -> AsyncIterator[SandboxSpec]:
-        """Yield `spec` with the root of an image, which is held until the pool counts it."""
-        if image is None:
-            if user is not None:
-                raise UsageError("user: it is one of an image", remedy="name an image, too")
-            yield spec
-            return
-        if isinstance(image, ImageRoot):  # its owner vouches for it
-            yield replace(spec, image=image, contexts=())
-            return
-        root = await self.images.root(image, user)
-        try:
-            yield replace(spec, image=root, contexts=())
-        finally:
-            self.images.let_go(root.digest)
-
-    def _with_volumes(self, spec: SandboxSpec, volumes: object, tenant: str) -> SandboxSpec:
-        if not volumes:
-            return spec
-        return replace(spec, volumes=self.volumes.attached(mounts_of(volumes), tenant))
 
     @cached_property
     def volumes(self) -> VolumeStore:

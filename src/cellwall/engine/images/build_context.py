@@ -121,7 +121,7 @@ class _Packing:
 
     def __init__(self, instruction: Instruction, file: IO[bytes], mode: int | None) -> None:
         self._instruction = instruction
-        self._tar = tarfile.open(mode="w", fileobj=file, format=tarfile.PAX_FORMAT)  # noqa: SIM115
+        self._tar = tarfile.open(mode="w", fileobj=file, format=tarfile.PAX_FORMAT)  # noqa: SIM115 - `finish`
         self._file = file
         self._mode = mode
         self._count = self._bytes = 0

@@ -88,7 +88,7 @@ class Pulls:
         try:
             async with self._gate:
                 pull.stored = await self._store.bring(pull.meant, came)
-        except Exception as error:  # noqa: BLE001 - who asked for it raises it
+        except Exception as error:  # noqa: BLE001 - raised to the callers that wait
             pull.failure = error
         except BaseException as error:
             pull.failure = error

@@ -34,7 +34,6 @@ from cellwall.runtimes.base import (
     SandboxSpec,
     SweepReport,
     refuse_soft,
-    refuse_volumes,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
@@ -58,11 +57,11 @@ from cellwall.runtimes.shared.environment import (
     inside_environment,
 )
 from cellwall.runtimes.shared.guest_bundle import build_bundle
-from cellwall.runtimes.volumes.holder import Holder
 
 if TYPE_CHECKING:
     from cellwall.linux.cgroups import sandbox_groups
     from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.volumes.holder import Holder
 
 _GUEST = (
     "cellwall.guest",
@@ -156,6 +155,8 @@ class GvisorRuntime:
 
     @cached_property
     def _volumes(self) -> Holder:
+        from cellwall.runtimes.volumes.holder import Holder  # most engines have no volume
+
         return Holder(self._state_dir)
 
     @cached_property
@@ -305,9 +306,13 @@ class GvisorRuntime:
     async def start(self, spec: SandboxSpec) -> GvisorSandbox:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
-        if spec.image is not None:
+        if spec.image is not None and spec.volumes:
             # SECURITY: their mount points would be made in a tree whose links an image chose.
-            refuse_volumes(spec, "gvisor with an image")
+            raise HostUnsupported(
+                "volumes",
+                "volumes: the runtime 'gvisor' cannot show one in an image",
+                remedy="use runtime 'jail', or a template",
+            )
         self._check_host()
         if not self._is_swept:
             self._is_swept = True

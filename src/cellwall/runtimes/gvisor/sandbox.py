@@ -23,13 +23,13 @@ from cellwall.runtimes.gvisor.keeper import Keeper
 from cellwall.runtimes.gvisor.trace_listener import Witness
 from cellwall.runtimes.shared import work_area
 from cellwall.runtimes.shared.shedding import ROOM_MB, MemoryWatch
-from cellwall.runtimes.volumes.holder import Lease
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
     from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.runtimes.gvisor.network import Outer
+    from cellwall.runtimes.volumes.holder import Lease
 
 OWN_MEMORY_MB = 48
 """MiB for gVisor itself: its kernel, its file server and `runsc`, before a program has run."""

@@ -15,9 +15,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cellwall.images.image import Image
 from cellwall.jail.fast import switch
 from cellwall.jail.inspect import host_facts as facts
 from cellwall.jail.inspect import posture, probe, shared_counts
@@ -31,17 +30,13 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
-from cellwall.model.volume import is_below
 from cellwall.runtimes.base import (
     Finding,
-    ImageBounds,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
-    UnpackedImage,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.jail import unpacking
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
 from cellwall.runtimes.jail.fork_server import Root
@@ -51,7 +46,6 @@ from cellwall.runtimes.jail.fork_servers import (
     images_need_root,
     volumes_need_root,
 )
-from cellwall.runtimes.jail.id_mapper import Mapper
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.worker import Worker
@@ -60,7 +54,12 @@ from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import OWN_PYTHON, image_environment, inside_environment
 from cellwall.runtimes.shared.removal import remove_tree
-from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
+
+if TYPE_CHECKING:
+    from cellwall.images.image import Image
+    from cellwall.runtimes.base import ImageBounds, UnpackedImage
+    from cellwall.runtimes.jail.id_mapper import Mapper
+    from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
 
 T = TypeVar("T")
 _TRIES = 4
@@ -137,7 +136,7 @@ def _ids_of(entry: Entry, index: int, spec: SandboxSpec) -> Ids:
     """Return which ids of a volume's files are which of a sandbox's, on the host.
 
     On disk a file has an id from `IMAGE_BASE` on, which no process has. A sandbox on a template has
-    two ids, its user and root, and all other files are those of nobody there.
+    two ids, its user and root, and is shown the files of all others as files of `nobody`.
     """
     base, uids = uid_ranges.IMAGE_BASE, entry.uids
     if spec.image is not None:
@@ -204,10 +203,14 @@ class JailRuntime:
 
     @cached_property
     def _mapper(self) -> Mapper:
+        from cellwall.runtimes.jail.id_mapper import Mapper  # most engines use no image
+
         return Mapper(self._state_dir)
 
     @cached_property
     def _volumes(self) -> Holder:
+        from cellwall.runtimes.volumes.holder import Holder  # most engines have no volume
+
         return Holder(self._state_dir)
 
     @cached_property
@@ -254,6 +257,8 @@ class JailRuntime:
         """Unpack an image to `target`, in a jail."""
         if self.ids.rootless:
             raise images_need_root()
+        from cellwall.runtimes.jail import unpacking  # most engines use no image
+
         return await unpacking.unpack(self._state_dir, image, target, bounds)
 
     async def remove_image(self, tree: Path) -> None:
@@ -307,6 +312,8 @@ class JailRuntime:
             return None
         if self.ids.rootless:
             raise volumes_need_root()
+        from cellwall.model.volume import is_below  # most sandboxes have no volume
+
         for each in spec.volumes:
             for tree in spec.template.base_mounts if spec.image is None else ():
                 if is_below(each.path, tree) or is_below(tree, each.path):

@@ -14,7 +14,7 @@ import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.jail.inspect import posture, usage_sums
 from cellwall.jail.plan import plan
@@ -28,7 +28,9 @@ from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.cpu_placement import Cpus
-from cellwall.runtimes.volumes.holder import Lease
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.volumes.holder import Lease
 
 
 class Owner(Protocol):
