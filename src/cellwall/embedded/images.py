@@ -5,14 +5,14 @@ Each call is passed to the engine that `run` and `Sandbox` use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from cellwall.embedded.on_engine import OnEngine
 from cellwall.images.steps import ImageSteps
 
 if TYPE_CHECKING:
-    from cellwall.embedded import Runner
     from cellwall.engine.engine import Engine
     from cellwall.engine.images.builder import BuildEvent
     from cellwall.engine.images.image_store import StoredImage
@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Images:
+class Images(OnEngine):
     """The images of this machine; a sandbox gets one by `Sandbox(image="task")`."""
-
-    def __init__(self, runner: Runner | None = None) -> None:
-        """`runner` is for tests and embedders with an engine of their own."""
-        self._runner = runner
 
     def all(self) -> Sequence[StoredImage]:
         """Return the images, the newest first."""
@@ -89,9 +85,3 @@ class Images:
             return await build(engine, request)
 
         return self._call(work)
-
-    def _call(self, work: Callable[[Engine], Coroutine[Any, Any, T]]) -> T:
-        from cellwall import embedded
-
-        runner = self._runner or embedded.default_runner()
-        return runner.call(lambda engine, _put: work(engine))

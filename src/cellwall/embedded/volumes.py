@@ -6,12 +6,13 @@ Each call is passed to the engine that `run` and `Sandbox` use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from cellwall.embedded.on_engine import OnEngine
 
 if TYPE_CHECKING:
-    from cellwall.embedded import Runner
     from cellwall.engine.engine import Engine
     from cellwall.engine.volumes.content import Content
     from cellwall.model.files import FileEntry
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Volumes:
+class Volumes(OnEngine):
     """The volumes of this machine; a sandbox gets one by `Sandbox(volumes={"data": "/data"})`."""
-
-    def __init__(self, runner: Runner | None = None) -> None:
-        """`runner` is for tests and embedders with an engine of their own."""
-        self._runner = runner
 
     def create(self, name: str, size_mb: int = 1024, inodes: int | None = None) -> Volume:
         """Make an empty volume of `size_mb` MiB.
@@ -69,12 +66,6 @@ class Volumes:
 
     def _threaded(self, work: Callable[[Engine], T]) -> T:
         return self._call(lambda engine: asyncio.to_thread(work, engine))
-
-    def _call(self, work: Callable[[Engine], Coroutine[Any, Any, T]]) -> T:
-        from cellwall import embedded
-
-        runner = self._runner or embedded.default_runner()
-        return runner.call(lambda engine, _put: work(engine))
 
 
 def _content(engine: Engine) -> Content:

@@ -168,7 +168,7 @@ def refuse_image(spec: SandboxSpec, runtime: str) -> None:
         raise HostUnsupported(
             "images",
             f"image: the runtime {runtime!r} cannot use one as the root of a sandbox",
-            remedy="use runtime 'jail'",
+            remedy="use runtime 'jail', 'gvisor' or 'docker'",
         )
 
 

@@ -13,16 +13,16 @@ import os
 import stat
 from typing import Any, NoReturn
 
-from cellwall.linux.syscalls import id_maps, mounts, process
+from cellwall.linux.syscalls import id_maps, mapped_overlay, mounts, process
 from cellwall.linux.syscalls.libc import do_all
 
 AREA = "/home"
 """Where the work area is mounted while the root is under construction."""
 TREE, INTERPRETER = "/opt/image", "/opt/interpreter"
 """Where the container engine mounts an image's tree and the interpreter."""
+_ROOT = f"{AREA}/root"
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV
 _READ_ONLY = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
-_ROOT = f"{AREA}/root"
 
 
 def build(order: dict[str, Any]) -> NoReturn:
@@ -30,7 +30,10 @@ def build(order: dict[str, Any]) -> NoReturn:
     mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
     mounts.mount("tmpfs", AREA, "tmpfs", _FLAGS, order["options"])
     own = f"0 {order['first']} {order['ids']}"
-    _show_image(order, f"{order['base']} {order['first']} {order['ids']}")
+    os.mkdir(f"{AREA}/shm")
+    os.chmod(f"{AREA}/shm", 0o1777)  # noqa: S103 - as everywhere
+    ids = f"{order['base']} {order['first']} {order['ids']}"
+    mapped_overlay.mount(TREE, ids, AREA, order["first"])
     _show_ours(order)
     for path in ("/proc", "/dev", "/sys"):
         mounts.mount(path, _ROOT + path, None, mounts.MS_BIND | mounts.MS_REC, None)
@@ -49,26 +52,6 @@ def build(order: dict[str, Any]) -> NoReturn:
     os.close(namespace)
     words = [*order["python"], "-I", "-S", order["guest"], "locked"]
     os.execve(words[0], words, {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})  # noqa: S606
-
-
-def _show_image(order: dict[str, Any], ids: str) -> None:
-    """Mount an overlay, whose changes lie in the work area, over the tree with the sandbox's ids.
-
-    The overlay's marks are `trusted.` attributes, which no process of the sandbox can set.
-    """
-    lower, upper, work = f"{AREA}/image", f"{AREA}/upper", f"{AREA}/work"
-    for path in (lower, upper, work, _ROOT, f"{AREA}/shm"):
-        os.mkdir(path, 0o755)
-    os.chmod(f"{AREA}/shm", 0o1777)  # noqa: S103 - as everywhere
-    os.chown(upper, order["first"], order["first"])
-    namespace = id_maps.namespace(ids)
-    tree = os.open(TREE, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    mount = mounts.cloned_mapped(tree, namespace, _READ_ONLY)
-    do_all((mounts.prepare_move(mount, lower),))
-    for fd in (namespace, tree, mount):
-        os.close(fd)
-    options = mounts.changeable(lower, upper, work, marks="trusted")
-    mounts.mount("overlay", _ROOT, "overlay", _FLAGS, options)
 
 
 def _show_ours(order: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.gvisor.snapshot import LENGTH_BYTES
+from cellwall.runtimes.shared.guest_bundle import file_state
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
@@ -77,8 +78,8 @@ def _name(template: BuiltTemplate, bundle: Path, library: str) -> str:
     interpreter = Path(template.base_python)
     parts = (
         bundle.name,
-        _state(str(interpreter)),
-        *(_state(path) for path in _standard_library(interpreter)),
+        file_state(str(interpreter)),
+        *(file_state(path) for path in _standard_library(interpreter)),
         *_preload(template, library),
         *((library,) if library else ()),
     )
@@ -87,12 +88,6 @@ def _name(template: BuiltTemplate, bundle: Path, library: str) -> str:
 
 def _preload(template: BuiltTemplate, library: str) -> tuple[str, ...]:
     return () if library else template.template.preload
-
-
-def _state(path: str) -> str:
-    """Return a file's identity; the kernel updates the last of its fields at every change."""
-    found = os.stat(path)
-    return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def _standard_library(interpreter: Path) -> list[str]:

@@ -13,11 +13,10 @@ import os
 import socket
 from typing import Any
 
-from cellwall.linux.syscalls import id_maps, mounts
+from cellwall.linux.syscalls import mapped_overlay, mounts
 from cellwall.linux.syscalls.libc import do_all
 
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV
-_READ_ONLY = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
 _STICKY = 0o1777
 _FOR_ALL = 0o755
 
@@ -71,7 +70,7 @@ def make(place: str, order: dict[str, Any]) -> None:
     mounts.mount("tmpfs", area, "tmpfs", _FLAGS, order["options"])
     _directory(shared_memory_of(place), _STICKY)
     if order["image"] is not None:
-        _show_image(area, root, order["image"])
+        _show_image(area, order["image"])
         return
     _directory(root, _STICKY)
     for path in order["directories"]:
@@ -91,24 +90,12 @@ def make(place: str, order: dict[str, Any]) -> None:
     os.chown(root + order["placeholder"], uid, uid)
 
 
-def _show_image(area: str, root: str, image: dict[str, Any]) -> None:
-    """Mount an overlay whose changes lie in the area over an image's tree, with the image's ids.
+def _show_image(area: str, image: dict[str, Any]) -> None:
+    """Show an image's tree as the root.
 
-    SECURITY: in the tree only its top is opened, and the one directory in which `placeholder` is
-    made is one that `jail.unpack` made. The overlay's marks are `trusted.` attributes, which no
-    process of a sandbox can set.
+    SECURITY: the one directory in which `placeholder` is made is one that `jail.unpack` made.
     """
-    lower, upper, work = f"{area}/image", f"{area}/upper", f"{area}/work"
-    for path in (lower, upper, work, root):
-        _directory(path, _FOR_ALL)
-    ids = id_maps.namespace(image["ids"])
-    tree = os.open(image["tree"], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    mount = mounts.cloned_mapped(tree, ids, _READ_ONLY)
-    do_all((mounts.prepare_move(mount, lower),))
-    for fd in (ids, tree, mount):
-        os.close(fd)
-    options = mounts.changeable(lower, upper, work, marks="trusted")
-    mounts.mount("overlay", root, "overlay", _FLAGS, options)
+    root = mapped_overlay.mount(image["tree"], image["ids"], area, 0)
     os.mkdir(root + image["placeholder"])
     os.chown(root + image["placeholder"], image["uid"], image["gid"])
 

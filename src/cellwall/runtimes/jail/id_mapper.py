@@ -8,11 +8,7 @@ out only as the answer to its own request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 from cellwall.jail.protocol import fds
@@ -21,6 +17,8 @@ from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.jail.fork_servers import bundle_in
 from cellwall.runtimes.jail.replies import error_number, receive
+from cellwall.runtimes.shared import helper_process
+from cellwall.runtimes.shared.helper_process import HelperProcess
 
 _TIMEOUT_S = 20.0
 
@@ -31,8 +29,7 @@ class Mapper:
     def __init__(self, state_dir: Path) -> None:
         """Start nothing yet."""
         self._state_dir = state_dir
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._helper: HelperProcess | None = None
         self._lock = asyncio.Lock()
 
     async def mount(self, tree: str, first: int, count: int) -> int:
@@ -51,7 +48,7 @@ class Mapper:
     async def _asked(self, request: dict[str, int], directory: int) -> int:
         try:
             async with self._lock:
-                control = self._control or self._started()
+                control = (self._helper or self._started()).control
                 try:
                     fds.send_message(control, request, [directory])
                     message, received = await receive(control, _TIMEOUT_S)
@@ -71,41 +68,24 @@ class Mapper:
             errno=number,
         )
 
-    def _started(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _started(self) -> HelperProcess:
         try:
-            words = [sys.executable, "-I", "-S", "-E", str(bundle_in(self._state_dir))]
-            self._process = subprocess.Popen(
-                [*words, "idmapper", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-                cwd="/",
-                start_new_session=True,
-            )
+            made = helper_process.start(bundle_in(self._state_dir), ["idmapper"])
         except OSError as error:
-            ours.close()
             raise shortage(error.errno, "start the id mapper", error) or error from error
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        self._control = ours
-        return ours
+        made.control.setblocking(False)
+        self._helper = made
+        return made
 
     async def _end(self) -> None:
-        self.abandon()
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            await asyncio.to_thread(process.wait)
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            await asyncio.to_thread(helper.end)
 
     def abandon(self) -> None:
-        """Close our end of the socket; the process ends by itself."""
-        if self._control is not None:
-            with contextlib.suppress(OSError):
-                self._control.close()
-            self._control = None
+        """Close our end of the socket, in a forked child; the process stays the parent's."""
+        if self._helper is not None:
+            self._helper.abandon()
 
     async def aclose(self) -> None:
         """End the process."""

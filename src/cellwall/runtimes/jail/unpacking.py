@@ -13,11 +13,7 @@ import ctypes
 import json
 import os
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +25,8 @@ from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.base import ImageAccounts, ImageBounds, UnpackedImage
 from cellwall.runtimes.jail.fork_servers import bundle_in
+from cellwall.runtimes.shared import helper_process
+from cellwall.runtimes.shared.helper_process import HelperProcess
 from cellwall.runtimes.shared.removal import remove_tree
 
 _LAYERS_A_MESSAGE = 10
@@ -36,20 +34,6 @@ _MOST_ANSWER_BYTES = 256 * 1024
 _MOST_PATH = 256
 _NAME = re.compile(r"[^\x00-\x1f:]{1,256}")
 _BOUND_REMEDY = "use a smaller image, or raise the operator's bound"
-
-
-@dataclass(slots=True)
-class _Started:
-    """The process, and our end of its socket."""
-
-    process: subprocess.Popen[bytes]
-    control: socket.socket
-
-    def end(self) -> None:
-        """Kill it, and with it all that it started."""
-        self.process.kill()
-        self.process.wait()  # its end of the socket is closed now, which a waiting thread sees
-        self.control.close()
 
 
 async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBounds) -> UnpackedImage:
@@ -61,7 +45,7 @@ async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBound
     try:
         partial.mkdir(mode=0o755, parents=True)
         os.chown(partial, uid_ranges.IMAGE_BASE, uid_ranges.IMAGE_BASE)
-        started = _start(state_dir)
+        started = helper_process.start(bundle_in(state_dir), ["unpack"])
     except OSError as error:
         raise _explained(error, "make its folder") from error
     try:
@@ -104,29 +88,9 @@ def _explained(error: OSError, step: str) -> CellwallError:
     )
 
 
-def _start(state_dir: Path) -> _Started:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    words = [sys.executable, "-I", "-S", "-E", str(bundle_in(state_dir))]
-    try:
-        process = subprocess.Popen(
-            [*words, "unpack", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-            cwd="/",
-            start_new_session=True,
-        )
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    return _Started(process, ours)
-
-
-def _talk(started: _Started, image: Image, partial: Path, bounds: ImageBounds) -> Mapping[str, Any]:
+def _talk(
+    started: HelperProcess, image: Image, partial: Path, bounds: ImageBounds
+) -> Mapping[str, Any]:
     """Send the request and return the answer; in a thread, since both may wait."""
     with contextlib.ExitStack() as held:
         try:

@@ -50,6 +50,12 @@ def build_bundle(state_dir: Path, contents: Iterable[str], entry: str) -> Path:
     return target
 
 
+def file_state(path: str) -> str:
+    """Return a file's identity; the kernel updates the last of its fields at every change."""
+    found = os.stat(path)
+    return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
 def _collect(contents: Iterable[str]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name in contents:

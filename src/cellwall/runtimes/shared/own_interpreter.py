@@ -22,6 +22,7 @@ from typing import NamedTuple
 from cellwall.jail.plan import plan
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.shared.environment import OWN_PYTHON
+from cellwall.runtimes.shared.guest_bundle import file_state
 from cellwall.runtimes.shared.removal import remove_tree
 
 _SCRIPT = '#!/bin/sh\nexec {} "$@"\n'
@@ -65,7 +66,7 @@ def build(state_dir: Path, base_python: str) -> Path:
         return known
     try:
         parts = _parts(base_python)
-        states = {path: _state(path) for path in _sources(parts)}
+        states = {path: file_state(path) for path in _sources(parts)}
         digest = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:32]
         made = _copied(folder, f"python-{digest}", parts)
         _write(record, json.dumps({"folder": made.name, "sources": states}))
@@ -89,18 +90,12 @@ def _known(record: Path) -> Path | None:
     """Return the copy that a record tells of, unless anything it was made from has changed."""
     try:
         said = json.loads(record.read_bytes())
-        if all(_state(path) == state for path, state in said["sources"].items()):
+        if all(file_state(path) == state for path, state in said["sources"].items()):
             found = record.parent / str(said["folder"])
             return found if found.is_dir() else None
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
-
-
-def _state(path: str) -> str:
-    """Return a file's identity; the kernel updates the last of its fields at every change."""
-    found = os.stat(path)
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def _sources(parts: _Parts) -> list[str]:

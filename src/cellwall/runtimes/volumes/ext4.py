@@ -22,9 +22,10 @@ from typing import NamedTuple
 from cellwall.model.errors import Conflict, HostUnsupported
 
 DATA = "data"
-"""Name of the directory that sandboxes see."""
+"""Name of the directory that sandboxes see: `jail.volumes.keeper.DATA`, which importers of this
+module must not import. A test compares."""
 FILES_BASE = 0x7FFF0000
-"""First of the ids that own files of volumes on disk; `linux.uid_ranges.IMAGE_BASE`."""
+"""First of the ids that own files of volumes on disk: `linux.uid_ranges.IMAGE_BASE`; likewise."""
 USER = 1000
 """Inner user id that owns the top directory: that of sandboxes on templates."""
 BLOCK_BYTES = 4096
@@ -72,16 +73,8 @@ def make(path: Path, size_mb: int, inodes: int) -> Figures:
     content = path.with_name(f"{path.name}.content")
     with _content(content):
         options = ["-O", "^resize_inode", "-E", "lazy_journal_init=1", "-J", f"size={journal_mb}"]
-        sizes = [
-            "-b",
-            str(BLOCK_BYTES),
-            "-I",
-            str(_INODE_BYTES),
-            "-N",
-            str(inodes + _OWN_INODES),
-            "-m",
-            "0",
-        ]
+        each = {"-b": BLOCK_BYTES, "-I": _INODE_BYTES, "-N": inodes + _OWN_INODES, "-m": 0}
+        sizes = [word for option, number in each.items() for word in (option, str(number))]
         words = ["-q", "-F", "-t", "ext4", *options, *sizes, "-e", "remount-ro"]
         _run("mkfs.ext4", [*words, "-d", str(content), str(path)])
     # What is left over is kept back for root of the host, which no sandbox is.

@@ -7,11 +7,8 @@ process starts with the first volume and ends with the engine's end of their soc
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,9 @@ from typing import Any
 from cellwall.jail.protocol import fds
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
+from cellwall.runtimes.shared import helper_process
 from cellwall.runtimes.shared.guest_bundle import build_bundle
+from cellwall.runtimes.shared.helper_process import HelperProcess
 
 _TIMEOUT_S = 60.0
 _BUNDLE = (
@@ -28,6 +27,7 @@ _BUNDLE = (
     "cellwall.jail.volumes.keeper",
     "cellwall.linux.syscalls",
 )
+_ENTRY = "cellwall.jail.volumes.keeper:begin"
 _NO_DEVICE = frozenset({errno.ENOENT, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.ENOSPC})
 """Error numbers of a mount where no loop device can be had."""
 
@@ -38,8 +38,7 @@ class KeeperProcess:
     def __init__(self, state_dir: Path) -> None:
         """Start nothing yet."""
         self._state_dir = state_dir
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._helper: HelperProcess | None = None
         self._lock = asyncio.Lock()
         self.generation = 0
         """Number of processes that have ended; what they had mounted is unmounted."""
@@ -50,63 +49,42 @@ class KeeperProcess:
         Raises HostUnsupported, CapacityError, and SandboxBroken if the process is gone.
         """
         async with self._lock:
-            control = self._control or self._started()
+            control = (self._helper or self._started()).control
             try:
                 answer, received = await asyncio.to_thread(_asked, control, request, descriptors)
             except (fds.ControlClosed, OSError, ValueError) as error:
-                self._end()
+                await self._end()
                 raise SandboxBroken(f"volume: the keeper is gone ({error})") from error
         if "error" not in answer:
             return received
         fds.close_all(received)
         raise _explained(answer.get("errno"), str(answer["error"]), str(request["do"]))
 
-    def _started(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _started(self) -> HelperProcess:
+        bundle = build_bundle(self._state_dir, _BUNDLE, _ENTRY)
         try:
-            words = [sys.executable, "-I", "-S", "-E", str(_bundle(self._state_dir))]
-            self._process = subprocess.Popen(
-                [*words, str(theirs.fileno()), str(self._state_dir / "volumes")],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-                cwd="/",
-                start_new_session=True,
-            )
+            made = helper_process.start(bundle, after=[str(self._state_dir / "volumes")])
         except OSError as error:
-            ours.close()
             raise shortage(error.errno, "start the keeper of volumes", error) or error from error
-        finally:
-            theirs.close()
-        ours.settimeout(_TIMEOUT_S)
-        self._control = ours
-        return ours
+        made.control.settimeout(_TIMEOUT_S)
+        self._helper = made
+        return made
 
-    def _end(self) -> None:
-        self.abandon()
+    async def _end(self) -> None:
+        helper, self._helper = self._helper, None
         self.generation += 1
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
+        if helper is not None:
+            await asyncio.to_thread(helper.end)
 
     def abandon(self) -> None:
-        """Close our end of the socket; the process ends by itself."""
-        if self._control is not None:
-            with contextlib.suppress(OSError):
-                self._control.close()
-            self._control = None
+        """Close our end of the socket, in a forked child; the process stays the parent's."""
+        if self._helper is not None:
+            self._helper.abandon()
 
     async def aclose(self) -> None:
         """End the process, and with it its mounts."""
         async with self._lock:
-            self._end()
-
-
-def _bundle(state_dir: Path) -> Path:
-    """Return the code that the process starts from; written once."""
-    return build_bundle(state_dir, _BUNDLE, "cellwall.jail.volumes.keeper:begin")
+            await self._end()
 
 
 def _asked(

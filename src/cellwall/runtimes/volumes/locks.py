@@ -66,7 +66,7 @@ def upgrade(folder: Path, fd: int) -> None:
     """Turn our shared lock into an exclusive one; Conflict, and no change, if others read."""
     with _gate(folder):
         if not _lock(fd, exclusive=True):
-            _lock(fd, exclusive=False)  # succeeds: whoever wants more is at the gate
+            _lock(fd, exclusive=False)  # succeeds: an engine that wants more waits at the gate
             raise in_use(folder, "sandboxes of another engine read it")
 
 
