@@ -72,6 +72,8 @@ class UnpackedImage:
     """An image's root on disk, and what was found in it."""
 
     size_bytes: int
+    own_bytes: int
+    """Bytes of files that it shares with no other image."""
     inodes: int
     skipped: Mapping[str, int]
     """Number of devices that were not made, and of files whose extended attributes were not."""
@@ -101,6 +103,9 @@ class ImageRoot:
     """Whether the image has a Python 3 for contexts; otherwise a sandbox is shown one."""
     command: tuple[str, ...] = ()
     """Program and arguments that the image starts if its caller names none."""
+    shows_changes: bool = False
+    """Whether what a sandbox changes is to be read in it, because an image is made of it. A runtime
+    that cannot show it refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,16 @@ def refuse_image(spec: SandboxSpec, runtime: str) -> None:
             "images",
             f"image: the runtime {runtime!r} cannot use one as the root of a sandbox",
             remedy="use runtime 'jail', 'gvisor' or 'docker'",
+        )
+
+
+def refuse_changes(spec: SandboxSpec, runtime: str) -> None:
+    """Raise `HostUnsupported` if `spec` is to show what it changes, which `runtime` cannot."""
+    if spec.image is not None and spec.image.shows_changes:
+        raise HostUnsupported(
+            "images",
+            f"image: the runtime {runtime!r} cannot show what a sandbox has changed",
+            remedy="make an image of the whole root there, or use runtime 'jail'",
         )
 
 
@@ -327,8 +342,13 @@ class Runtime(Protocol):
 class UnpacksImages(Protocol):
     """A runtime that makes roots of images."""
 
-    async def unpack_image(self, image: Image, target: Path, bounds: ImageBounds) -> UnpackedImage:
-        """Unpack an image to `target`, in a jail. Raises ImageInvalid, HostUnsupported."""
+    async def unpack_image(
+        self, image: Image, target: Path, bounds: ImageBounds, below: Path | None = None
+    ) -> UnpackedImage:
+        """Unpack an image to `target`, in a jail. Raises ImageInvalid, HostUnsupported.
+
+        `below`: the tree of an image that has all of its layers but `image.layers`.
+        """
 
     async def remove_image(self, tree: Path) -> None:
         """Remove an unpacked image, or what is left of one."""

@@ -14,6 +14,7 @@ import signal
 import stat
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,19 @@ BASE = layer(
 
 
 class Store:
-    """A place to unpack to, with a bait beside it."""
+    """A place to unpack to, with a bait beside it.
 
-    def __init__(self, place: Path) -> None:
+    With `shares`, the first of several layers is another image, and the others are unpacked over
+    its tree, with which the new one shares files.
+    """
+
+    def __init__(self, place: Path, shares: bool) -> None:
         self.place = place
-        self.tree = place / "store" / "tree"
-        self.tree.parent.mkdir(mode=0o700)
+        self.shares = shares
+        self.tree = place / "store" / "own" / "tree"
+        self.tree.parent.mkdir(mode=0o700, parents=True)
+        self.lower = place / "store" / "below" / "tree"
+        self.was: list[object] = []
         self.bait = place / "bait"
         self.bait.write_text("untouched", encoding="ascii")
         self.bait.chmod(0o600)
@@ -60,8 +68,16 @@ class Store:
     def unpack(self, image: Image, **bounds: Any) -> UnpackedImage:
         async def done() -> UnpackedImage:
             runtime = JailRuntime(state_dir())
+            wanted = ImageBounds(**bounds)
             try:
-                return await runtime.unpack_image(image, self.tree, ImageBounds(**bounds))
+                if not self.shares or len(image.layers) < 2:
+                    return await runtime.unpack_image(image, self.tree, wanted)
+                if not self.was:
+                    first = replace(image, layers=image.layers[:1])
+                    await runtime.unpack_image(first, self.lower, ImageBounds())
+                    self.was = described(self.lower)
+                more = replace(image, layers=image.layers[1:])
+                return await runtime.unpack_image(more, self.tree, wanted, self.lower)
             finally:
                 await runtime.aclose()
 
@@ -80,6 +96,7 @@ class Store:
         found = self.bait.stat()
         assert self.bait.read_text(encoding="ascii") == "untouched"
         assert (found.st_uid, stat.S_IMODE(found.st_mode), found.st_nlink) == (0, 0o600, 1)
+        assert not self.was or described(self.lower) == self.was
         for folder, names, files in os.walk(self.tree):
             for name in (*names, *files):
                 owner = os.lstat(os.path.join(folder, name))
@@ -87,9 +104,23 @@ class Store:
                 assert IMAGE_BASE <= owner.st_gid < IMAGE_BASE + 65_536
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path)
+def described(tree: Path) -> list[object]:
+    """What is in a tree: names, owners, modes, times and contents."""
+    found: list[object] = []
+    for folder, names, files in os.walk(tree):
+        names.sort()
+        for name in (".", *sorted([*names, *files])):
+            path = Path(folder, name)
+            status = path.lstat()
+            content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+            mode = (status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns)
+            found.append((str(path.relative_to(tree)), *mode, content))
+    return found
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
+    made = Store(tmp_path, request.param)
     yield made
     made.check()
 

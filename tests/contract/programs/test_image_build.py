@@ -109,7 +109,7 @@ def test_stages_files_users_and_what_was_done_before(tmp_path: Path) -> None:
         ("COPY out/passwd /a", "leads out of the context by a link"),
         ("COPY missing /a", "the context has no 'missing'"),
         ("ADD https://example.org/x /a", "URLs and archives"),
-        ("USER app\nRUN id", "line 3: RUN: it follows USER app"),
+        ("USER nobody-here\nRUN id", "line 3: RUN: .*has no user 'nobody-here'"),
     ],
 )
 def test_what_fails_says_its_line_and_leaves_nothing(tmp_path: Path, text: str, said: str) -> None:
@@ -222,5 +222,66 @@ def test_words_that_are_gone_are_not_in_a_later_image(tmp_path: Path) -> None:
         said = await sandbox.commands.run("id -u; echo $WORD; ls /made")
         await sandbox.close()
         assert said.stdout == "0\n1\n/made\n"
+
+    with_engine(tmp_path / "state", job)
+
+
+LAYERS = """FROM {base}
+RUN mkdir /app && echo one > /app/one && mkdir -m 700 /home/d && echo x > /home/d/x
+RUN rm -r /home/d /app/one && mkdir /home/d && echo y > /home/d/y && echo new >> /etc/group
+"""
+
+
+def test_a_step_costs_what_it_changed(tmp_path: Path) -> None:
+    """What it left as it was is one file on disk, with the image below; that one is not changed."""
+
+    async def job(engine: Engine) -> None:
+        base = base_in(tmp_path)
+        first = await engine.create_sandbox(image=base, user="root")
+        await first.close()
+        (below,) = engine.images.images()
+        stored = await build(engine, asked(LAYERS.format(base=base), None, [], name="top"))
+        assert len(stored.config.diff_ids) == 3
+        assert 0 < stored.own_bytes < 4096 < stored.size_bytes
+        middle = engine.images.get(stored.below)
+        assert middle is not None
+        assert middle.below == below.digest
+        trees = [
+            engine.state_dir / "images" / each.digest[7:] / "tree"
+            for each in (below, middle, stored)
+        ]
+        assert len({(tree / "bin/sh").stat().st_ino for tree in trees}) == 1
+        assert len({(tree / "etc/group").stat().st_ino for tree in trees}) == 2
+        assert (trees[1] / "app/one").read_text() == "one\n"
+        # Each is whole without the others, and a sandbox sees what the step saw.
+        await engine.images.remove(below.digest)
+        await engine.images.remove(middle.digest)
+        sandbox = await engine.create_sandbox(image="top", user="root")
+        said = await sandbox.commands.run("ls /home/d /app; stat -c %a /home/d; cat /etc/group")
+        await sandbox.close()
+        assert said.stdout == "/app:\n\n/home/d:\ny\n755\nroot:x:0:\nstaff:x:50:\nnew\n"
+
+    with_engine(tmp_path / "state", job)
+
+
+AS_USER = """FROM {base}
+RUN mkdir /made; chown app /made
+USER app
+RUN id -un > /made/who; echo $HOME $USER >> /made/who; echo seen > /dev/stderr
+RUN touch /etc/no 2>/dev/null || echo refused >> /made/who
+USER 1001:50
+RUN id -g >> /made/who
+"""
+
+
+def test_steps_run_as_the_user_that_the_file_names(tmp_path: Path) -> None:
+    async def job(engine: Engine) -> None:
+        events: list[BuildEvent] = []
+        await build(engine, asked(AS_USER.format(base=base_in(tmp_path)), None, events, name="u"))
+        assert [each.text for each in events if each.kind == "output"] == ["seen\n"]
+        sandbox = await engine.create_sandbox(image="u", user="root")
+        said = await sandbox.commands.run("cat /made/who; stat -c %U /made/who")
+        await sandbox.close()
+        assert said.stdout == "app\n/home/app app\nrefused\n50\napp\n"
 
     with_engine(tmp_path / "state", job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,64 @@ def test_a_root_that_is_no_image(
             assert len(engine.images.images()) == 1
             left = await asyncio.to_thread(os.listdir, engine.state_dir / "images")
             assert not [name for name in left if name.startswith(".building")]
+        finally:
+            await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_changes_are_shown_for_reading_and_only_where_asked(tmp_path: Path) -> None:
+    """The control is a sandbox that becomes no image: it is shown none of its own."""
+    look = "echo x > /app/x; ls /opt/cellwall/changes; echo y > /opt/cellwall/changes/app/y; rm {}"
+
+    async def scenario() -> None:
+        engine = made(tmp_path / "state")
+        try:
+            root = await engine.images.root(archive(tmp_path), "root")
+            shown = await engine.create_sandbox(image=replace(root, shows_changes=True))
+            line = look.format("/opt/cellwall/changes/app/x")
+            done = await shown.commands.run(line)
+            assert done.stdout == "app\n"
+            assert done.stderr.count("Read-only file system") == 2
+            await shown.close()
+            plain = await engine.create_sandbox(image=root)
+            hidden = await plain.commands.run(line)
+            assert hidden.stdout == ""
+            assert "/app/y" in hidden.stderr
+            await plain.close()
+            engine.images.let_go(root.digest)
+        finally:
+            await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_commands_have_the_user_that_is_named(tmp_path: Path) -> None:
+    """On pipes and on a terminal, with groups and home; only root may become another."""
+
+    async def scenario() -> None:
+        engine = made(tmp_path / "state")
+        try:
+            base = archive(tmp_path)
+            sandbox = await engine.create_sandbox(image=base, user="root")
+            await sandbox.commands.run("echo 'more:x:60:app,other' >> /etc/group")
+            line = "id; echo $HOME; cat < /dev/stdin; echo out > /dev/stdout; echo e > /dev/stderr"
+            done = await sandbox.commands.run(line, user="app", stdin="in\n")
+            want = "uid=1001(app) gid=1001 groups=1001,60(more)\n/home/app\nin\nout\n"
+            assert (done.stdout, done.stderr) == (want, "e\n")
+            number = await sandbox.commands.run(["id", "-u"], user="4000:50")
+            assert number.stdout == "4000\n"
+            started = await sandbox.commands.start("id -un > /dev/tty", pty=(24, 80), user="app")
+            assert b"app" in await started.read()
+            await started.wait()
+            with pytest.raises(CellwallError, match="has no user 'missing'"):
+                await sandbox.commands.run("id", user="missing")
+            await sandbox.close()
+            plain = await engine.create_sandbox(image=base, user="app")
+            assert (await plain.commands.run("id -u", user="app")).stdout == "1001\n"
+            with pytest.raises(CellwallError, match="cannot become 'root'"):
+                await plain.commands.run("id", user="root")
+            await plain.close()
         finally:
             await engine.aclose()
 

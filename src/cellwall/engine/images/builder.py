@@ -22,8 +22,15 @@ from cellwall.engine.images.commit import Committed, commit, config_document
 from cellwall.engine.images.image_store import ImageStore, StoredImage, built_name
 from cellwall.images import dockerfile, reference
 from cellwall.images.dockerfile import Dockerfile, Instruction, Stage
-from cellwall.images.image import Image, ImageConfig, Layer, digest_of, machine_architecture
-from cellwall.model.errors import CellwallError, UsageError
+from cellwall.images.image import (
+    Image,
+    ImageConfig,
+    Layer,
+    digest_of,
+    machine_architecture,
+    read_config,
+)
+from cellwall.model.errors import CellwallError, FileError, NotFound, UsageError
 from cellwall.model.limits import Limits
 
 if TYPE_CHECKING:
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 
 _SHELL = ("/bin/sh", "-c")
 _EMPTY_TAR = bytes(10_240)
+_MOST_LAYERS = 100
+"""Layers above which a step's image is made of one: the whole root."""
 _MOST_STEPS_KEPT = 10_000
 _LAST_OUTPUT = 2000
 _NOT_AHEAD = frozenset({"RUN", "COPY", "ADD", "ENV"})
@@ -233,11 +242,6 @@ class _Build:
             state.config = _changed(state, each)
 
     async def _run(self, state: _State, each: Instruction) -> None:
-        if (state.config.user or "root").partition(":")[0] not in {"root", "0"}:
-            raise each.wrong(
-                f"it follows USER {state.config.user}, and steps run as root",
-                "put USER behind the last RUN, or run `su user -c …`",
-            )
         argv = [*each.words] if each.words is not None else [*state.shell, each.text]
 
         async def work(sandbox: AsyncSandbox) -> None:
@@ -247,13 +251,17 @@ class _Build:
                 said.append(text)
                 self._tell("output", each.line, text)
 
-            done = await sandbox.commands.run(
-                argv,
-                cwd=state.config.working_dir,
-                env=state.variables(),
-                on_stdout=heard,
-                on_stderr=heard,
-            )
+            try:
+                done = await sandbox.commands.run(
+                    argv,
+                    cwd=state.config.working_dir,
+                    env=state.variables(),
+                    user=state.config.user or None,
+                    on_stdout=heard,
+                    on_stderr=heard,
+                )
+            except (FileError, NotFound) as error:  # no such program, or no such user
+                raise each.wrong(str(error), error.remedy or "") from None
             if not done.ok:
                 raise BuildFailed(each, done.status, "".join(said)[-_LAST_OUTPUT:])
 
@@ -333,6 +341,9 @@ class _Build:
     async def _step(self, state: _State, each: Instruction, depends: str, work: Any) -> None:  # noqa: ANN401 - a coroutine function, or None
         """Do what changes files, unless it was done before; the state is the image after it."""
         self._tell("step", each.line, str(each))
+        if work is None:
+            state.stored = await self._configured(state)
+            return
         key = hashlib.sha256(
             json.dumps(
                 [
@@ -345,14 +356,20 @@ class _Build:
         if stored is not None:
             self._tell("cached", each.line, stored.digest)
         else:
-            async with self._sandbox(state) as sandbox:
-                if work is not None:
-                    await sandbox.files.mkdir(state.config.working_dir)
-                    await work(sandbox)
+            async with self._sandbox(state, shows_changes=True) as sandbox:
+                await sandbox.files.mkdir(state.config.working_dir)
+                await work(sandbox)
                 how = Committed(None, tuple(state.history))
-                stored = await commit(self._store, self._place, sandbox, self._foreseen(state), how)
+                config = replace(self._foreseen(state), diff_ids=state.stored.config.diff_ids)
+                stored = await commit(self._store, self._place, sandbox, config, how)
             self._steps.keep(key, stored)
         state.stored = stored
+
+    async def _configured(self, state: _State) -> StoredImage:
+        """Return the image with the files of another one, and with the state's configuration."""
+        layers = state.stored.config.diff_ids
+        document = config_document(state.config, layers, tuple(state.history))
+        return await self._store.add(Image(read_config(document), ()))
 
     def _foreseen(self, state: _State) -> ImageConfig:
         """Return the configuration with what follows: another image for that alone is spared.
@@ -367,8 +384,9 @@ class _Build:
             self._declare(ahead, each)
         return ahead.config
 
-    def _sandbox(self, state: _State) -> _Lent:
-        return _Lent(self._engine, self._request, state.stored)
+    def _sandbox(self, state: _State, *, shows_changes: bool = False) -> _Lent:
+        can_show = len(state.stored.config.diff_ids) < _MOST_LAYERS
+        return _Lent(self._engine, self._request, state.stored, shows_changes and can_show)
 
     def _tell(
         self, kind: Literal["step", "cached", "output", "done"], line: int, text: str
@@ -380,17 +398,25 @@ class _Build:
 class _Lent:
     """A sandbox as root on an image, for one step."""
 
-    def __init__(self, engine: Engine, request: BuildRequest, stored: StoredImage) -> None:
+    def __init__(
+        self, engine: Engine, request: BuildRequest, stored: StoredImage, shows_changes: bool
+    ) -> None:
         self._engine, self._request, self._stored = engine, request, stored
+        self._shows_changes = shows_changes
         self._sandbox: AsyncSandbox | None = None
 
     async def __aenter__(self) -> AsyncSandbox:
-        self._sandbox = await self._engine.create_sandbox(
-            limits=self._request.limits,
-            image=self._stored.digest,
-            user="root",
-            network=self._request.network,
-        )
+        root = await self._engine.images.root(self._stored.digest, "root")
+        try:
+            runtime = await self._engine.runtime()
+            shows = self._shows_changes and getattr(runtime, "shows_changes", False)
+            self._sandbox = await self._engine.create_sandbox(
+                limits=self._request.limits,
+                image=replace(root, shows_changes=shows),
+                network=self._request.network,
+            )
+        finally:
+            self._engine.images.let_go(root.digest)
         return self._sandbox
 
     async def __aexit__(self, *_: object) -> None:

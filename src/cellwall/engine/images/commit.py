@@ -49,12 +49,18 @@ async def commit(
 ) -> StoredImage:
     """Make an image of a sandbox's root, which ends the sandbox's processes.
 
-    `config` says the new image's environment, user and command; its digest and layers are not
-    looked at. `folder` holds the layer meanwhile. Raises ImageInvalid, FileError, SandboxBroken.
+    `config` says the new image's environment, user and command; its digest is not looked at.
+    Its layers are those below the new one if the sandbox shows what it has changed; otherwise the
+    image has one layer, the whole root. `folder` holds the layer meanwhile. Raises ImageInvalid,
+    FileError, SandboxBroken.
     """
+    image = sandbox.live.spec.image
+    is_part = image is not None and image.shows_changes
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as place:
-        layer = await _layer(sandbox, Path(place) / "layer.tar", how.most_bytes)
-        said = read_config(config_document(config, [layer.diff_id], how.history))
+        path = Path(place) / "layer.tar"
+        layer = await _layer(sandbox, path, how.most_bytes)
+        diff_ids = [*(config.diff_ids if is_part else ()), layer.diff_id]
+        said = read_config(config_document(config, diff_ids, how.history))
         return await store.add(Image(said, (layer,)), how.name)
 
 

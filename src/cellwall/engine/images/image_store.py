@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.images import leftovers
+from cellwall.engine.images import leftovers, sharing
 from cellwall.images import archive, daemon, reference
-from cellwall.images.image import Image, ImageConfig
+from cellwall.images.image import Image, ImageConfig, ImageInvalid
 from cellwall.model.errors import CapacityError, Conflict, HostUnsupported, NotFound, UsageError
 from cellwall.runtimes.base import ImageAccounts, ImageBounds, ImageRoot, UnpacksImages
 
@@ -56,6 +56,10 @@ class StoredImage:
     skipped: Mapping[str, int]
     made_at: float
     """When it was unpacked, in seconds since the epoch."""
+    own_bytes: int = 0
+    """Bytes of its files that the image below has not."""
+    below: str = ""
+    """Id of the image over which it was unpacked, and with which it shares files; or empty."""
 
     @property
     def digest(self) -> str:
@@ -209,19 +213,49 @@ class ImageStore:
             tree = target / "tree"
             if tree.exists():  # its description was not written: nothing vouches for it
                 await runtime.remove_image(tree)
-            found = await runtime.unpack_image(image, tree, self._bounds)
-            stored = StoredImage(
-                image.config,
-                found.accounts,
-                (),
-                found.size_bytes,
-                found.inodes,
-                found.has_python,
-                found.skipped,
-                time.time(),
-            )
+            stored = await self._unpacked(runtime, image, tree)
             self._write(stored)
         return stored
+
+    async def _unpacked(self, runtime: UnpacksImages, image: Image, tree: Path) -> StoredImage:
+        """Unpack an image, over one that has its first layers if there is one."""
+        below = await self._held_below(image)
+        try:
+            if below is None:
+                found = await runtime.unpack_image(image, tree, self._bounds)
+            else:
+                lower = self._path(below.digest) / "tree"
+                more = sharing.above(image, below)
+                found = await runtime.unpack_image(more, tree, self._bounds, lower)
+        finally:
+            if below is not None:
+                self.let_go(below.digest)
+        return StoredImage(
+            image.config,
+            found.accounts,
+            (),
+            found.size_bytes,
+            found.inodes,
+            found.has_python,
+            sharing.skipped(found.skipped, below),
+            time.time(),
+            found.own_bytes,
+            "" if below is None else below.digest,
+        )
+
+    async def _held_below(self, image: Image) -> StoredImage | None:
+        """Return the image over which one is unpacked, held until `let_go`; None: over none.
+
+        Raises `ImageInvalid` if layers of the image itself are missing then.
+        """
+        for below in sharing.fitting(image, self.images()):
+            if await self._hold(below.digest):
+                return below
+        if len(image.layers) < len(image.config.diff_ids):
+            raise ImageInvalid(
+                "image: the one that it was made of is gone", remedy="make it once more"
+            )
+        return None
 
     # -- what is here ----------------------------------------------------------------------
 
@@ -270,15 +304,12 @@ class ImageStore:
             return
         async with self._unpacking:
             others = [each for each in self.images() if each.digest != newest.digest]
-            too_many = sum(each.size_bytes for each in others) + newest.size_bytes
-            too_many -= self._most_bytes
             for each in sorted(others, key=self.used_at):
-                if too_many <= 0:
+                if self._has_room():
                     return
                 with contextlib.suppress(Conflict):
                     await self._remove(each, each.digest)
-                    too_many -= each.size_bytes
-            if too_many <= 0:
+            if self._has_room():
                 return
             with contextlib.suppress(Conflict):  # an image that was here before, and is in use
                 await self._remove(newest, newest.digest)
@@ -288,6 +319,9 @@ class ImageStore:
             retry_after_s=60,
             remedy="end sandboxes on other images, or allow more: images_mb",
         )
+
+    def _has_room(self) -> bool:
+        return sharing.total_bytes(self.images()) <= self._most_bytes
 
     def used_at(self, stored: StoredImage) -> float:
         """Return when a sandbox was last made on an image, in seconds since the epoch."""
@@ -488,7 +522,7 @@ def _read(said: dict[str, Any]) -> StoredImage:
     for name in ("diff_ids", "entrypoint", "command"):
         config[name] = tuple(config[name])
     users = {name: (uid, gid, home) for name, (uid, gid, home) in accounts["users"].items()}
-    found = {**said, "names": tuple(said["names"])}
+    found = {"own_bytes": said["size_bytes"], **said, "names": tuple(said["names"])}
     found.update(config=ImageConfig(**config), accounts=ImageAccounts(users, accounts["groups"]))
     return StoredImage(**found)
 

@@ -147,6 +147,7 @@ class Commands:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
         merge_stderr: bool = False,
@@ -157,8 +158,11 @@ class Commands:
         """Run a command (a string goes to a shell) and return its result.
 
         With `merge_stderr`, `stdout` holds the output of both streams in the order of writing.
+        `user`: a user of the sandbox, by name or number, whom the command's process has; only in a
+        sandbox on an image whose own user is root. Raises NotFound, FileError, UsageError.
         """
         argv, work = self._work(command, cwd, env, timeout, merge_stderr=merge_stderr)
+        work = _as_user(work, user)
         if stdin is not None:
             fields = {**work.fields, "stdin": "stream"}
             work = replace(work, fields=fields, stdin=check_stdin(stdin))
@@ -177,6 +181,7 @@ class Commands:
         pty: tuple[int, int],
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Terminal: ...
     @overload
@@ -187,6 +192,7 @@ class Commands:
         pty: None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
         merge_stderr: bool = False,
         on_stdout: OnText | None = None,
@@ -200,6 +206,7 @@ class Commands:
         pty: tuple[int, int] | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
         merge_stderr: bool = False,
         on_stdout: OnText | None = None,
@@ -215,7 +222,7 @@ class Commands:
         argv, work = self._work(
             command, cwd, env, timeout or _BACKGROUND_S, merge_stderr=merge_stderr
         )
-        work = replace(work, fields={**work.fields, "stdin": "stream"})
+        work = _as_user(replace(work, fields={**work.fields, "stdin": "stream"}), user)
         deliver = by_stream(on_stdout, on_stderr, on_event)
         if pty is None:
             attempt = Attempt(self._live, work, deliver)
@@ -295,6 +302,14 @@ class Commands:
     def _stop(self, number: int) -> None:
         channel = self._live.channel
         channel.send({"op": "signal", "id": number, "signal": int(signals.SIGKILL)})
+
+
+def _as_user(work: Work, user: str | None) -> Work:
+    if user is None:
+        return work
+    if not isinstance(user, str) or not user or "\0" in user:
+        raise UsageError(f"command: user: {user!r} is no user's name", remedy="name one")
+    return replace(work, fields={**work.fields, "user": user})
 
 
 async def _started(recorder: Recorder, argv: Sequence[str]) -> None:

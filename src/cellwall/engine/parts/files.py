@@ -286,7 +286,9 @@ class Files:
                 yield piece
 
     async def stream_root(self) -> AsyncGenerator[bytes, None]:
-        """Yield the whole root of a sandbox on an image as a layer; its processes end first.
+        """Yield the root of a sandbox on an image as a layer; its processes end first.
+
+        It is the whole root, or what differs from the image in a sandbox that shows that.
 
         Not for callers: `engine.images.commit` makes an image of it, and closes the sandbox.
         """

@@ -1,4 +1,7 @@
-"""The whole root of a sandbox on an image as a tar stream, of which a new image is made.
+"""The root of a sandbox on an image as a layer (OCI `layer.md`), of which a new image is made.
+
+It is the whole root, or, where the sandbox shows the upper directory of its overlay, what differs
+from the image: files, whiteouts and opaque directories (overlayfs.rst).
 
 `child_tasks.py` runs this in a child, with the rights of the sandbox's user. Not `trees`, which
 serves callers: there neither owners nor set-uid bits travel. The invariant: all processes of the
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from cellwall.guest.files.child_tasks import Task
 
 _PIECE = 256 * 1024
-_WHITEOUT = ".wh."
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_OPAQUE_MARK = "user.overlay.opaque"
+"""Attribute of a directory that hides the one below it; its value is then `y`."""
 _TYPES = {
     stat.S_IFDIR: tarfile.DIRTYPE,
     stat.S_IFLNK: tarfile.SYMTYPE,
@@ -33,17 +38,20 @@ _TYPES = {
 """What an image can hold; sockets and devices are left out."""
 
 
-def snapshot() -> Task:
-    """Return a task that ends all other processes and writes the root as a layer."""
-    return lambda _input, output_w: _snapshot(output_w)
+def snapshot(top: str) -> Task:
+    """Return a task that ends all other processes and writes the root as a layer.
+
+    `top` is the path of the overlay's upper directory, or `/` for the whole root.
+    """
+    return lambda _input, output_w: _snapshot(top, output_w)
 
 
-def _snapshot(output_w: int) -> Header:
+def _snapshot(top: str, output_w: int) -> Header:
     with contextlib.suppress(ProcessLookupError):  # there is none
         os.kill(-1, signal.SIGKILL)  # all but init and this process: kill(2)
     with os.fdopen(output_w, "wb", closefd=False) as stream:
         packing = _Packing(stream)
-        for visit in walk_tree("/", is_one_system=True):
+        for visit in walk_tree(top, is_one_system=True):
             if visit.moment != AFTER:
                 packing.add(visit)
         return packing.finish()
@@ -63,6 +71,8 @@ class _Packing:
     def add(self, visit: Visit) -> None:
         """Add what was met."""
         status = visit.status
+        if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+            self._add_mark([*visit.parents, f"{_WHITEOUT}{visit.name}"])
         kind = _TYPES.get(stat.S_IFMT(status.st_mode))
         if kind is None:
             return
@@ -77,6 +87,8 @@ class _Packing:
             self._add_file(visit.name, member)
         else:
             self._tar.addfile(member)
+        if kind == tarfile.DIRTYPE and _is_opaque(visit.name):
+            self._add_mark([*visit.parents, visit.name, _OPAQUE])
         self._files += 1
         self._tar.members = []  # type: ignore[attr-defined]  # or it remembers every one
 
@@ -89,10 +101,21 @@ class _Packing:
             member.size = os.fstat(fd).st_size
             self._tar.addfile(member, file)
 
+    def _add_mark(self, parts: list[str]) -> None:
+        """Add a file whose name says that what layers below have there is gone."""
+        self._tar.addfile(tarfile.TarInfo("/".join(parts)))
+
     def finish(self) -> Header:
         """Write the end of the archive."""
         self._tar.close()
         return {"files": self._files}
+
+
+def _is_opaque(name: str) -> bool:
+    try:
+        return os.getxattr(name, _OPAQUE_MARK, follow_symlinks=False) == b"y"
+    except OSError:  # it has none, or its file system has no attributes
+        return False
 
 
 def _described(visit: Visit, kind: bytes) -> tarfile.TarInfo:

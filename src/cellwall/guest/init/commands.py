@@ -23,7 +23,9 @@ from cellwall.guest.channel.loop import Loop
 from cellwall.guest.channel.pipes import Feed, Meter, Pump, Sinks
 from cellwall.guest.channel.requests import Request
 from cellwall.guest.channel.streams import MOST_GRANTED_BYTES, Stream
+from cellwall.guest.files.accounts import Account, account
 from cellwall.guest.init.families import Families, now_ticks
+from cellwall.guest.init.spawn_as import Program, spawn_as
 from cellwall.guest.process import processes
 from cellwall.guest.process.processes import Exit
 from cellwall.guest.process.programs import DEFAULT_PATH, SIGNALS_TO_RESET, find_program
@@ -53,6 +55,8 @@ class Plan(NamedTuple):
     """Whether stderr shares stdout's pipe, so that the order of both is kept."""
     output_bytes: int
     window_bytes: int
+    account: Account | None
+    """Whose the process is; None: init's user's."""
 
 
 class Command:
@@ -163,17 +167,32 @@ class Commands:
             raise Refusal("invalid", "start: argv is empty; name a program")
         if request.flag("any_shell", default=False) and not os.path.exists(argv[0]):
             argv[0] = _ANY_SHELL
+        account = self._account(request.text("user", ""))
+        own = {} if account is None else account.environment()
         return Plan(
             argv,
             os.path.join(self._config["home"], request.text("cwd", ".")),
-            {**self._config["env"], **request.environment("env")},
+            {**self._config["env"], **own, **request.environment("env")},
             request.choice("stdin", ("none", "stream")) == "stream",
             request.terminal("pty"),
             request.body,
             request.flag("merge_stderr"),
             request.integer("output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES),
             request.integer("window", _DEFAULT_WINDOW_BYTES, high=MOST_GRANTED_BYTES),
+            account,
         )
+
+    def _account(self, word: str) -> Account | None:
+        """Return the account of a command's user; None if that is init's. Raises Refusal."""
+        if not word:
+            return None
+        found = account(word)
+        own = os.geteuid()
+        if own == found.uid and ":" not in word:
+            return None
+        if own != 0:
+            raise Refusal("permission", f"start: user {own} of this sandbox cannot become {word!r}")
+        return found
 
     def _start_on_pipes(self, number: int, plan: Plan) -> Command:
         ends = _Ends()
@@ -317,8 +336,11 @@ def spawn(plan: Plan, actions: list[_Action]) -> int:
     except OSError as error:
         raise refusal_from(error, f"start: enter {plan.cwd!r}") from None
     try:
+        path = find_program(plan.argv[0], plan.env.get("PATH", DEFAULT_PATH))
+        if plan.account is not None:
+            return spawn_as(plan.account, Program(path, plan.argv, plan.env, actions))
         return os.posix_spawn(
-            find_program(plan.argv[0], plan.env.get("PATH", DEFAULT_PATH)),
+            path,
             plan.argv,
             plan.env,
             file_actions=actions,

@@ -310,7 +310,7 @@ class Init:
         self._workers.start(request.id, trees.departure(self._files.resolve(request)))
 
     def _root_get(self, request: Request) -> None:
-        self._workers.start(request.id, snapshot.snapshot())
+        self._workers.start(request.id, snapshot.snapshot(self._config.get("changes") or "/"))
 
     def _port_connect(self, request: Request) -> None:
         self._opened_ports().connect(request)

@@ -12,7 +12,7 @@ compares where the mounts really are.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List
+from typing import List, Mapping, Tuple
 
 from cellwall.jail.plan import plan, views
 from cellwall.jail.plan import steps as s
@@ -67,6 +67,17 @@ def _interpreter(facts: plan.HostFacts) -> s.Step:
     return s.Mount("overlay", target, _READ_ONLY, m.layers(plan.INTERPRETER, plan.NONE))
 
 
+def points(shape: plan.Shape) -> Mapping[str, str]:
+    """Return the mount points of a sandbox on an image, with the type of file system of each."""
+    return {**POINTS, plan.CHANGES: "tmpfs"} if shape.shows_changes else POINTS
+
+
+def _changes() -> Tuple[s.Step, ...]:
+    """Show the upper directory of the overlay, read-only: of it a layer is made."""
+    target = _ROOT + plan.CHANGES
+    return (s.Cover(_UPPER, target), s.Remount(target, _READ_ONLY | m.ATTR_NOEXEC))
+
+
 def _own_root(facts: plan.HostFacts, shape: plan.Shape) -> List[s.Step]:
     flags = m.MS_NOSUID | m.MS_NODEV
     inodes = shape.inodes + _OWN_INODES + sum(path.count("/") for path, _ in shape.volumes)
@@ -82,6 +93,7 @@ def _own_root(facts: plan.HostFacts, shape: plan.Shape) -> List[s.Step]:
         s.Cover(plan.OWN, _ROOT + plan.OWN),
         s.Remount(_ROOT + plan.OWN, _READ_ONLY | m.ATTR_NOEXEC),
         *([_interpreter(facts)] if shape.own_python else []),
+        *(_changes() if shape.shows_changes else ()),
         s.Cover("/dev", f"{_ROOT}/dev", is_whole=True),
         s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),  # noqa: S108 - in the sandbox
         s.Mount("proc", f"{_ROOT}/proc", flags | m.MS_NOEXEC),

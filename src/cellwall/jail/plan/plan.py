@@ -33,6 +33,8 @@ INTERPRETER = "/opt/interpreter"
 """Path of an interpreter for images in their fork-server's root."""
 OWN_PYTHON = f"{OWN}/python"
 """Path of that interpreter in a sandbox."""
+CHANGES = f"{OWN}/changes"
+"""Path at which a sandbox that becomes an image shows what differs from the image below it."""
 _EMPTY_FILE = f"{OWN}/empty/file"
 _EMPTY_DIR = f"{OWN}/empty/dir"
 NONE = "/none"
@@ -49,7 +51,7 @@ _DIRECTORIES = (
     *("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME, _WORK, NONE),
     *("/opt", OWN, "/run", "/var", "/var/tmp", "/root", "/etc", VAR),
 )
-_OWN_DIRECTORIES = (f"{OWN}/empty", _EMPTY_DIR, f"{OWN}/etc", f"{OWN}/var")
+_OWN_DIRECTORIES = (f"{OWN}/empty", _EMPTY_DIR, CHANGES, f"{OWN}/etc", f"{OWN}/var")
 _SANDBOX_DIRECTORIES = (
     *("/dev", "/etc", "/home", "/opt", OWN, TEMPLATE_ROOT, "/proc", "/root", "/run", "/sys"),
     *("/var",),
@@ -176,6 +178,8 @@ class Shape:
     """User and group id of the sandbox's processes if its root is an image's; else none."""
     own_python: bool = False
     """Whether an image's sandbox is shown the interpreter that is not the image's."""
+    shows_changes: bool = False
+    """Whether an image's sandbox shows, at `CHANGES`, what differs from the image."""
     volumes: Tuple[Tuple[str, bool], ...] = ()
     """Path of each volume inside, and whether it is read-only; their mounts come with the request,
     behind that of an image."""

@@ -12,6 +12,12 @@ no other file, process or network that it could reach. The steps, letter = proce
     5b  inner   rlimits, capabilities, no_new_privs, seccomp
     6b  inner   unpack (`extract`), finish and look at the tree (`finish`); say the result
     7a  outer   wait; its end is the end of the inner one
+
+An image that has all layers of another one is unpacked over that one's tree, as an overlay (3b),
+which nothing can write. Then, if the host says so:
+
+    8a  outer   own mount namespace; the folder of all images becomes the root; then as in 5b
+    9a  outer   make the tree of hard links (`merge`); say what it has
 """
 
 from __future__ import annotations
@@ -22,10 +28,10 @@ import os
 import resource
 import signal
 import socket
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from cellwall.jail.protocol import fds
-from cellwall.jail.unpack import extract, finish
+from cellwall.jail.unpack import extract, finish, merge
 from cellwall.linux import seccomp
 from cellwall.linux.syscalls import mounts, process
 from cellwall.linux.syscalls.libc import do_all
@@ -40,8 +46,10 @@ _OF_THE_IMAGE = frozenset(
     {errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EMLINK}
 )
 """Errors of paths: nothing of the host's is lacking, the image's own links and names are odd."""
+_ATTRIBUTES = mounts.ATTR_NOSUID | mounts.ATTR_NODEV | mounts.ATTR_NOEXEC
 _MIB = 1 << 20
 _MEMORY_MIB = 1024
+_OPEN_FILES = 1024
 
 
 def main(arguments: List[str]) -> None:
@@ -96,6 +104,38 @@ def _outer(control: socket.socket, request: Dict[str, Any], layers: List[int]) -
     if status:
         what = "it was killed" if os.WIFSIGNALED(status) else "it ended"
         _say(control, {"error": f"{what} (status {status:#x})", "code": "ended"})
+    elif request["lower"]:
+        fds.receive_message(control)  # the host has heard that the layers are whole
+        _say(control, _answered(lambda: _merged(control, request)))
+
+
+def _merged(control: socket.socket, request: Dict[str, Any]) -> Dict[str, Any]:
+    """Do steps 8a and 9a."""
+    process.unshare(process.CLONE_NEWNS)
+    mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
+    _show(request["images"])
+    program = bytes.fromhex(request["seccomp"])
+    last = process.last_capability()
+    mounts.pivot_into(_STAGING)
+    fds.keep_only([control.fileno()])
+    _lock(program, last, request, merge.DESCRIPTORS)
+    merging = merge.Merge(int(request["most_bytes"]), int(request["most_inodes"]))
+    merging.make(request["lower"], f"{request['partial']}/upper", f"{request['partial']}/tree")
+    return merging.answer()
+
+
+def _show(path: str) -> None:
+    """Mount a directory of the host on the place that becomes the root."""
+    mounts.mount(path, _STAGING, None, mounts.MS_BIND, None)
+    mounts.mount_setattr(_STAGING, _ATTRIBUTES, recursive=False)
+
+
+def _show_over(images: str, lower: str, partial: str) -> None:
+    """Mount an overlay there, whose changes lie in `partial`; nothing can write the lower tree."""
+    own = f"{images}/{partial}"
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    options = mounts.changeable(f"{images}/{lower}", f"{own}/upper", f"{own}/work")
+    mounts.mount("overlay", _STAGING, "overlay", flags, options)
 
 
 def _inner(
@@ -106,13 +146,15 @@ def _inner(
 ) -> None:
     """Do steps 3b to 6b; never return."""
     asked, answers = ends
-    try:
+
+    def work() -> Dict[str, Any]:
         process.do(process.prepare_parent_death_signal(signal.SIGKILL))
         process.unshare(process.CLONE_NEWNS)
         mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
-        mounts.mount(request["tree"], _STAGING, None, mounts.MS_BIND, None)
-        attributes = mounts.ATTR_NOSUID | mounts.ATTR_NODEV | mounts.ATTR_NOEXEC
-        mounts.mount_setattr(_STAGING, attributes, recursive=False)
+        if request["lower"]:
+            _show_over(request["images"], request["lower"], request["partial"])
+        else:
+            _show(f"{request['images']}/{request['partial']}")
         program = bytes.fromhex(request["seccomp"])
         last = process.last_capability()
         mounts.pivot_into(_STAGING)
@@ -121,21 +163,29 @@ def _inner(
         if os.read(answers, 1) != b"!":
             os._exit(1)
         fds.keep_only([control.fileno(), *layers])
-        _lock(program, last, int(request["most_bytes"]), int(request["cpu_s"]))
-        answer = _unpacked(request, layers)
-    except extract.Refused as refusal:
-        answer = {"error": str(refusal)[:1000], "code": refusal.code}
-    except MemoryError:
-        answer = {"error": "it needs more memory than it may have", "code": "bound"}
-    except OSError as error:
-        code = "invalid" if error.errno in _OF_THE_IMAGE else "system"
-        answer = {"error": str(error)[:1000], "code": code, "errno": error.errno}
-    _say(control, answer)
+        _lock(program, last, request, _OPEN_FILES)
+        return _unpacked(request, layers)
+
+    _say(control, _answered(work))
     os._exit(0)
 
 
-def _lock(program: bytes, last: int, most_bytes: int, cpu_s: int) -> None:
+def _answered(work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+    """Return the result of some work, or what went wrong."""
+    try:
+        return work()
+    except extract.Refused as refusal:
+        return {"error": str(refusal)[:1000], "code": refusal.code}
+    except MemoryError:
+        return {"error": "it needs more memory than it may have", "code": "bound"}
+    except OSError as error:
+        code = "invalid" if error.errno in _OF_THE_IMAGE else "system"
+        return {"error": str(error)[:1000], "code": code, "errno": error.errno}
+
+
+def _lock(program: bytes, last: int, request: Dict[str, Any], open_files: int) -> None:
     """Take every right away that unpacking does not need. The order is that of `jail.plan`."""
+    most_bytes, cpu_s = int(request["most_bytes"]), int(request["cpu_s"])
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -145,7 +195,7 @@ def _lock(program: bytes, last: int, most_bytes: int, cpu_s: int) -> None:
         (resource.RLIMIT_FSIZE, most_bytes),
         (resource.RLIMIT_AS, _MEMORY_MIB * _MIB),
         (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_NOFILE, 1024),
+        (resource.RLIMIT_NOFILE, open_files),
     ):
         resource.setrlimit(number, (most, most))
     calls = (

@@ -36,6 +36,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_changes,
     refuse_network,
     refuse_soft,
     refuse_volumes,
@@ -169,6 +170,7 @@ class DockerRuntime:
         """Start one container, or raise and leave nothing behind."""
         refuse_soft(spec, self._hardness(), self.name)
         refuse_volumes(spec, self.name)
+        refuse_changes(spec, self.name)
         if self.oci_runtime is not None:
             refuse_network(spec, self.name)
         starting = self._begin(self._start(spec))

@@ -33,6 +33,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_changes,
     refuse_soft,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
@@ -306,6 +307,7 @@ class GvisorRuntime:
     async def start(self, spec: SandboxSpec) -> GvisorSandbox:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
+        refuse_changes(spec, self.name)
         if spec.image is not None and spec.volumes:
             # SECURITY: their mount points would be made in a tree whose links an image chose.
             raise HostUnsupported(

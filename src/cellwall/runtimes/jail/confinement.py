@@ -182,6 +182,8 @@ class Confinement:
             entry.namespaces,
             _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
         )
+        if shape.shows_changes:
+            want = replace(want, points=image_plan.points(shape))
         return replace(want, volumes=dict(shape.volumes)) if shape.volumes else want
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:

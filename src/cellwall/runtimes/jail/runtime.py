@@ -152,6 +152,8 @@ class JailRuntime:
 
     name = "jail"
     level = IsolationLevel.NAMESPACE
+    shows_changes = True
+    """A sandbox on an image can show what it has changed of it."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -229,6 +231,7 @@ class JailRuntime:
             shape = replace(shape, volumes=volumes)
         if spec.image is not None:
             image = (spec.image.uid, spec.image.gid)
+            shape = replace(shape, shows_changes=spec.image.shows_changes)
             return replace(shape, image=image, own_python=not spec.image.has_python)
         return replace(shape, own_layers=spec.purpose == "session")
 
@@ -253,13 +256,15 @@ class JailRuntime:
         """Start the template's fork-server if it does not run."""
         await self._servers.get(template)
 
-    async def unpack_image(self, image: Image, target: Path, bounds: ImageBounds) -> UnpackedImage:
+    async def unpack_image(
+        self, image: Image, target: Path, bounds: ImageBounds, below: Path | None = None
+    ) -> UnpackedImage:
         """Unpack an image to `target`, in a jail."""
         if self.ids.rootless:
             raise images_need_root()
         from cellwall.runtimes.jail import unpacking  # most engines use no image
 
-        return await unpacking.unpack(self._state_dir, image, target, bounds)
+        return await unpacking.unpack(self._state_dir, image, target, bounds, below)
 
     async def remove_image(self, tree: Path) -> None:
         """Remove an unpacked image, or what is left of one."""
@@ -465,6 +470,7 @@ class JailRuntime:
             "home": plan.HOME if spec.image is None else spec.image.working_dir,
             "is_image": spec.image is not None,
             "own_python": list(OWN_PYTHON) if shape.own_python else [],
+            "changes": plan.CHANGES if shape.shows_changes else "",
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,

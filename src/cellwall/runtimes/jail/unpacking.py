@@ -13,7 +13,9 @@ import ctypes
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +38,26 @@ _NAME = re.compile(r"[^\x00-\x1f:]{1,256}")
 _BOUND_REMEDY = "use a smaller image, or raise the operator's bound"
 
 
-async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBounds) -> UnpackedImage:
+async def unpack(
+    state_dir: Path, image: Image, target: Path, bounds: ImageBounds, below: Path | None = None
+) -> UnpackedImage:
     """Unpack an image to `target`, which does not exist yet.
 
-    Raises ImageInvalid, HostUnsupported, CapacityError, SandboxBroken.
+    `below`: the tree of an image that has the same layers but for `image.layers`, which are
+    unpacked over it; what they leave as it is is shared, as hard links. Raises ImageInvalid,
+    HostUnsupported, CapacityError, SandboxBroken.
     """
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        partial.mkdir(mode=0o755, parents=True)
-        os.chown(partial, uid_ranges.IMAGE_BASE, uid_ranges.IMAGE_BASE)
+        tree = _folders(partial, below)
         started = helper_process.start(bundle_in(state_dir), ["unpack"])
     except OSError as error:
         raise _explained(error, "make its folder") from error
     try:
         async with asyncio.timeout(bounds.timeout_s):
-            answer = await asyncio.to_thread(_talk, started, image, partial, bounds)
-        unpacked = _checked(answer)
-        await asyncio.to_thread(_synced, partial)
-        partial.rename(target)
+            unpacked = await asyncio.to_thread(_talk, started, image, (partial, below), bounds)
+        await asyncio.to_thread(_synced, tree)
+        tree.rename(target)
     except TimeoutError:
         raise ImageInvalid(
             f"image: unpacking took more than {bounds.timeout_s:g} s", remedy=_BOUND_REMEDY
@@ -65,6 +69,20 @@ async def unpack(state_dir: Path, image: Image, target: Path, bounds: ImageBound
         if partial.exists():
             await asyncio.to_thread(remove_tree, str(partial))
     return unpacked
+
+
+def _folders(partial: Path, below: Path | None) -> Path:
+    """Make the folders of an image that is being unpacked; return its tree."""
+    partial.mkdir(mode=0o755, parents=True)
+    tops = [partial] if below is None else [partial / "tree", partial / "upper"]
+    mode = 0o755 if below is None else stat.S_IMODE(below.lstat().st_mode)
+    for each in tops:
+        each.mkdir(exist_ok=True)
+        each.chmod(mode)
+        os.chown(each, uid_ranges.IMAGE_BASE, uid_ranges.IMAGE_BASE)
+    if below is not None:
+        (partial / "work").mkdir(mode=0o700)
+    return tops[0]
 
 
 def _synced(tree: Path) -> None:
@@ -89,17 +107,32 @@ def _explained(error: OSError, step: str) -> CellwallError:
 
 
 def _talk(
-    started: HelperProcess, image: Image, partial: Path, bounds: ImageBounds
-) -> Mapping[str, Any]:
+    started: HelperProcess, image: Image, folders: tuple[Path, Path | None], bounds: ImageBounds
+) -> UnpackedImage:
     """Send the request and return the answer; in a thread, since both may wait."""
-    with contextlib.ExitStack() as held:
-        try:
-            fds.send_message(started.control, {"tree": str(partial), **_request(image, bounds)})
+    partial, below = folders
+    images = partial.parent.parent
+    where = {
+        "images": str(images),
+        "partial": str(partial.relative_to(images)),
+        "lower": "" if below is None else str(below.relative_to(images)),
+    }
+    try:
+        with contextlib.ExitStack() as held:
+            fds.send_message(started.control, {**where, **_request(image, bounds)})
             for message, files in _messages(image, held):
                 fds.send_message(started.control, message, files)
-            said = started.control.recv(_MOST_ANSWER_BYTES)
-        except fds.ControlClosed as error:
-            raise SandboxBroken(f"image: the process that unpacks is gone ({error})") from error
+            unpacked = _checked(_answer(started))
+        if below is None:
+            return unpacked
+        fds.send_message(started.control, {"merge": True})
+        return _counted(unpacked, _answer(started))
+    except fds.ControlClosed as error:
+        raise SandboxBroken(f"image: the process that unpacks is gone ({error})") from error
+
+
+def _answer(started: HelperProcess) -> Mapping[str, Any]:
+    said = started.control.recv(_MOST_ANSWER_BYTES)
     try:
         found = json.loads(said)
     except (ValueError, RecursionError):
@@ -145,8 +178,8 @@ def _messages(
         yield {"layers": described}, files
 
 
-def _checked(answer: Mapping[str, Any]) -> UnpackedImage:
-    """Return the answer as a value, or raise the error that it tells."""
+def _raised(answer: Mapping[str, Any]) -> None:
+    """Raise the error that an answer tells, if it tells one."""
     problem, code = answer.get("error"), answer.get("code")
     if problem is not None:
         what = f"image: unpack it: {str(problem)[:1000]}"
@@ -158,8 +191,25 @@ def _checked(answer: Mapping[str, Any]) -> UnpackedImage:
         if code in {"invalid", "unsupported"}:
             raise ImageInvalid(what, remedy="make the image again, with gzip or uncompressed")
         raise SandboxBroken(what)
+
+
+def _counted(unpacked: UnpackedImage, answer: Mapping[str, Any]) -> UnpackedImage:
+    """Return what an image has that shares files with another."""
+    _raised(answer)
+    try:
+        size, own = _number(answer["bytes"]), _number(answer["own_bytes"])
+        inodes = _number(answer["inodes"])
+    except (KeyError, ValueError) as error:
+        raise SandboxBroken(f"image: the process that unpacks said nonsense ({error})") from error
+    return replace(unpacked, size_bytes=size, own_bytes=own, inodes=inodes)
+
+
+def _checked(answer: Mapping[str, Any]) -> UnpackedImage:
+    """Return the answer as a value, or raise the error that it tells."""
+    _raised(answer)
     try:
         return UnpackedImage(
+            _number(answer["bytes"]),
             _number(answer["bytes"]),
             _number(answer["inodes"]),
             {str(name): _number(count) for name, count in dict(answer["skipped"]).items()},
