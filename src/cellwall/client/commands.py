@@ -144,6 +144,7 @@ class Commands:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
         merge_stderr: bool = False,
@@ -154,8 +155,10 @@ class Commands:
         """Run a command (a string goes to a shell) and return its result.
 
         With `merge_stderr`, `stdout` holds the output of both streams in the order of writing.
+        `user`: a user of the image, whose the process is; only where the sandbox's own is root.
         """
         body = {**_body(command, cwd, env, timeout), **asking.stdin(stdin), **_merged(merge_stderr)}
+        body.update(asking.given(user=user))
         attempt = Attempt(
             self._live.transport,
             self._live.path("/commands"),
@@ -178,6 +181,7 @@ class Commands:
         pty: tuple[int, int],
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Terminal: ...
     @overload
@@ -188,6 +192,7 @@ class Commands:
         pty: None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
         merge_stderr: bool = False,
         on_stdout: OnText | None = None,
@@ -201,6 +206,7 @@ class Commands:
         pty: tuple[int, int] | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
+        user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
         merge_stderr: bool = False,
         on_stdout: OnText | None = None,
@@ -218,6 +224,7 @@ class Commands:
             body = {
                 **_body(command, cwd, env, timeout),
                 **_merged(merge_stderr),
+                **asking.given(user=user),
                 "background": True,
             }
             ask = Ask("POST", "/commands", body=body, key=new_id())
@@ -228,7 +235,7 @@ class Commands:
 
             if deliver is not None:
                 raise UsageError("pty: callbacks get text", remedy="read the terminal's bytes")
-            started = await opened(self._live, command, pty, cwd, env, timeout)
+            started = await opened(self._live, command, pty, (cwd, user), env, timeout)
         self._known[started.id] = started
         return started
 

@@ -164,13 +164,17 @@ async def opened(
     live: RemoteSandboxHandle,
     command: str | Sequence[str],
     pty: tuple[int, int],
-    cwd: str | None,
+    place: tuple[str | None, str | None],
     env: Mapping[str, str] | None,
     timeout_s: float | None,
 ) -> Terminal:
-    """Start a command on a terminal. Raises UsageError, SandboxUnavailable."""
+    """Start a command on a terminal; `place` is its directory and its user.
+
+    Raises UsageError, SandboxUnavailable.
+    """
     size = check_size(pty, _MOST_CELLS)
-    params = {**size, "cwd": cwd, "command": shell_line(command, env or {})}
+    cwd, user = place
+    params = {**size, "cwd": cwd, "user": user, "command": shell_line(command, env or {})}
     socket = await live.transport.socket(live.path("/terminal"), params)
     try:
         started = json.loads(await socket.recv())

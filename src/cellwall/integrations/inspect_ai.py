@@ -145,30 +145,29 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
     ) -> ExecResult[str]:
         """Run a command; one that ran out of time is not tried again."""
         with _translated():
-            if user is not None:
-                cmd = await self._as_user(user, cmd)
+            whom = None if user is None else await self._other(user)
             try:
                 result = await self.sandbox.commands.run(
-                    cmd, stdin=input, cwd=cwd, env=env, timeout=timeout
+                    cmd, stdin=input, cwd=cwd, env=env, user=whom, timeout=timeout
                 )
             except cellwall.NotFound as error:
                 return ExecResult(False, 127, "", f"{error.message}\n")
         return _exec_result(result)
 
-    async def _as_user(self, user: str, cmd: list[str]) -> list[str]:
-        """Return the command that runs `cmd` as `user`, if the sandbox's own user may do that."""
+    async def _other(self, user: str) -> str | None:
+        """Return `user`, or None if it is the sandbox's own, which alone can become no other."""
         if not self._own_names:
             said = await self.sandbox.commands.run(_WHO)
             self._own_names = frozenset(said.stdout.split())
         if user in self._own_names:
-            return cmd
+            return None
         if "0" not in self._own_names:
             own = ", ".join(sorted(self._own_names))
             raise SandboxUserUnsupportedError(
                 f"the sandbox's user ({own}) cannot become {user!r}; make it with an image and "
                 "user='root' in CellwallSandboxConfig"
             )
-        return ["su", "-s", "/bin/sh", "-c", 'exec "$0" "$@"', "--", user, *cmd]
+        return user
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a whole file and create its parents; refuse a read-only one, as Inspect wants."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from cellwall.embedded import Runner
 from cellwall.engine.images.builder import BuildEvent, BuildFailed, BuildRequest, build
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.images.dockerfile import DockerfileInvalid
+from cellwall.images.image import ImageInvalid
 from cellwall.model.errors import NotFound
 from kit.images import archives
 from kit.images.archives import config_of, layer, small_root
@@ -108,7 +110,11 @@ def test_stages_files_users_and_what_was_done_before(tmp_path: Path) -> None:
         ("COPY ../.. /a", "line 2: COPY: '../..' leads out"),
         ("COPY out/passwd /a", "leads out of the context by a link"),
         ("COPY missing /a", "the context has no 'missing'"),
-        ("ADD https://example.org/x /a", "URLs and archives"),
+        ("ADD https://example.org/x /a", "URLs are not added"),
+        ("ADD odd.tar /a", "an archive is unpacked to `/` alone"),
+        ("ADD odd.tar /", "line 2: ADD: .*damaged header"),
+        ("ADD odd.tar.gz /", "cannot be read"),
+        ("ADD out.tar /", "line 2: ADD: 'out.tar' cannot be read"),
         ("USER nobody-here\nRUN id", "line 3: RUN: .*has no user 'nobody-here'"),
     ],
 )
@@ -116,10 +122,13 @@ def test_what_fails_says_its_line_and_leaves_nothing(tmp_path: Path, text: str, 
     context = tmp_path / "context"
     context.mkdir()
     (context / "out").symlink_to("/etc")
+    (context / "odd.tar").write_bytes(b"odd" * 1000)
+    (context / "odd.tar.gz").write_bytes(gzip.compress(b"odd")[:-6])
+    (context / "out.tar").symlink_to("/etc/passwd")
 
     async def job(engine: Engine) -> None:
         whole = f"FROM {base_in(tmp_path)}\n{text}\n"
-        with pytest.raises((BuildFailed, DockerfileInvalid), match=said):
+        with pytest.raises((BuildFailed, DockerfileInvalid, ImageInvalid), match=said):
             await build(engine, asked(whole, context, [], name="bad"))
         assert len(engine.images.images()) == 1
         left = await asyncio.to_thread(os.listdir, engine.state_dir / "images")
@@ -283,5 +292,24 @@ def test_steps_run_as_the_user_that_the_file_names(tmp_path: Path) -> None:
         said = await sandbox.commands.run("cat /made/who; stat -c %U /made/who")
         await sandbox.close()
         assert said.stdout == "app\n/home/app app\nrefused\n50\napp\n"
+
+    with_engine(tmp_path / "state", job)
+
+
+@pytest.mark.parametrize("name", ["root.tar", "root.tar.gz"])
+def test_archive_is_the_root_of_an_image_from_nothing(tmp_path: Path, name: str) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    content = layer([*small_root(), archives.member("app/x", b"x", uid=7, mode=0o4755)])
+    packed = gzip.compress(content) if name.endswith("gz") else content
+    (context / name).write_bytes(packed)
+    text = f"FROM scratch\nADD {name} /\nENV PATH=/bin:/usr/bin\nRUN echo y >> /app/x\n"
+
+    async def job(engine: Engine) -> None:
+        await build(engine, asked(text, context, [], name="made"))
+        sandbox = await engine.create_sandbox(image="made", user="root")
+        said = await sandbox.commands.run("cat /app/x; stat -c '%u %a' /app/x")
+        await sandbox.close()
+        assert said.stdout == "xy\n7 755\n"
 
     with_engine(tmp_path / "state", job)

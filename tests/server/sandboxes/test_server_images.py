@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 import cellwall
 from cellwall.model.errors import ImageComing
@@ -253,6 +254,26 @@ def test_images_have_so_much_room_and_those_used_least_recently_go(
             assert _command(client, each, "id -u")["exit_code"] == 0
 
 
+def test_commands_and_terminals_of_another_user(door: Server, stocked: ImageRegistry) -> None:
+    """On an image without bash, where a terminal's shell is sh."""
+    with cellwall.connect(door.address, ALICE) as client:
+        sandbox = client.Sandbox(image=stocked.name("team/app:1"), user="root")
+        assert sandbox.commands.run("id -un", user="app").stdout == "app\n"
+        assert sandbox.commands.start("id -un", user="app").wait().stdout == "app\n"
+        terminal = sandbox.commands.start("id -un", pty=(24, 80), user="app")
+        assert terminal.wait().ok
+        assert b"app" in terminal.read()
+        with pytest.raises(cellwall.CellwallError, match="no user 'missing'"):
+            sandbox.commands.run("id", user="missing")
+        place = f"/sandboxes/{sandbox.id}/terminal"
+        address = f"{door.address.replace('http', 'ws')}{place}?user=app"
+        with connect(address, additional_headers={"X-API-Key": ALICE}) as socket:
+            socket.send(b"id -u; exit\n")
+            said = b"".join(each for each in socket if isinstance(each, bytes))
+            assert b"1001" in said
+        sandbox.close()
+
+
 def test_command_line(door: Server, stocked: ImageRegistry) -> None:
     env = {**os.environ, "CELLWALL_URL": door.address, "CELLWALL_API_KEY": ALICE}
 
@@ -264,3 +285,5 @@ def test_command_line(door: Server, stocked: ImageRegistry) -> None:
 
     made = said("create", "--image", stocked.name("team/app:1"), "--user", "root").strip()
     assert said("exec", made, "--", "id", "-un") == "root\n"
+    assert said("exec", "--user", "app", made, "--", "id", "-un") == "app\n"
+    assert said("exec", "--user", "4000:50", made, "--", "id", "-u") == "4000\n"

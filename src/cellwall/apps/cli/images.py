@@ -58,13 +58,14 @@ def list_all(
             each.digest[7:19],
             ", ".join(each.names),
             str(each.size_bytes >> 20),
+            str(each.own_bytes >> 20),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(each.made_at)),
             each.config.user or "root",
             "yes" if each.has_python else "no",
         )
         for each in images
     ]
-    show(("id", "names", "MiB", "unpacked", "user", "python3"), rows)
+    show(("id", "names", "MiB", "not shared", "unpacked", "user", "python3"), rows)
 
 
 @app.command("pull", short_help="Bring an image here and unpack it.")

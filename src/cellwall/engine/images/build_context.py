@@ -7,16 +7,20 @@ link and never followed, a path that leads out is refused, and counts and bytes 
 from __future__ import annotations
 
 import fnmatch
+import gzip
 import hashlib
 import os
+import shutil
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from cellwall.images.dockerfile import Instruction
+from cellwall.images.image import Compression, Layer, compression_of
 
 MOST_FILES = 200_000
 MOST_BYTES = 4 << 30
@@ -69,6 +73,21 @@ class Context:
             digest = packing.finish()
         return Packed(digest, target if is_folder else os.path.dirname(target) or "/")
 
+    def layer(self, instruction: Instruction, word: str, out: Path) -> Layer:
+        """Copy an archive to `out`, and return it as a layer. Raises `DockerfileInvalid`.
+
+        Only its digest is computed here; it is unpacked as any stranger's.
+        """
+        (path,) = self._matching(instruction, word)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            with open(os.open(path, flags), "rb") as file, out.open("xb") as copy:
+                shutil.copyfileobj(file, copy, _PIECE)
+            compression, diff_id = _digested(out)
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise instruction.wrong(f"{word[:80]!r} cannot be read: {error}") from None
+        return Layer(diff_id, compression, out, 0, out.stat().st_size)
+
     def _matching(self, instruction: Instruction, word: str) -> list[Path]:
         parts = [part for part in word.split("/") if part not in {"", "."}]
         if ".." in parts or "\0" in word:
@@ -114,6 +133,21 @@ class Context:
             ):
                 ignored = not line.startswith("!")
         return ignored
+
+
+def _digested(archive: Path) -> tuple[Compression, str]:
+    """Return how an archive is compressed, and the digest of what it holds."""
+    digest, size = hashlib.sha256(), 0
+    with archive.open("rb") as file:
+        compression = compression_of(file.read(4))
+        file.seek(0)
+        content = gzip.GzipFile(fileobj=file) if compression == "gzip" else file
+        while piece := content.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    return compression, f"sha256:{digest.hexdigest()}"
 
 
 class _Packing:

@@ -25,6 +25,7 @@ from cellwall.images.dockerfile import Dockerfile, Instruction, Stage
 from cellwall.images.image import (
     Image,
     ImageConfig,
+    ImageInvalid,
     Layer,
     digest_of,
     machine_architecture,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from cellwall.engine.sandbox import AsyncSandbox
 
 _SHELL = ("/bin/sh", "-c")
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar.zst")
 _EMPTY_TAR = bytes(10_240)
 _MOST_LAYERS = 100
 """Layers above which a step's image is made of one: the whole root."""
@@ -279,13 +281,36 @@ class _Build:
         if "from" in each.flags:
             await self._copy_between(state, each, (sources, whole), number)
             return
-        if each.name == "ADD" and any(_is_unpacked(word) for word in sources):
-            raise each.wrong("URLs and archives are not added", "use COPY, and unpack with RUN")
+        if each.name == "ADD" and any("://" in word for word in sources):
+            raise each.wrong("URLs are not added", "use COPY, or fetch it with RUN")
         if self._context is None:
             raise each.wrong("there is no context", "name the directory with the files")
+        if each.name == "ADD" and any(word.endswith(_ARCHIVES) for word in sources):
+            await self._add_archive(state, each, sources, whole)
+            return
         out = self._place / f"copy-{each.line}.tar"
         packed = await asyncio.to_thread(self._context.pack, each, sources, whole, out)
         await self._put(state, each, packed, out)
+
+    async def _add_archive(
+        self, state: _State, each: Instruction, sources: list[str], target: str
+    ) -> None:
+        """Unpack an archive to the root: it is a layer as it is."""
+        if len(sources) != 1 or target != "/" or each.flags or not _is_layer(sources[0]):
+            raise each.wrong(
+                "an archive is unpacked to `/` alone, if it is a tar, uncompressed or with gzip",
+                "use COPY, and unpack with RUN",
+            )
+        assert self._context is not None  # noqa: S101 - `_copy` has looked
+        self._tell("step", each.line, str(each))
+        out = self._place / f"add-{each.line}.tar"
+        layer = await asyncio.to_thread(self._context.layer, each, sources[0], out)
+        layers = (*state.stored.config.diff_ids, layer.diff_id)
+        document = config_document(state.config, layers, tuple(state.history))
+        try:
+            state.stored = await self._store.add(Image(read_config(document), (layer,)))
+        except ImageInvalid as error:
+            raise each.wrong(error.message, error.remedy or "") from None
 
     async def _put(self, state: _State, each: Instruction, packed: Packed, out: Path) -> None:
         async def work(sandbox: AsyncSandbox) -> None:
@@ -473,8 +498,8 @@ def _changed(state: _State, each: Instruction) -> ImageConfig:
     return replace(config, entrypoint=words, command=())
 
 
-def _is_unpacked(word: str) -> bool:
-    return "://" in word or word.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2"))
+def _is_layer(name: str) -> bool:
+    return name.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:

@@ -103,6 +103,7 @@ async def started(request: Request, owner: SandboxRecord, body: CommandBody) -> 
         asked_for,
         cwd=body.cwd,
         env=body.env,
+        user=body.user,
         timeout=timeout,
         merge_stderr=body.merge_stderr,
         on_event=record.spool.append,

@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.terminals import Terminal
     from cellwall.server.core.request import Request
 
-_SHELL = ["/bin/bash", "-l"]
+_SHELL = "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l"
+"""A line for the shell of a template, or of an image, which need not have bash."""
 
 
 async def terminal(request: Request) -> None:
     """`WS /sandboxes/{id}/terminal`."""
     query = query_of(request, TerminalQuery)
     owner = sandbox(request)
-    argv = _SHELL if query.command is None else ["/bin/bash", "-c", query.command]
-    made = await owner.sandbox.commands.start(argv, pty=(query.rows, query.cols), cwd=query.cwd)
+    size, line = (query.rows, query.cols), query.command or _SHELL
+    made = await owner.sandbox.commands.start(line, pty=size, cwd=query.cwd, user=query.user)
+    argv = ["/bin/bash", "-l"] if query.command is None else ["/bin/bash", "-c", query.command]
     record = CommandRecord(request.owner, request.request_id, request.settings.spool_bytes, argv)
     record.terminal = Window(rows=query.rows, cols=query.cols)
     follow(request, owner, record, made)

@@ -257,6 +257,9 @@ class CommandBody(StrictModel):
     )
     cwd: PathText | None = None
     env: Environment | None = None
+    user: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None, description="A user of the image; only where the sandbox's own user is root."
+    )
     stdin: Annotated[str, Field(max_length=STDIN_CAP_BYTES)] | None = None
     stdin_b64: Base64 | None = None
     timeout: Seconds | None = None
@@ -428,4 +431,5 @@ class TerminalQuery(Query):
     rows: Annotated[int, Field(ge=1, le=1000)] = 24
     cols: Annotated[int, Field(ge=1, le=1000)] = 80
     cwd: PathText | None = None
+    user: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     command: Annotated[str, Field(min_length=1, max_length=131_072)] | None = None

@@ -51,6 +51,9 @@ def execute(  # noqa: PLR0913, PLR0917 - one parameter per option
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable; repeatable.")
     ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="A user of the image; the sandbox's own must be root.")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(help="Wall time in seconds.")] = None,
     merge_stderr: Annotated[
         bool, typer.Option("--merge-stderr", help="Its stderr is its stdout, in true order.")
@@ -68,7 +71,7 @@ def execute(  # noqa: PLR0913, PLR0917 - one parameter per option
     tar c . | cellwall sandbox exec -i build -- tar x
     """
     options: dict[str, Any] = {"cwd": cwd, "env": pairs(env, "--env"), "timeout": timeout}
-    options["merge_stderr"] = merge_stderr
+    options.update(merge_stderr=merge_stderr, user=user)
     with connected(url, key) as client:
         sandbox = found(client, which)
         if detach:
