@@ -156,6 +156,7 @@ class AsyncClient(AsyncClosing):
         trust: str | None = None,
         demand_hard: bool = False,
         start: str = "fork",
+        profile: str | None = None,
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
         tools: Tools | None = None,
@@ -174,7 +175,8 @@ class AsyncClient(AsyncClosing):
         `packages`: Python packages to install first. `image`: a container image that the server's
         operator permits, such as `python:3.12-slim`, whose tree is the root, and `user` one of its
         users, by default the image's own. `volumes`: volumes of the caller's tenant, such as
-        `{"data": "/data"}`. Raises `ImageComing` while the image is being pulled.
+        `{"data": "/data"}`. `profile`: `debug` if its programs may trace one another, where the
+        operator permits it. Raises `ImageComing` while the image is being pulled.
         """
         box = box_of(tools)
         body = {
@@ -182,6 +184,7 @@ class AsyncClient(AsyncClosing):
             **asking.given(
                 limits=asking.limits(limits),
                 env=asking.env(env),
+                profile=profile,
                 name=name,
                 metadata=None if metadata is None else dict(metadata),
                 network=asking.network(network),

@@ -24,7 +24,7 @@ from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
-from cellwall.engine.policy.arguments import check_env, check_limits, check_start
+from cellwall.engine.policy.arguments import check_env, check_limits, check_profile, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
@@ -412,6 +412,7 @@ class Engine:
         trust: str | None = None,
         demand_hard: bool = False,
         start: str = "fork",
+        profile: str = "default",
         floor: Floor = NO_FLOOR,
         tools: Tools | None = None,
         network: object = None,
@@ -432,7 +433,8 @@ class Engine:
         names of stored ones. `image`: what `images.reference.parse` takes, such as
         `./task.tar`; its tree is the root then, and `user` one of its users, by default the
         image's own. `volumes`: what `model.volume.mounts_of` takes, such as `{"data": "/data"}`
-        or `["data:/data:ro"]`, of volumes that exist. `packages`: Python packages to install
+        or `["data:/data:ro"]`, of volumes that exist. `profile`: `debug` if its programs may trace
+        one another, where the operator permits it. `packages`: Python packages to install
         first, such as `["requests"]`. `tenant`: whose it is, for the records of its connections.
         """
         box = box_of(tools)
@@ -450,6 +452,7 @@ class Engine:
                 env=egress.variables | check_env(env or {}),
                 demand_hard=demand_hard,
                 start=check_start(start),
+                profile=check_profile(profile, self.settings.profiles),
             )
             async with on_image(lambda: self.images, spec, image, user, wanted) as rooted:
                 spec = with_volumes(lambda: self.volumes, rooted, volumes, tenant)

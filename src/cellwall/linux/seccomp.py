@@ -100,13 +100,14 @@ def parse_policy(text: str) -> dict[str, list[Rule]]:
     return rules
 
 
-def compile_policy(text: str, arch: str, refusals: str = "") -> bytes:
+def compile_policy(text: str, arch: str, refusals: str = "", more: str = "") -> bytes:
     """Return the packed `struct sock_filter` array that enforces `text` on `arch`.
 
-    The rules in `refusals` for a call replace those in `text`, and must not allow it.
+    The rules in `more` for a call replace those in `text`: a profile that allows more. Those in
+    `refusals` replace both, and must not allow the call.
     """
     numbers = syscall_numbers(arch)
-    rules = parse_policy(text)
+    rules = {**parse_policy(text), **parse_policy(more)}
     for name, instead in parse_policy(refusals).items():
         if any(rule.action == RET_ALLOW for rule in instead):
             raise PolicyError(f"seccomp refusals: {name} is allowed there; only refuse")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from cellwall.model.errors import UsageError
 
@@ -44,6 +44,10 @@ _FIXED_STATUS = {
     Verdict.CANCELLED: INTERRUPTED,
     Verdict.INTERRUPTED: INTERRUPTED,
 }
+
+
+Profile = Literal["default", "debug"]
+"""A set of system calls that a sandbox's programs may use."""
 
 
 class IsolationLevel(IntEnum):
@@ -85,6 +89,8 @@ class Isolation:
     """`own`: no other sandbox has the same user id on the host. `shared`: others have it as well,
     and the kernel's per-user counts (descriptors in flight, epoll watches, pages of pipes) cover
     all of them together."""
+    profile: Profile = "default"
+    """Which system calls its programs may use: `default`, or `debug`, with those of tracers."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON for answers."""
@@ -94,6 +100,7 @@ class Isolation:
             "posture": self.posture_digest,
             "limits": dict(self.hardness),
             "ids": self.ids,
+            "profile": self.profile,
         }
 
 

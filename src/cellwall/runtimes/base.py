@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cellwall.images.image import Image
     from cellwall.model.limits import Limits
-    from cellwall.model.outcome import Isolation, IsolationLevel
+    from cellwall.model.outcome import Isolation, IsolationLevel, Profile
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.channel.channel import GuestChannel
 
@@ -145,6 +145,8 @@ class SandboxSpec:
     """Whether it gets a way out, whose listeners are opened at the start (`OpensListeners`)."""
     image: ImageRoot | None = None
     """The image whose tree is its root; None: the template's."""
+    profile: Profile = "default"
+    """Which system calls it may use; one with another profile than the default is not parked."""
     volumes: tuple[VolumeRoot, ...] = ()
     """The volumes that it sees; such a sandbox is never parked."""
     is_awaited: bool = True
@@ -174,6 +176,16 @@ def refuse_image(spec: SandboxSpec, runtime: str) -> None:
             "images",
             f"image: the runtime {runtime!r} cannot use one as the root of a sandbox",
             remedy="use runtime 'jail', 'gvisor' or 'docker'",
+        )
+
+
+def refuse_profile(spec: SandboxSpec, runtime: str) -> None:
+    """Raise `HostUnsupported` if `spec` demands a profile, which `runtime` does not have."""
+    if spec.profile != "default":
+        raise HostUnsupported(
+            "profile",
+            f"profile: the runtime {runtime!r} has no {spec.profile!r}",
+            remedy="use runtime 'jail', or leave the profile out",
         )
 
 

@@ -122,7 +122,8 @@ def isolation_of(value: Json) -> Isolation:
     """Return the isolation that was in force."""
     level = IsolationLevel[str(value["level"]).upper()]
     limits, ids = dict(value["limits"]), str(value.get("ids", "shared"))
-    return Isolation(value["runtime"], level, value["posture"], limits, ids)
+    profile = value.get("profile", "default")
+    return Isolation(value["runtime"], level, value["posture"], limits, ids, profile)
 
 
 def limits_of(value: Json) -> Limits:

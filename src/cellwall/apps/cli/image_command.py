@@ -62,6 +62,7 @@ async def _ran(
             isolation=given["isolation"],
             trust=given["trust"],
             demand_hard=given["demand_hard"],
+            profile=given["profile"] or "default",
             network=network_of(given["allow"], given["network"]),
         )
         root = sandbox.live.spec.image

@@ -43,7 +43,7 @@ class Request:
 def run_program(given: Mapping[str, Any]) -> int:
     """Run the program that `given`, an option each, describes; return our exit status."""
     try:
-        if given["image"] or given["user"]:
+        if given["image"] or given["user"] or given["profile"]:
             return _run_in_image(given)
         request = _read(given)
         built(request.options["template"])
@@ -60,7 +60,8 @@ def _run_in_image(given: Mapping[str, Any]) -> int:
     from cellwall.apps.cli.image_command import run_command
 
     if not given["image"]:
-        raise UsageError("run: --user is one of an image", remedy="name it with --image, too")
+        option = "--user is one of an image" if given["user"] else "--profile needs an image"
+        raise UsageError(f"run: {option}", remedy="name it with --image, too")
     built("python")
     return run_command(given, _limits(given))
 

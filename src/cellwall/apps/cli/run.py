@@ -49,6 +49,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     user: Annotated[
         str | None, typer.Option(help="A user of the image, such as root; default: the image's.")
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="On an image; debug: its programs may trace one another (strace, gdb)."),
+    ] = None,
     volume: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME:PATH[:ro]", help="Show a volume at a path inside; repeatable."),

@@ -33,6 +33,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--template": ("template", str),
     "--image": ("image", str),
     "--user": ("user", str),
+    "--profile": ("profile", str),
     "--stdin": ("stdin", str),
     "--artifacts": ("artifacts", str),
     "--into": ("into", Path),

@@ -20,6 +20,7 @@ from cellwall.surface.tools.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
+    from cellwall.model.outcome import Profile
     from cellwall.runtimes.base import Start
 
 SOURCE_CAP_BYTES = 16 * 1024 * 1024
@@ -70,6 +71,20 @@ def check_start(start: str) -> Start:
     raise UsageError(
         f"start: {start!r} is not a way to start",
         remedy="say 'fork' (warm, the default) or 'exec' (an interpreter of its own)",
+    )
+
+
+def check_profile(profile: str, permitted: Sequence[str]) -> Profile:
+    """Return the profile of system calls; `permitted` are those besides the default."""
+    if profile == "default":
+        return "default"
+    if profile == "debug" and profile in permitted:
+        return "debug"
+    if profile != "debug":
+        raise UsageError(f"profile: {profile!r} is not one", remedy="say 'debug', or leave it out")
+    raise UsageError(
+        "profile: the operator does not permit 'debug'",
+        remedy='permit it: CELLWALL_PROFILES=debug, or [engine] profiles = ["debug"]',
     )
 
 

@@ -60,6 +60,9 @@ class EngineSettings:
     pool_idle_s: float = 600.0
     """Seconds without a claim after which a template's parked sandboxes are given up, and without a
     start after which what a runtime has ready for the next one is."""
+    profiles: tuple[str, ...] = ()
+    """Profiles of system calls that a sandbox may ask for, besides the default: `debug`, with which
+    its programs may trace one another (strace, gdb)."""
     network: str = "allow"
     """Widest network policy that a request may have: `none`, `allow` or `open`."""
     network_addresses: tuple[str, ...] = ()
@@ -104,6 +107,10 @@ class EngineSettings:
         IsolationLevel.called(self.least_isolation)
         IsolationLevel.called(self.default_isolation)
         check_runtimes(self.runtimes, "settings")
+        if odd_profiles := set(self.profiles) - {"debug"}:
+            raise UsageError(
+                f"settings: profiles: {min(odd_profiles)!r} is not known", remedy="say 'debug'"
+            )
         if self.network not in MODES:
             raise UsageError(
                 f"settings: network: {self.network!r} is not known",
@@ -150,8 +157,8 @@ class EngineSettings:
 
         `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
         `CELLWALL_TRUST` (`untrusted=kernel,trusted=process:allow`), `CELLWALL_ALLOW_PROCESS`,
-        `CELLWALL_NETWORK`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with commas),
-        `CELLWALL_NETWORK_AUTHORITIES`,
+        `CELLWALL_PROFILES`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with
+        commas), `CELLWALL_NETWORK`, `CELLWALL_NETWORK_AUTHORITIES`,
         `CELLWALL_PACKAGES` (`any`, `none` or JSON), `CELLWALL_PACKAGE_REGISTRIES` and
         `CELLWALL_IMAGE_REGISTRIES` (JSON), `CELLWALL_IMAGE_CREDENTIALS` and
         `CELLWALL_POOL_SIZE`.
@@ -164,6 +171,7 @@ class EngineSettings:
             source.get("CELLWALL_DEFAULT_ISOLATION", "namespace"),
             {**trust_table(), **_trust(source.get("CELLWALL_TRUST", ""))},
             allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
+            profiles=_listed(source.get("CELLWALL_PROFILES", "")),
             network=source.get("CELLWALL_NETWORK", "allow"),
             network_addresses=_listed(source.get("CELLWALL_NETWORK_ADDRESSES", "")),
             name_servers=_listed(source.get("CELLWALL_NAME_SERVERS", "")),

@@ -150,7 +150,7 @@ class Pool:
         self._destructions = Tasks()
         self._is_open = True
         self._apart: Counter[str] = Counter()
-        """Number of claimed sandboxes with volumes, by the digest of their image, or empty."""
+        """Number of claimed sandboxes of no bucket, by the digest of their image, or empty."""
         self._claims_parked = 0
         self._claims_started = 0
         self.starts = Starts()
@@ -164,7 +164,7 @@ class Pool:
         """Return a sandbox of `spec`, parked or started now; the caller must `release` it."""
         await self._destructions.wait_below(_MOST_DESTRUCTIONS)
         spec = served_as(runtime, spec)
-        if spec.volumes:
+        if _is_apart(spec):
             return await self._claim_apart(runtime, spec)
         bucket = self._bucket(runtime, spec)
         self._count_claim(bucket)
@@ -185,7 +185,7 @@ class Pool:
             self._refill_later(bucket, _REFILL_PAUSE_S)
 
     async def _claim_apart(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
-        """Start a sandbox with volumes, which is of no bucket."""
+        """Start a sandbox that is of no bucket."""
         self._apart[_image_of(spec)] += 1
         try:
             return await self._started(runtime, spec)
@@ -245,7 +245,7 @@ class Pool:
 
     def release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
         """Destroy a claimed sandbox, in the background."""
-        if live.spec.volumes:
+        if _is_apart(live.spec):
             self._apart[_image_of(live.spec)] -= 1
             self.discard(live.runtime_sandbox)
             return
@@ -459,6 +459,12 @@ async def _remove(sandbox: RuntimeSandbox) -> None:
         await asyncio.sleep(_ANSWER_PAUSE_S)
     finally:
         await sandbox.aclose()
+
+
+def _is_apart(spec: SandboxSpec) -> bool:
+    """Report whether a sandbox is of no bucket: another one like it is hardly asked for soon."""
+    is_step = spec.image is not None and spec.image.shows_changes
+    return bool(spec.volumes) or spec.profile != "default" or is_step
 
 
 def _image_of(spec: SandboxSpec) -> str:

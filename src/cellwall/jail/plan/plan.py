@@ -18,6 +18,7 @@ from cellwall.jail.plan import views
 from cellwall.linux.syscalls import mounts as m
 
 UNCOUNTED = "no_memory_cgroup.policy"
+DEBUG = "debug.policy"
 """Name of the policy file with system calls that are refused where no cgroup counts memory, because
 they take memory that nothing else counts."""
 INSIDE_UID = 1000
@@ -180,6 +181,8 @@ class Shape:
     """Whether an image's sandbox is shown the interpreter that is not the image's."""
     shows_changes: bool = False
     """Whether an image's sandbox shows, at `CHANGES`, what differs from the image."""
+    debug: bool = False
+    """Whether it may trace its own processes; `linux/debug.policy`."""
     volumes: Tuple[Tuple[str, bool], ...] = ()
     """Path of each volume inside, and whether it is read-only; their mounts come with the request,
     behind that of an image."""
@@ -416,6 +419,7 @@ def lockdown_of(facts: HostFacts, shape: Shape) -> s.Lockdown:
         # mounts or belongs to root; what lies outside of its root it cannot even read.
         write=("/",),
         refusals=UNCOUNTED if shape.soft_memory else "",
+        allows_more=DEBUG if shape.debug else "",
         devices=("/dev",),
         clear_groups=not shape.rootless,
     )

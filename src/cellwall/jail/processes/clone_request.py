@@ -31,13 +31,22 @@ hit writes to no page."""
 
 
 def encoded(
-    shape: plan.Shape, uid: int, guest: Mapping[str, Any], start: str, *, is_told: bool = False
+    shape: plan.Shape,
+    uid: int,
+    guest: Mapping[str, Any],
+    start: str,
+    *,
+    is_told: bool = False,
+    program: bytes = b"",
 ) -> bytes:
     """Encode a request for one sandbox; all but the uid repeats from request to request.
 
-    `is_told`: its environment is not the usual one, and lies in its channel.
+    `is_told`: its environment is not the usual one, and lies in its channel. `program`: its seccomp
+    filter, if that is not the usual one.
     """
-    rest = json.dumps({"guest": dict(guest), "start": start, "is_told": is_told})
+    rest = json.dumps(
+        {"guest": dict(guest), "start": start, "is_told": is_told, "program": program.hex()}
+    )
     return f'{uid} {{"shape": {_shape_text(shape)}, {rest[1:]}'.encode()
 
 
@@ -121,14 +130,15 @@ class CloneRequests:
 
     def _decode(self, said: Dict[str, Any]) -> CloneRequest:
         shape, start = plan.Shape.from_json(said["shape"]), said["start"]
-        ready = self._plan(shape)
+        ready = self._plan(shape, said["program"])
         lists = self._lists(shape, ready) if start == ALONE else None
         return CloneRequest(ready, lists, said["guest"], start, said["is_told"], shape)
 
-    def _plan(self, shape: plan.Shape) -> Ready:
+    def _plan(self, shape: plan.Shape, program: str) -> Ready:
+        """Return the plan of a shape; shapes of one profile have one `program`."""
         if shape not in self._plans:
             _forget(self._plans)
-            self._plans[shape] = self._prepare(shape)
+            self._plans[shape] = self._prepare(shape, bytes.fromhex(program) or self._program)
         return self._plans[shape]
 
     def _lists(self, shape: plan.Shape, ready: Ready) -> alone.Ready:
@@ -137,13 +147,13 @@ class CloneRequests:
             self._alone[shape] = ready.alone()
         return self._alone[shape]
 
-    def _prepare(self, shape: plan.Shape) -> Ready:
+    def _prepare(self, shape: plan.Shape, program: bytes) -> Ready:
         made = image_plan.sandbox_plan if shape.image else plan.sandbox_plan
         decided = made(self._facts, shape)
         return Ready(
             executor.prepare(decided.steps, sandbox_init.FREE_FD),
             lockdown.prepare(
-                decided.lockdown, self._program, self._last_capability, sandbox_init.FREE_FD
+                decided.lockdown, program, self._last_capability, sandbox_init.FREE_FD
             ),
         )
 

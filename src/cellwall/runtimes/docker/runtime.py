@@ -38,6 +38,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_changes,
     refuse_network,
+    refuse_profile,
     refuse_soft,
     refuse_volumes,
 )
@@ -171,6 +172,7 @@ class DockerRuntime:
         refuse_soft(spec, self._hardness(), self.name)
         refuse_volumes(spec, self.name)
         refuse_changes(spec, self.name)
+        refuse_profile(spec, self.name)
         if self.oci_runtime is not None:
             refuse_network(spec, self.name)
         starting = self._begin(self._start(spec))

@@ -34,6 +34,7 @@ from cellwall.runtimes.base import (
     SandboxSpec,
     SweepReport,
     refuse_changes,
+    refuse_profile,
     refuse_soft,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
@@ -308,6 +309,7 @@ class GvisorRuntime:
         """Start one sandbox, or raise and leave nothing behind."""
         refuse_soft(spec, HARDNESS, "gVisor")
         refuse_changes(spec, self.name)
+        refuse_profile(spec, self.name)
         if spec.image is not None and spec.volumes:
             # SECURITY: their mount points would be made in a tree whose links an image chose.
             raise HostUnsupported(

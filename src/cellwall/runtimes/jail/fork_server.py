@@ -94,6 +94,8 @@ class Root(NamedTuple):
     shape: plan.Shape
     mounts: Sequence[int] = ()
     """The detached mount of an image's tree, if it has one; the caller keeps the descriptor."""
+    program: bytes = b""
+    """The seccomp filter, if it is not the fork-server's."""
 
 
 def _sides(pipes: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
@@ -356,7 +358,9 @@ class ForkServer:
         """
         ends = _Ends.opened(own_environment, is_alone=start == clone_request.ALONE)
         is_told = own_environment is not None
-        request = clone_request.encoded(root.shape, uid, guest, start, is_told=is_told)
+        request = clone_request.encoded(
+            root.shape, uid, guest, start, is_told=is_told, program=root.program
+        )
         try:
             self._send(worker, request, ends, root.mounts)
             message, received = await receive(worker.control, _STEP_TIMEOUT_S)

@@ -15,6 +15,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -163,6 +164,7 @@ class ForkServers:
         refusals = "" if "memory" in layout.hard else seccomp.load_policy(plan.UNCOUNTED)
         machine = os.uname().machine
         self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
+        self._refusals = refusals
         self._answers_first = answers_first
         self._quick: dict[str, Entry] = {}
         """Quick fork-servers, by template; each until a full one of its template is there."""
@@ -172,6 +174,13 @@ class ForkServers:
         self._current: dict[str, Entry] = {}
         self._retired: list[Entry] = []
         self._locks: dict[str, asyncio.Lock] = {}
+
+    @cached_property
+    def debug_program(self) -> bytes:
+        """The seccomp filter of sandboxes that may trace their own processes."""
+        more = seccomp.load_policy(plan.DEBUG)
+        machine = os.uname().machine
+        return seccomp.compile_policy(seccomp.load_policy(), machine, self._refusals, more)
 
     @property
     def entries(self) -> tuple[Entry, ...]:

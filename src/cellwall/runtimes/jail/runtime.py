@@ -226,6 +226,8 @@ class JailRuntime:
     def _shape(self, spec: SandboxSpec) -> plan.Shape:
         mounts = tuple(spec.template.base_mounts)
         shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
+        if spec.profile == "debug":
+            shape = replace(shape, debug=True)
         if spec.volumes:
             volumes = tuple((each.path, each.read_only) for each in spec.volumes)
             shape = replace(shape, volumes=volumes)
@@ -480,7 +482,7 @@ class JailRuntime:
         }
         is_usual = environment == entry.server.settings.environment
         with contextlib.ExitStack() as held:
-            root = Root(shape)
+            root = Root(shape, program=self._servers.debug_program if shape.debug else b"")
             if spec.image is not None:
                 first, ids = entry.uids.host_uid(index), image_plan.IDS
                 mount = await self._mapper.mount(spec.image.tree, first, ids)
@@ -504,7 +506,7 @@ class JailRuntime:
     ) -> JailSandbox:
         found = await self._confinement.confine(entry, spec, self._shape(spec), cloned)
         ids = "shared" if self.rootless else "own"
-        isolation = Isolation(self.name, self.level, found.digest, hardness, ids)
+        isolation = Isolation(self.name, self.level, found.digest, hardness, ids, spec.profile)
         pids = (cloned.child.pid, *found.contexts)
         resources = SandboxResources(
             child=cloned.child,

@@ -30,6 +30,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_image,
     refuse_network,
+    refuse_profile,
     refuse_volumes,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
@@ -93,6 +94,7 @@ class ProcessRuntime:
             )
         refuse_network(spec, self.name)
         refuse_image(spec, self.name)
+        refuse_profile(spec, self.name)
         refuse_volumes(spec, self.name)
         check_cpus(spec.limits)
         try:

@@ -116,6 +116,7 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             floor=state.queue.tenants.floor(request.owner),
             demand_hard=body.demand_hard,
             start=body.start,
+            profile=body.profile,
             network=value_of(body.network),
             secrets=body.secrets or None,
             packages=body.packages,

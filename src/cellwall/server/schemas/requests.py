@@ -204,6 +204,11 @@ class SandboxBody(_Placed):
 
     language: Name | None = None
     lang: Name | None = Field(None, description="Older name of `language`.")
+    profile: Literal["default", "debug"] = Field(
+        "default",
+        description="With `debug` its programs may trace one another, as strace and gdb do, if the "
+        "operator permits it.",
+    )
     idle_s: Annotated[float, Field(ge=1)] | None = None
     life_s: Annotated[float, Field(ge=1)] | None = None
     name: Name | None = None

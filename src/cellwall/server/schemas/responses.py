@@ -74,6 +74,7 @@ class Isolation(Shown):
     posture: str
     limits: dict[str, str]
     ids: Literal["own", "shared"] = "shared"
+    profile: Literal["default", "debug"] = "default"
 
 
 class NetworkUsage(Shown):

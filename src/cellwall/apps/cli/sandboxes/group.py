@@ -129,6 +129,9 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     package: network_words.Package = None,
     image: image_words.ServersImage = None,
     user: image_words.User = None,
+    profile: Annotated[
+        str | None, typer.Option(help="debug: its programs may trace one another (strace, gdb).")
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -157,6 +160,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             packages=package or (),
             image=image,
             user=user,
+            profile=profile,
         )
         for limited, wanted in made.clipped.items():
             complain(f"{limited}: {wanted:g} is above this server's ceiling; it is lower")
