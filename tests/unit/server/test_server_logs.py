@@ -17,7 +17,7 @@ from cellwall.server.core.request_context import ORIGIN, Origin
 from cellwall.server.observability import logs
 from cellwall.server.observability.log_sink import Sink
 from cellwall.server.observability.redaction import REDACTED, Redactor
-from kit.collections_off import collections_off
+from kit.figures import collections_off
 
 EVIL = (
     'x\n{"level":"error","event":"FORGED"}\r\x1b[2J\x1b]52;c;Zm9v\x07\x7f\x9b31m\u202eevil\u2066 é'

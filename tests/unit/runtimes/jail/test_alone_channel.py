@@ -21,7 +21,7 @@ from cellwall.runtimes.channel.replies import REPLY, RUN, ChannelLost, GuestRefu
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
 from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 from kit import loop_clock
-from kit.collections_off import collections_off
+from kit.figures import collections_off
 from kit.loop_clock import clock
 
 _EXIT_3 = 3 << 8
