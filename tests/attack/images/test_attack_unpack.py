@@ -321,6 +321,26 @@ def test_directories_that_no_entry_names_count(store: Store) -> None:
     store.unpack(store.image(deep), most_inodes=300)
 
 
+def test_image_below_is_as_it_was(store: Store) -> None:
+    """Whatever a layer does to files of the image with which its own one shares them."""
+    store.over(
+        member("data/old", b"replaced"),
+        hard_link("data/again", "data/sub/deep"),
+        directory("data/sub", mode=0o700, uid=9),
+        member(".wh.way"),
+        member("etc/.wh..wh..opq"),
+    )
+    assert store.was == (described(store.lower) if store.shares else [])
+    assert (store.tree / "data/again").read_bytes() == b"deep"
+    assert sorted(os.listdir(store.tree / "data")) == ["again", "old", "sub"]
+    assert not (store.tree / "etc/passwd").exists()
+
+
+def test_directory_that_was_hidden_and_came_back(store: Store) -> None:
+    store.over(member("data/.wh.sub"), directory("data/sub"), member("data/sub/new", b"new"))
+    assert os.listdir(store.tree / "data/sub") == ["new"]
+
+
 def test_accounts_are_bounded(store: Store) -> None:
     lines = b"".join(b"u%d:x:%d:1::/:/bin/sh\n" % (n, n % 60_000) for n in range(1_000_000))
     odd = b"\xff\xfe:x:1:1::/:/\nno line\nbig:x:70000:1::/:/\nrel:x:9:9::home:/bin/sh\n"
