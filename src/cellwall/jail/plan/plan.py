@@ -19,6 +19,7 @@ from cellwall.linux.syscalls import mounts as m
 
 UNCOUNTED = "no_memory_cgroup.policy"
 DEBUG = "debug.policy"
+ROOT_INSIDE = "root_inside.policy"
 """Name of the policy file with system calls that are refused where no cgroup counts memory, because
 they take memory that nothing else counts."""
 INSIDE_UID = 1000
@@ -419,10 +420,16 @@ def lockdown_of(facts: HostFacts, shape: Shape) -> s.Lockdown:
         # mounts or belongs to root; what lies outside of its root it cannot even read.
         write=("/",),
         refusals=UNCOUNTED if shape.soft_memory else "",
-        allows_more=DEBUG if shape.debug else "",
+        allows_more=policies(shape),
         devices=("/dev",),
         clear_groups=not shape.rootless,
     )
+
+
+def policies(shape: Shape) -> Tuple[str, ...]:
+    """Return the names of the policy texts that allow a sandbox more than seccomp.policy does."""
+    wanted = ((ROOT_INSIDE, shape.image[:1] == (0,)), (DEBUG, shape.debug))
+    return tuple(name for name, is_wanted in wanted if is_wanted)
 
 
 def digest(steps: Sequence[s.Step]) -> str:

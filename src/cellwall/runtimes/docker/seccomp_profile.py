@@ -23,7 +23,7 @@ _PR_SET_SECCOMP = 22
 _FOR_IMAGES = (
     *("mount", "umount2", "pivot_root", "open_tree", "move_mount", "mount_setattr"),
     *("setns", "unshare", "chown", "lchown", "setgroups", "setresuid", "setresgid", "capset"),
-    "prctl",
+    *("prctl", "chroot"),
 )
 """Calls with which `inside_image` makes an image's root and leaves the host's ids; the same."""
 

@@ -15,7 +15,6 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -165,6 +164,8 @@ class ForkServers:
         machine = os.uname().machine
         self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
         self._refusals = refusals
+        self._programs: dict[tuple[str, ...], bytes] = {}
+        """Other filters, by the names of the policy texts that allow more."""
         self._answers_first = answers_first
         self._quick: dict[str, Entry] = {}
         """Quick fork-servers, by template; each until a full one of its template is there."""
@@ -175,12 +176,15 @@ class ForkServers:
         self._retired: list[Entry] = []
         self._locks: dict[str, asyncio.Lock] = {}
 
-    @cached_property
-    def debug_program(self) -> bytes:
-        """The seccomp filter of sandboxes that may trace their own processes."""
-        more = seccomp.load_policy(plan.DEBUG)
-        machine = os.uname().machine
-        return seccomp.compile_policy(seccomp.load_policy(), machine, self._refusals, more)
+    def program(self, shape: plan.Shape) -> bytes:
+        """Return the seccomp filter of a sandbox that may do more than the usual one; else none."""
+        names = plan.policies(shape)
+        if names and names not in self._programs:
+            more = [seccomp.load_policy(name) for name in names]
+            machine = os.uname().machine
+            made = seccomp.compile_policy(seccomp.load_policy(), machine, self._refusals, more)
+            self._programs[names] = made
+        return self._programs.get(names, b"")
 
     @property
     def entries(self) -> tuple[Entry, ...]:
