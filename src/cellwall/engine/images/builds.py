@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.tasks import Tasks
 
 _KEPT_S = 600.0
-_MOST_ENDED = 200
+_MOST_ENDED = 50
 """Ended builds that are remembered, of all tenants."""
 _MOST_EVENTS = 5000
-_MOST_CHARACTERS = 1 << 20
+_MOST_CHARACTERS = 1 << 18
 _RETRY_S = 10.0
 
 

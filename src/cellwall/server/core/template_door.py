@@ -46,7 +46,15 @@ class TemplateDoor:
         queue: FairQueue,
         tasks: Tasks,
     ) -> None:
-        """Touch nothing: most servers have no templates of tenants."""
+        """Touch nothing: most servers have no templates of tenants.
+
+        Raises `UsageError` if their steps would take the disk without a bound.
+        """
+        if settings.templates_mb and not engine.settings.images_mb:
+            raise UsageError(
+                "settings: templates_mb needs a bound of images_mb: steps of builds are images",
+                remedy="give images_mb in [engine], or templates_mb = 0",
+            )
         self._engine = engine
         self._settings = settings
         self._images = images
@@ -106,7 +114,7 @@ class TemplateDoor:
         """Raise `UsageError` where the operator permits no templates of tenants."""
         if not self._settings.templates_mb:
             raise UsageError(
-                "templates: this server's operator lets nobody build any",
+                "templates: this server's operator does not let callers build any",
                 remedy="use those of GET /templates, or ask the operator for templates_mb",
             )
 
