@@ -30,7 +30,8 @@ def test_cancelled_build_gives_back_what_it_held(waits: bool) -> None:
     """Also before its first step."""
 
     async def scenario() -> None:
-        tasks, given_back = Tasks(), []
+        tasks = Tasks()
+        given_back: list[bool] = []
         builds, held = Builds(tasks, 1, 60), ExitStack()
         held.callback(given_back.append, True)
         build = builds.begin(BuildState("alice", "x:1"), _endless, held)
