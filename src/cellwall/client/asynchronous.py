@@ -15,6 +15,7 @@ from cellwall.client.connection.transport import Ask, Transport, segment
 from cellwall.client.images import AsyncImages
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import AsyncSubmitted
+from cellwall.client.templates.calls import AsyncTemplates
 from cellwall.client.volumes import AsyncVolumes
 from cellwall.model.ids import new_id
 from cellwall.surface.shared.closing import AsyncClosing, Opening
@@ -46,6 +47,7 @@ class AsyncClient(AsyncClosing):
         self._transport = transport or Transport(address, timeout_s)
         self.images = AsyncImages(self._transport)
         self.volumes = AsyncVolumes(self._transport)
+        self.templates = AsyncTemplates(self._transport)
         """Images that the caller may name."""
         self.AsyncSandbox = Sandboxes(self)
         """`client.AsyncSandbox.create(…)`, as in the embedded library."""

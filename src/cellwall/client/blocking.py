@@ -13,6 +13,7 @@ from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.images import Images
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import Submitted
+from cellwall.client.templates.calls import Templates
 from cellwall.client.volumes import Volumes
 from cellwall.surface.shared.closing import Closing
 from cellwall.surface.sync.loop_thread import LoopThread, Put, at_exit
@@ -95,6 +96,8 @@ class Client(Closing):
         """Images that the caller may name."""
         self.volumes = Volumes(thread)
         """Volumes of the caller's tenant."""
+        self.templates = Templates(thread)
+        """Templates that the caller's tenant builds."""
 
     @property
     def url(self) -> str:

@@ -44,6 +44,9 @@ _REMEDY = "docs/images.md lists what a Dockerfile may have here"
 class DockerfileInvalid(UsageError):
     """A Dockerfile that cannot be built; the message begins with its line."""
 
+    line = 0
+    """Number of the line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
@@ -94,7 +97,9 @@ class Dockerfile:
 
 def invalid(line: int, why: str, remedy: str = _REMEDY) -> DockerfileInvalid:
     """Return an error that names a line."""
-    return DockerfileInvalid(f"Dockerfile, line {line}: {why}", remedy=remedy)
+    error = DockerfileInvalid(f"Dockerfile, line {line}: {why}", remedy=remedy)
+    error.line = line
+    return error
 
 
 def parse(data: bytes) -> Dockerfile:

@@ -28,6 +28,7 @@ from cellwall.server.auth.stored_keys import StoredKeys
 from cellwall.server.auth.tokens import Tokens
 from cellwall.server.core.body_budget import BodyBudget, most_bytes
 from cellwall.server.core.image_door import ImageDoor
+from cellwall.server.core.template_door import TemplateDoor
 from cellwall.server.core.times import steady
 from cellwall.server.core.volume_door import VolumeDoor
 from cellwall.server.executions.disk_quota import Kept
@@ -89,7 +90,7 @@ class State:
         self.queue = _queue(engine, settings)
         self.volumes = VolumeDoor(engine, settings)
         self.images = ImageDoor(engine, settings, self.queue.tenants, self.tasks)
-        self.doors = Doors(self.images, self.volumes)
+        self.templates = TemplateDoor(engine, settings, self.images, self.queue, self.tasks)
         self.connections = Connections(keys, self.queue.tenants)
         self.headroom = HostHeadroom(settings.least_free_mb)
         self.bodies = BodyBudget(most_bytes(settings))
@@ -123,6 +124,11 @@ class State:
         self.requests = 0
         self._timer: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
+
+    @property
+    def doors(self) -> Doors:
+        """What decides on the images, volumes and templates that a request names."""
+        return Doors(self.images, self.volumes, self.templates)
 
     async def open(self) -> None:
         """Take over what an earlier server left, and begin to forget what has expired.

@@ -39,6 +39,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "ImageBody": {"image": "python:3.12-slim"},
     "VolumeBody": {"name": "data", "size_mb": 1},
     "CopyBody": {"name": "copy"},
+    "TemplateBody": {"name": "x", "dockerfile": "FROM scratch"},
     "ToolAnswer": {"result": 1},
 }
 QUERIES = {"PathQuery": {"path": "a"}, "WriteQuery": {"path": "a"}, "RemoveQuery": {"path": "a"}}
@@ -136,7 +137,7 @@ def test_every_route_wants_the_scope_it_says(server: Server, endpoint: Endpoint)
     """API-2: less is refused before the thing is looked for; as much is not refused."""
     ids = dict.fromkeys(("sandbox_id", "command_id", "execution_id", "key_id"), "0" * 26)
     ids |= {"context": "main", "port": "8000", "path": "x", "call": "1", "name": "A_SECRET"}
-    ids |= {"image_id": f"sha256:{'0' * 64}", "pull_id": "0" * 26}
+    ids |= {"image_id": f"sha256:{'0' * 64}", "pull_id": "0" * 26, "build_id": "0" * 26}
     names = list(SCOPES)
     for scope, key in SCOPES.items():
         answer = ask(server.client(key), endpoint, ids)

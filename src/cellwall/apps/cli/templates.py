@@ -10,11 +10,14 @@ import asyncio
 import json
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellwall.apps.cli import own_templates
 from cellwall.apps.cli.console.built_template import progress, store
+from cellwall.apps.cli.console.remote import Key, Url
 from cellwall.apps.cli.console.terminal import complain
 from cellwall.model.outcome import OUR_FAILURE
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 _TRIAL_S = 60.0
 
+Own = Annotated[bool, typer.Option("--own", help="Templates that your tenant builds on a server.")]
 app = typer.Typer(help="List, build and remove templates.", rich_markup_mode=None)
 
 
@@ -36,8 +40,14 @@ def without_command(context: typer.Context) -> None:
 @app.command("ls")
 def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    own: Own = False,
+    url: Url = None,
+    key: Key = None,
 ) -> None:
     """List the templates, built or not, with what they hold and their size on disk."""
+    if own:
+        own_templates.list_all(url, key, as_json=as_json)
+        return
     templates = store()
     rows = [
         (name, definition, templates.find(name))
@@ -81,19 +91,51 @@ def _as_json(name: str, definition: Template, found: BuiltTemplate | None) -> di
 
 
 @app.command("build")
-def build(
+def build(  # noqa: PLR0913, PLR0917 - each is an option of its own
     names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     runtime: Annotated[
         str, typer.Option(help="Get them ready for this runtime: `docker` makes an image.")
     ] = "jail",
+    own: Own = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", help="With --own: the Dockerfile; default: CONTEXT/Dockerfile."
+        ),
+    ] = None,
+    context: Annotated[
+        Path | None, typer.Option(help="With --own: the directory whose files COPY copies.")
+    ] = None,
+    network: Annotated[
+        str, typer.Option(help="With --own: `none`, `packages` or `open`, for the steps.")
+    ] = "none",
+    argument: Annotated[
+        list[str] | None,
+        typer.Option("--build-arg", metavar="NAME=VALUE", help="With --own: a value of ARG."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="With --own: the stage that is wanted.")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
 ) -> None:
     """Build templates, and try each once in a sandbox; one built and unchanged is left as it is.
+
+    With --own a template of yours is built on a server, from a Dockerfile; ^C cancels the build.
+
+    \b
+    cellwall templates build task:1 --own --context .
 
     Ends with 125 if a sandbox of one of them cannot start, as where a module of its preload list
     starts a thread.
     """
     from cellwall.model.errors import UsageError
     from cellwall.runtimes.registry import FACTORIES
+
+    if own:
+        wanted = own_templates.Wanted(names, file, context, network, argument, target)
+        own_templates.build(url, key, wanted)
+        return
 
     if runtime not in FACTORIES:
         raise UsageError(
@@ -151,8 +193,16 @@ async def _image(made: BuiltTemplate) -> str:
 
 
 @app.command("rm")
-def remove(names: Annotated[list[str], typer.Argument(metavar="NAME...")]) -> None:
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    own: Own = False,
+    url: Url = None,
+    key: Key = None,
+) -> None:
     """Remove built templates, and images made of them; their definitions stay."""
+    if own:
+        own_templates.remove(url, key, names)
+        return
     templates = store()
     for name in names:
         count = asyncio.run(_remove_images(name))

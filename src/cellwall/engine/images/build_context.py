@@ -6,7 +6,6 @@ link and never followed, a path that leads out is refused, and counts and bytes 
 
 from __future__ import annotations
 
-import fnmatch
 import gzip
 import hashlib
 import os
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import IO
 
 from cellwall.images.dockerfile import Instruction
+from cellwall.images.ignored import Ignored
 from cellwall.images.image import Compression, Layer, compression_of
 
 MOST_FILES = 200_000
 MOST_BYTES = 4 << 30
 _PIECE = 1 << 20
-_IGNORE = ".dockerignore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,7 @@ class Context:
 
     def __init__(self, folder: Path) -> None:
         self._top = folder.resolve()
-        ignored = self._top / _IGNORE
-        lines = ignored.read_text("utf-8", "replace").splitlines() if ignored.is_file() else []
-        self._ignored = [line.strip() for line in lines if line.strip() and line[0] != "#"][:1000]
+        self._ignored = Ignored(self._top)
 
     def pack(
         self, instruction: Instruction, sources: Sequence[str], target: str, out: Path
@@ -119,20 +116,7 @@ class Context:
     def _is_ignored(self, path: Path) -> bool:
         if path == self._top:
             return False
-        name = str(path.relative_to(self._top))
-        ignored = False
-        for line in self._ignored:
-            pattern = line.lstrip("!").strip("/")
-            if (
-                (
-                    pattern.startswith("**/")
-                    and fnmatch.fnmatchcase(os.path.basename(name), pattern[3:])
-                )
-                or fnmatch.fnmatchcase(name, pattern)
-                or name.startswith(f"{pattern}/")
-            ):
-                ignored = not line.startswith("!")
-        return ignored
+        return self._ignored.has(str(path.relative_to(self._top)))
 
 
 def _digested(archive: Path) -> tuple[Compression, str]:

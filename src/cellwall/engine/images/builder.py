@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cellwall.engine.images.build_context import Context, Packed
 from cellwall.engine.images.commit import Committed, commit, config_document
 from cellwall.engine.images.image_store import ImageStore, StoredImage, built_name
+from cellwall.engine.policy.levels import NO_FLOOR, Floor
 from cellwall.images import dockerfile, reference
 from cellwall.images.dockerfile import Dockerfile, Instruction, Stage
 from cellwall.images.image import (
@@ -53,6 +54,8 @@ LIMITS = Limits(wall_s=1800, cpu_s=1800, memory_mb=2048, disk_mb=1024, inodes=20
 
 class BuildFailed(CellwallError):
     """A `RUN` failed; `line`, `exit_status` and `output` (its end) say how."""
+
+    code = "build_failed"
 
     def __init__(self, instruction: Instruction, status: int, output: str) -> None:
         super().__init__(
@@ -89,6 +92,13 @@ class BuildRequest:
     """What `NetworkPolicy.of` takes; None: no network."""
     limits: Limits = LIMITS
     on_event: Callable[[BuildEvent], None] | None = None
+    tenant: str = ""
+    """Whose it is. A step's result serves later builds of the same tenant alone: what a step
+    fetched for one could be what another never asked for."""
+    floor: Floor = NO_FLOOR
+    """Isolation that the steps must have at least."""
+    bring: Callable[[str], Awaitable[StoredImage]] | None = None
+    """Brings what `FROM` and `COPY --from` name, if it is permitted; None: all that there is."""
 
 
 @dataclass(slots=True)
@@ -187,6 +197,8 @@ class _Build:
         return await self._brought(name)
 
     async def _brought(self, name: str) -> StoredImage:
+        if self._request.bring is not None:
+            return await self._request.bring(name)
         meant = reference.parse(name)
         return await self._store.here(meant) or await self._store.bring(meant)
 
@@ -373,6 +385,7 @@ class _Build:
             json.dumps(
                 [
                     *(state.stored.digest, str(each), depends, repr(self._request.network)),
+                    self._request.tenant,
                     _described(state.config),
                 ]
             ).encode()
@@ -435,10 +448,14 @@ class _Lent:
         try:
             runtime = await self._engine.runtime()
             shows = self._shows_changes and getattr(runtime, "shows_changes", False)
+            # Under a floor it may be another runtime that serves.
+            shows = shows and self._request.floor == NO_FLOOR
             self._sandbox = await self._engine.create_sandbox(
                 limits=self._request.limits,
                 image=replace(root, shows_changes=shows),
                 network=self._request.network,
+                floor=self._request.floor,
+                tenant=self._request.tenant,
             )
         finally:
             self._engine.images.let_go(root.digest)

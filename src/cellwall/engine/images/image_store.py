@@ -93,6 +93,8 @@ class ImageStore:
         self._uses: dict[str, int] = {}
         self.gives_up: Callable[[str], bool] = lambda _digest: True
         """Gives up what this engine has ready on an image; False if a sandbox is on it."""
+        self.is_kept: Callable[[str], bool] = lambda _digest: False
+        """Reports whether an image is to stay, although other images need room."""
         self._unpacking = asyncio.Lock()
 
     # -- use -------------------------------------------------------------------------------
@@ -307,12 +309,15 @@ class ImageStore:
             for each in sorted(others, key=self.used_at):
                 if self._has_room():
                     return
+                if self.is_kept(each.digest):
+                    continue
                 with contextlib.suppress(Conflict):
                     await self._remove(each, each.digest)
             if self._has_room():
                 return
-            with contextlib.suppress(Conflict):  # an image that was here before, and is in use
-                await self._remove(newest, newest.digest)
+            if not self.is_kept(newest.digest):
+                with contextlib.suppress(Conflict):  # it was here before, and is in use
+                    await self._remove(newest, newest.digest)
         raise CapacityError(
             f"image {newest.names[-1] if newest.names else newest.digest}: it has "
             f"{newest.size_bytes >> 20} MiB, and images may have {self._most_bytes >> 20} together",

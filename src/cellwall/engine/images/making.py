@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.engine.images.image_store import ImageStore
+from cellwall.engine.images.own_templates import OwnTemplates
 from cellwall.images.credentials import read_credentials
 from cellwall.images.registry import Registries
 
@@ -32,4 +33,6 @@ def store_of(
     )
     store = ImageStore(state_dir, registries, unpacker, most_bytes=settings.images_mb << 20)
     store.gives_up = gives_up
+    own = OwnTemplates(state_dir)
+    store.is_kept = lambda digest: own.count(digest) > 0
     return store

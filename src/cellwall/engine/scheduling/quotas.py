@@ -57,6 +57,12 @@ class Quotas:
     """Names of the server's runtimes that may serve the tenant."""
     images: tuple[str, ...] | None = None
     """Images that the tenant may name, as in the server's `images`, of which it gets no more."""
+    templates: int | None = 100
+    """Number of names of templates that the tenant has built."""
+    templates_mb: int | None = None
+    """MiB of those templates; without it the server's `templates_mb`, of which it gets no more."""
+    builds: int | None = 1
+    """Number of templates that are built at once."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a number not above zero, or an unknown level or runtime."""

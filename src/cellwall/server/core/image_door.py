@@ -70,6 +70,18 @@ class ImageDoor:
         wait_s = _WAITS_S if is_patient else self._settings.image_wait_s
         await self.pulls.wait_here(self.begin(image), wait_s)
 
+    async def brought(self, tenant: str, image: str) -> StoredImage:
+        """Return an image that the tenant may name, pulled if it is not here.
+
+        Raises `UsageError` for another one, `NotFound`, and what the pull raises.
+        """
+        self.check(tenant, image, None)
+        await self.wait_here(image, is_patient=True)
+        stored = await self._engine.images.here(self._parsed(image))
+        if stored is None:
+            raise NotFound(f"image {image[:120]}: it has gone again", remedy="try again")
+        return stored
+
     def begin(self, image: str) -> PullState:
         """Begin the pull of a permitted image, or return the one under way."""
         return self.pulls.begin(image, self._parsed(image))

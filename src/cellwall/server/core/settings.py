@@ -104,6 +104,13 @@ class ServerSettings:
     back."""
     volumes_mb: int = 0
     """MiB of volumes that a tenant may have, by their sizes together; 0: none."""
+    templates_mb: int = 0
+    """MiB of templates of its own that a tenant may have: the sizes of their whole trees together;
+    0: callers build none. They build from images that they may name (`images`)."""
+    most_builds: int = 2
+    """Templates that are built at once, of all tenants."""
+    build_s: float = 3600.0
+    """Longest time of one build."""
     warm: tuple[str, ...] = ("python",)
     """Templates that are made ready before the server says that it listens, if they are built."""
     most: Limits = field(default_factory=_most)
@@ -243,6 +250,8 @@ class ServerSettings:
             check_patterns(self.images, "settings")
         if self.most_pulls < 1:
             raise UsageError("settings: most_pulls = 0 pulls nothing", remedy="give 1 or more")
+        if self.templates_mb and self.most_builds < 1:
+            raise UsageError("settings: most_builds = 0 builds nothing", remedy="give 1 or more")
 
     def _check_words(self) -> None:
         for name, words in _WORDS.items():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import Execution
     from cellwall.server.core.image_door import ImageDoor
     from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.core.template_door import TemplateDoor
     from cellwall.server.core.volume_door import VolumeDoor
     from cellwall.store.records.rows import ExecutionRow
 
@@ -46,10 +47,11 @@ class Caller:
 
 
 class Doors(NamedTuple):
-    """What decides on the images and the volumes that a request names."""
+    """What decides on the images, volumes and templates that a request names."""
 
     images: ImageDoor
     volumes: VolumeDoor
+    templates: TemplateDoor
 
 
 def order(  # noqa: PLR0913 - parts of the server, and the request
@@ -61,9 +63,11 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
     *,
     size: int,
     is_streamed: bool,
+    pinned: str | None = None,
 ) -> Order:
     """Return the order for `body`, which came as `size` bytes.
 
+    `pinned`: id of the image that the tenant's template meant when the order was accepted.
     Raises `UsageError`, or the error of a refusing scan.
     """
     language = registry.find(decode.language(body))
@@ -73,6 +77,10 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
     is_named = body.limits is not None and body.limits.output_kb is not None
     if is_streamed and not is_named:
         limits = limits.with_changes({"output_kb": settings.stream_output_kb})
+    name = body.template
+    own = doors.templates.rooted(caller.owner, name, body.image, pinned)
+    if own is not None:
+        body = body.model_copy(update=own)
     request = decode.request(body, limits, compiling, caller.owner, caller.floor)
     scan = look(request.code, request.language, body.scan)
     cost = Cost.of(limits)
@@ -82,7 +90,7 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
     if size >= _LARGE_BYTES:
         cost += Cost(memory_mb=HELD_TIMES * size >> 20)
     shown: dict[str, Any] = {
-        "template": body.template,
+        "template": name,
         "language": request.language,
         "clipped": clipped,
         "scan": scan,
@@ -90,6 +98,7 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
         "webhook": body.webhook,
         "trust": body.trust,
         "key_id": caller.key_id,
+        "template_image": None if own is None else own["image"],
         "cost": [cost.memory_mb, cost.processes, cost.disk_mb, cost.cpus],
     }
     tools = None if body.tools is None else RemoteTools(body.tools, settings)
@@ -99,7 +108,8 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
     plan(request, limits)
     engine.outside.checked(request.network, request.trust)
     engine.check_packages(request.packages)
-    doors.images.check(caller.owner, body.image, body.user)
+    if own is None:
+        doors.images.check(caller.owner, body.image, body.user)
     doors.volumes.check(body.volumes)
 
     async def work(
@@ -125,4 +135,13 @@ def revived(
     caller = Caller(row.tenant, row.request_id, key_id, floor(row.tenant))
     checked = ExecuteBody.model_validate_json(body)
     is_streamed = bool(row.asked.get("is_streamed"))
-    return order(engine, settings, doors, checked, caller, size=len(body), is_streamed=is_streamed)
+    return order(
+        engine,
+        settings,
+        doors,
+        checked,
+        caller,
+        size=len(body),
+        is_streamed=is_streamed,
+        pinned=row.asked.get("template_image"),
+    )

@@ -201,6 +201,8 @@ def complete(
     value: dict[str, Any], asked: Mapping[str, Any], started_at: float | None
 ) -> dict[str, Any]:
     """Add the fields that the object has in every state."""
+    # A template of the tenant's own is one of the operator's, on an image, to the engine.
+    value["template"] = asked.get("template", value["template"])
     value["clipped"] = asked.get("clipped")
     value["scan"] = asked.get("scan")
     value["started_at"] = None if started_at is None else rfc3339(started_at)

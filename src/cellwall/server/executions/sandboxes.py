@@ -126,7 +126,7 @@ class SandboxRecord:
             return
         self.created_at, self.ended_at = sandbox.created_at, None
         self._expires_at = sandbox.ends_at
-        self._shown = {**shown, **_fixed(sandbox)}
+        self._shown = {**_fixed(sandbox), **shown}
         self.log("created", template=self.template)
         sandbox.on_ended(self._on_ended)
 

@@ -53,6 +53,9 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("DELETE", "/keys/{key_id}"): "key.revoke",
     ("POST", "/images"): "image.pull",
     ("DELETE", "/images/{image_id}"): "image.remove",
+    ("POST", "/templates"): "template.build",
+    ("DELETE", "/templates/builds/{build_id}"): "template.cancel",
+    ("DELETE", "/templates/{name}"): "template.remove",
     ("POST", "/volumes"): "volume.create",
     ("POST", "/volumes/{name}/copy"): "volume.copy",
     ("DELETE", "/volumes/{name}"): "volume.remove",
@@ -73,7 +76,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
 }
 """Routes that change something and are not written by this module, with the reason."""
 
-_FOUND = frozenset({"sandbox_id", "command_id", "execution_id"})
+_FOUND = frozenset({"sandbox_id", "command_id", "execution_id", "build_id"})
 """Path parameters that are ids made by the server: `ownership` has found their objects."""
 READS = frozenset({("GET", _FILES), ("GET", f"{_FILES}/archive"), ("GET", "/signed/{token}")})
 """Routes whose reads are counted; audited as `file.read` if the operator enables that."""

@@ -114,6 +114,8 @@ async def check_ownership(request: Request) -> None:
         sandbox(request)
         if "command_id" in params:
             command(request)
+    if "build_id" in params:
+        owned(request.state.templates.builds.all, request.owner, "build", params["build_id"])
     if "execution_id" in params:
         request.execution = await found_execution(request, params["execution_id"])
 

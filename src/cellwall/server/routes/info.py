@@ -54,7 +54,8 @@ async def logs(request: Request) -> None:
 async def templates(request: Request) -> None:
     """`GET /templates`."""
     found = await asyncio.to_thread(_templates, TemplateStore(request.state.engine.state_dir))
-    await request.answer({"templates": found})
+    own = await request.state.templates.found(request.owner)
+    await request.answer({"templates": found, "own": own})
 
 
 def _templates(store: TemplateStore) -> list[dict[str, Any]]:

@@ -79,7 +79,11 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     language = decode.language(body)
     state.headroom.check()
     state.kept.check(request.owner, 0)
-    state.images.check(request.owner, body.image, body.user)
+    name, own = body.template, state.templates.rooted(request.owner, body.template, body.image)
+    if own is None:
+        state.images.check(request.owner, body.image, body.user)
+    else:
+        body = body.model_copy(update=own)
     state.volumes.check(body.volumes)
     await state.images.wait_here(body.image)
     state.sandboxes.begin()
@@ -90,6 +94,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
         facts = {
             "name": body.name,
             "language": language,
+            "template": name,
             "metadata": body.metadata,
             "clipped": clipped,
             "image": body.image,
@@ -253,7 +258,7 @@ def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bo
     owner.executions += 1
     shown: dict[str, Any] = {
         "sandbox_id": owner.id,
-        "template": live.template,
+        "template": owner.template,
         "language": language,
         "clipped": clipped,
         "scan": scan,

@@ -21,7 +21,7 @@ from cellwall.server.schemas.requests import CommandBody, ExecuteBody, SandboxBo
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Floor
-    from cellwall.server.schemas.requests import CellBody
+    from cellwall.server.schemas.requests import CellBody, FileBody, LimitsBody
 
 _BLANK_LOOK = 64
 """Characters in which a program as a rule has begun."""
@@ -82,6 +82,21 @@ def limits(
     for name in clipped:
         wanted[name] = getattr(most, name)
     return defaults.with_changes(wanted), clipped
+
+
+def clipped_limits(
+    body: LimitsBody | None, defaults: Limits, most: Limits
+) -> tuple[Limits, dict[str, float]]:
+    """Return limits none of which is above `most`, and what was asked for above it."""
+    given = {} if body is None else body.model_dump()
+    wanted = {name: value for name, value in given.items() if value is not None}
+    clipped = {name: value for name, value in wanted.items() if value > getattr(most, name)}
+    return _below(defaults.with_changes(wanted), most), clipped
+
+
+def content(given: str | FileBody, what: str) -> bytes:
+    """Return the bytes of a file in a body."""
+    return given.encode() if isinstance(given, str) else _decoded(given.content_b64, what)
 
 
 def compile_limits(body: ExecuteBody, defaults: Limits, most: Limits) -> Limits:

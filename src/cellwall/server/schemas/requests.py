@@ -17,6 +17,7 @@ from cellwall.server.schemas.network import NetworkField
 from cellwall.server.schemas.tools import ToolsBody
 from cellwall.server.schemas.volumes import VolumeName, VolumePath
 
+TemplateName = Annotated[str, Field(min_length=1, max_length=128)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 Base64 = Annotated[str, Field(max_length=STDIN_CAP_BYTES * 4 // 3 + 4)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -118,7 +119,11 @@ class _Placed(StrictModel):
     mode: Name | None = Field(None, description="Older name of `runtime`.")
     demand_hard: bool = False
     start: Literal["fork", "exec"] = "fork"
-    template: Name = "python"
+    template: TemplateName = Field(
+        "python",
+        description="One of the operator's, or one that you built, such as `task:1`; GET "
+        "/templates lists both.",
+    )
     image: ImageName | None = Field(
         None,
         description="The container image whose tree is the root, by a name that the operator "

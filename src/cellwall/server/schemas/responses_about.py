@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cellwall.server.schemas.responses import Shown
+from cellwall.server.schemas.templates import OwnTemplate
 
 
 class Template(Shown):
@@ -25,6 +26,9 @@ class Templates(Shown):
     """The templates there are."""
 
     templates: list[Template]
+    """Those of the operator."""
+    own: list[OwnTemplate]
+    """Those that the tenant has built."""
 
 
 class Language(Shown):
@@ -109,6 +113,9 @@ class Quotas(Shown):
     least_isolation: Literal["process", "namespace", "kernel", "vm"] | None
     runtimes: list[str] | None
     images: list[str] | None
+    templates: int | None
+    templates_mb: int | None
+    builds: int | None
 
 
 class QuotaUse(Shown):

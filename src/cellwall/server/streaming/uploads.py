@@ -35,6 +35,12 @@ class _Part:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     @property
+    def field(self) -> bytes:
+        """The name of the form's field."""
+        _, options = parse_options_header(self.headers.get(b"content-disposition", b""))
+        return options.get(b"name", b"")
+
+    @property
     def file_name(self) -> str | None:
         """The file's name; None for a field that is no file."""
         _, options = parse_options_header(self.headers.get(b"content-disposition", b""))

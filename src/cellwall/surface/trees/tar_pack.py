@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cellwall.model.errors import UsageError
@@ -19,15 +19,20 @@ _BLOCK = 512
 _PIECE_BYTES = 1024 * 1024
 
 
-def tar_steps(root: Path) -> Iterator[bytes]:
+def tar_steps(
+    root: Path, is_left_out: Callable[[str], bool] = lambda _name: False
+) -> Iterator[bytes]:
     """Yield everything below `root` as tar, in pieces of about 1 MiB.
+
+    `is_left_out` is asked for each name, relative to `root`; of a directory that is left out
+    nothing comes.
 
     Owners and sockets are left out. Raises `UsageError` for a file that may not be read, and for
     one that becomes shorter meanwhile.
     """
     held = bytearray()
     try:
-        for piece in _pieces(root):
+        for piece in _pieces(root, is_left_out):
             held += piece
             if len(held) >= _PIECE_BYTES:
                 yield bytes(held)
@@ -40,13 +45,16 @@ def tar_steps(root: Path) -> Iterator[bytes]:
     yield bytes(held) + bytes(2 * _BLOCK)
 
 
-def _pieces(root: Path) -> Iterator[bytes]:
+def _pieces(root: Path, is_left_out: Callable[[str], bool]) -> Iterator[bytes]:
     # Only to describe files; nothing is written through it.
     with tarfile.open(fileobj=io.BytesIO(), mode="w") as describer:
         for directory, names, files in os.walk(root, onerror=_fail):
             names.sort()
             for name in sorted([*names, *files]):
                 path = os.path.join(directory, name)
+                if is_left_out(os.path.relpath(path, root)):
+                    names[:] = [each for each in names if each != name]
+                    continue
                 info: tarfile.TarInfo | None = describer.gettarinfo(
                     path, os.path.relpath(path, root)
                 )

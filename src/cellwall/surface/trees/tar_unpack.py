@@ -52,6 +52,8 @@ class Arrival:
         self._entries = 0
         self._files = 0
         self._is_over = False
+        self.skipped = 0
+        """Number of links, devices and other things that were left out."""
 
     def feed(self, data: bytes) -> None:
         """Take the next piece."""
@@ -109,6 +111,7 @@ class Arrival:
         name, self._name = self._name or _block_name(block), None
         size, self._size = size if self._size is None else self._size, None
         if kind not in (b"0", b"\0", b"5"):
+            self.skipped += 1
             return 0 if kind in (b"1", b"2", b"3", b"4", b"6") else size
         parts = _check_name(name)
         if kind == b"5":
