@@ -112,8 +112,8 @@ def _lockdown(lockdown: Lockdown) -> list[str]:
     else:
         lines.append("Landlock: this kernel has none")
     lines.append("seccomp: allow-list of jail/seccomp.policy, everything else is refused")
-    if lockdown.allows_more:
-        lines.append(f"seccomp: and what linux/{lockdown.allows_more} names is allowed as well")
+    for name in lockdown.allows_more:
+        lines.append(f"seccomp: and what linux/{name} names is allowed as well")
     if lockdown.refusals:
         lines.append(f"seccomp: and what linux/{lockdown.refusals} names is refused as well")
     return lines

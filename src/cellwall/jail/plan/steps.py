@@ -447,8 +447,8 @@ class Lockdown:
     becomes `uid`: an image has files of many ids."""
     refusals: str = ""
     """Name of a policy text that is stricter than seccomp.policy, or empty; see `seccomp`."""
-    allows_more: str = ""
-    """Name of a policy text that allows more than seccomp.policy, or empty."""
+    allows_more: Tuple[str, ...] = ()
+    """Names of policy texts that allow more than seccomp.policy."""
     umask: int = 0o022
     clear_groups: bool = True
     """False only where the kernel forbids it: in a user namespace that an ordinary user mapped."""

@@ -10,7 +10,6 @@ remembered.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import math
 import os
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from cellwall.jail.inspect import host_facts
 from cellwall.jail.inspect.posture import PostureMismatch
 from cellwall.jail.plan import plan
-from cellwall.linux import owner_label, seccomp
+from cellwall.linux import owner_label
 from cellwall.linux.cgroups import hierarchies
 from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.linux.syscalls import landlock
@@ -122,9 +121,8 @@ class DockerRuntime:
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
-        program = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
         return {
-            "seccomp": base64.b64encode(program).decode(),
+            "seccomp": image_containers.packed_filter(),
             "landlock_abi": landlock.abi(),
             "is_own_kernel": self.oci_runtime is not None,
         }

@@ -23,9 +23,10 @@ _PR_SET_SECCOMP = 22
 _FOR_IMAGES = (
     *("mount", "umount2", "pivot_root", "open_tree", "move_mount", "mount_setattr"),
     *("setns", "unshare", "chown", "lchown", "setgroups", "setresuid", "setresgid", "capset"),
-    "prctl",
+    *("prctl", "chroot"),
 )
-"""Calls with which `inside_image` makes an image's root and leaves the host's ids; the same."""
+"""Calls with which `inside_image` makes an image's root and leaves the host's ids; the same. And
+chroot(2), which the filter behind this one leaves to root of an image."""
 
 
 def profile(*, builds_root: bool = False) -> dict[str, Any]:

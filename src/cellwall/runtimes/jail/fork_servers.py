@@ -15,7 +15,6 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -165,6 +164,8 @@ class ForkServers:
         machine = os.uname().machine
         self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
         self._refusals = refusals
+        self._programs: dict[tuple[str, ...], bytes] = {}
+        """Compiled filters that allow more, by the names of their texts."""
         self._answers_first = answers_first
         self._quick: dict[str, Entry] = {}
         """Quick fork-servers, by template; each until a full one of its template is there."""
@@ -175,12 +176,17 @@ class ForkServers:
         self._retired: list[Entry] = []
         self._locks: dict[str, asyncio.Lock] = {}
 
-    @cached_property
-    def debug_program(self) -> bytes:
-        """The seccomp filter of sandboxes that may trace their own processes."""
-        more = seccomp.load_policy(plan.DEBUG)
-        machine = os.uname().machine
-        return seccomp.compile_policy(seccomp.load_policy(), machine, self._refusals, more)
+    def program_with(self, names: tuple[str, ...]) -> bytes:
+        """Return the seccomp filter of sandboxes to which these policy texts allow more.
+
+        Empty without any: the fork-servers have the usual one.
+        """
+        if names and names not in self._programs:
+            more = "\n".join(map(seccomp.load_policy, names))
+            self._programs[names] = seccomp.compile_policy(
+                seccomp.load_policy(), os.uname().machine, self._refusals, more
+            )
+        return self._programs.get(names, b"")
 
     @property
     def entries(self) -> tuple[Entry, ...]:
