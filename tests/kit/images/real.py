@@ -233,6 +233,8 @@ HERE: dict[str, Callable[[Path], Path]] = {
     **{"busybox": busybox, "node": node, "go": go, "python-slim": python_slim, "swe": swe}
 }
 """Those that need no mirror."""
+NEEDS = {"busybox": ("busybox",), "node": ("node",), "go": ("go",), "swe": ("git",)}
+"""Commands of this machine that go into them."""
 
 
 def main() -> int:
