@@ -22,7 +22,7 @@ from cellwall import CellwallError, Engine
 
 _LIMITS = {
     **{"wall_s": 300, "cpu_s": 300, "memory_mb": 3072, "processes": 400},
-    **{"disk_mb": 4096, "inodes": 300_000, "file_mb": 1024, "open_files": 65_536},
+    **{"disk_mb": 4096, "inodes": 300_000, "file_mb": 1024, "open_files": 4096},
 }
 _LOGGED = ">/tmp/log 2>&1 || { tail -n 20 /tmp/log; exit 9; }"
 _INSTALLS = {
