@@ -43,17 +43,14 @@ def debootstrapped(path: Path, name: str, mirror: str, include: str = "") -> Pat
         root = Path(folder, "root.tar")
         words = ["mmdebstrap", "--variant=minbase", SUITES[name], str(root)]
         words += [f"--include={include}"] if include else []
+        if name == "ubuntu":  # as Ubuntu's own images have one, with the number 1000
+            words.append('--customize-hook=chroot "$1" useradd -m -s /bin/bash -u 1000 ubuntu')
         options = "[trusted=yes] " if name == "ubuntu" else ""  # Debian has no key of Ubuntu's
         parts = "main universe" if name == "ubuntu" else "main"
         line = f"deb {options}{mirror} {SUITES[name]} {parts}"
         subprocess.run([*words, line], check=True, capture_output=True, timeout=900)
-        layers = [root.read_bytes(), *([_ubuntu_user()] if name == "ubuntu" else [])]
+        layers = [root.read_bytes()]
     return docker_archive(path, layers, config_of(layers, Env=[PATH], Cmd=["/bin/bash"]))
-
-
-def _ubuntu_user() -> bytes:
-    """Return the layer with a home of the user 1000, as Ubuntu's own images have one."""
-    return layer([directory("home/ubuntu", uid=1000, gid=1000, mode=0o750)])
 
 
 # -- roots of this machine's packages --------------------------------------------------------------
