@@ -10,6 +10,7 @@ import pytest
 EXTRAS = {
     "autogen": ("autogen", "autogen_core"),
     "deepagents": ("deepagents", "deepagents"),
+    "harbor": ("harbor", "harbor"),
     "inspect_ai": ("inspect", "inspect_ai"),
     "langchain": ("langchain", "langchain_core"),
     "llamaindex": ("llamaindex", "llama_index"),

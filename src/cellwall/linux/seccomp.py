@@ -100,14 +100,16 @@ def parse_policy(text: str) -> dict[str, list[Rule]]:
     return rules
 
 
-def compile_policy(text: str, arch: str, refusals: str = "", more: str = "") -> bytes:
+def compile_policy(text: str, arch: str, refusals: str = "", more: Sequence[str] = ()) -> bytes:
     """Return the packed `struct sock_filter` array that enforces `text` on `arch`.
 
-    The rules in `more` for a call replace those in `text`: a profile that allows more. Those in
-    `refusals` replace both, and must not allow the call.
+    The rules for a call in the texts `more`, which allow more, replace those in `text`. Those in
+    `refusals` replace all, and must not allow the call.
     """
     numbers = syscall_numbers(arch)
-    rules = {**parse_policy(text), **parse_policy(more)}
+    rules = parse_policy(text)
+    for each in more:
+        rules.update(parse_policy(each))
     for name, instead in parse_policy(refusals).items():
         if any(rule.action == RET_ALLOW for rule in instead):
             raise PolicyError(f"seccomp refusals: {name} is allowed there; only refuse")

@@ -36,6 +36,7 @@ def tried(arena: Arena) -> Iterator[controls.Both]:
         pytest.param("D04", "EPERM", False, id="D04-unshare-command"),
         pytest.param("D05", "EPERM ENOENT ENOTTY", True, id="D05-join-namespaces"),
         pytest.param("D06", "EPERM", True, id="D06-mount-calls"),
+        pytest.param("D06-chroot", "EPERM", True, id="D06-chroot"),
         pytest.param("D07", "EPERM", True, id="D07-unmount-masks"),
         pytest.param("D08", "EPERM EINVAL", False, id="D08-ids-and-capabilities"),
         pytest.param("D10", "EPERM", True, id="D10-no-way-back"),

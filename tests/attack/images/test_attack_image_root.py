@@ -78,6 +78,55 @@ def test_privilege_is_denied(tried: controls.Both, case: str, words: str, poison
     tried.denied(case, words, poisoned=poisoned)
 
 
+LEAVE = """
+import os
+before = os.stat("/").st_dev, os.stat("/").st_ino
+os.makedirs("/tmp/cell/below", exist_ok=True)
+top = os.open("/", os.O_RDONLY)
+try:
+    os.chroot("/tmp/cell")
+except PermissionError:
+    print("REFUSED")
+else:
+    print("SMALLER", os.listdir("/"))
+    os.fchdir(top)
+    for _ in range(64):
+        os.chdir("..")
+    os.chroot(".")
+    after = os.stat("/").st_dev, os.stat("/").st_ino
+    print("SAME", after == before)
+    print("BAIT", os.path.exists({bait!r}))
+"""
+
+
+def leave_a_chroot(place: ImageArena, bait: str) -> str:
+    """What the usual way out of a chroot says inside."""
+
+    async def attack() -> str:
+        async with place.sandbox(image=place.root) as sandbox:
+            done = await sandbox.run(LEAVE.format(bait=bait))
+            return done.stdout
+
+    return place.do(attack())
+
+
+def test_root_inside_leaves_a_chroot_for_its_own_root(place: ImageArena) -> None:
+    """D06: chroot(2) is root's inside; its control leaves one on the host, and finds the bait."""
+    with tempfile.NamedTemporaryFile(prefix="bait-") as bait:
+        control = controls.run_in("root", LEAVE.format(bait=bait.name))
+        assert control.split("\n", 1)[1] == "SMALLER ['below']\nSAME True\nBAIT True\n"
+        found = leave_a_chroot(place, bait.name)
+        was = "REFUSED\n" if place.root.uid else "SMALLER ['below']\nSAME True\nBAIT False\n"
+        assert found == was
+
+
+def test_chroot_is_reached_by_root_alone(place: ImageArena, tried: controls.Both) -> None:
+    """The call's argument is a bad address, of which the kernel complains once it may be made."""
+    word = tried.inside["D06-chroot", "chroot"].word
+    assert word == ("EPERM" if place.root.uid else "EFAULT")
+    assert tried.outside["D06-chroot", "chroot"].word == "EFAULT"
+
+
 def _threads(sandbox: AsyncSandbox) -> list[Path]:
     init = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
     pids = {init, *descendants(init)}

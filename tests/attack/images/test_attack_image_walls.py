@@ -75,6 +75,14 @@ def test_privilege_is_denied_in_containers(
         tried.denied(case, words, poisoned=poisoned)
 
 
+def test_root_inside_leaves_a_chroot_for_its_own_root(place: ImageArena) -> None:
+    """The control is in the jail's module."""
+    with tempfile.NamedTemporaryFile(prefix="bait-") as bait:
+        found = test_attack_image_root.leave_a_chroot(place, bait.name)
+    was = "REFUSED\n" if place.root.uid else "SMALLER ['below']\nSAME True\nBAIT False\n"
+    assert found == was
+
+
 def test_what_is_reached_in_gvisor_is_the_insides_own(
     place: ImageArena, tried: controls.Both
 ) -> None:

@@ -336,6 +336,18 @@ def test_image_below_is_as_it_was(store: Store) -> None:
     assert not (store.tree / "etc/passwd").exists()
 
 
+def test_zeros_take_no_room(store: Store) -> None:
+    """A file of zeros is a hole; around it, and at its end, the content is what it was."""
+    content = b"begin" + bytes(9 << 20) + b"end"
+    store.over(member("zeros", bytes(8 << 20)), member("holes", content), member("none"))
+    zeros, holes = store.tree / "zeros", store.tree / "holes"
+    assert zeros.read_bytes() == bytes(8 << 20)
+    assert holes.read_bytes() == content
+    assert (store.tree / "none").stat().st_size == 0
+    assert zeros.stat().st_blocks < 16
+    assert holes.stat().st_blocks * 512 < 4 << 20
+
+
 def test_directory_that_was_hidden_and_came_back(store: Store) -> None:
     store.over(member("data/.wh.sub"), directory("data/sub"), member("data/sub/new", b"new"))
     assert os.listdir(store.tree / "data/sub") == ["new"]

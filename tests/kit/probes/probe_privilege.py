@@ -89,9 +89,9 @@ poisoned(
         "mount_setattr": (-1, BAD, 0, BAD, 0),
         "pivot_root": (BAD, BAD),
         "setns": (-1, 0),
-        "chroot": (BAD,),
     },
 )
+poisoned("D06-chroot", "space", {"chroot": (BAD,)})
 
 COVERED = ["/proc/cmdline", "/proc/sys", "/proc/kallsyms", "/sys"]
 each("D07", "space", COVERED, lambda path: call("umount2", path.encode() + b"\0", 2))

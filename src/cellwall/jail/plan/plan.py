@@ -18,12 +18,10 @@ from cellwall.jail.plan import views
 from cellwall.linux.syscalls import mounts as m
 
 UNCOUNTED = "no_memory_cgroup.policy"
+DEBUG = "debug.policy"
+ROOT_INSIDE = "root_inside.policy"
 """Name of the policy file with system calls that are refused where no cgroup counts memory, because
 they take memory that nothing else counts."""
-DEBUG = "debug.policy"
-"""Name of the policy file with what a sandbox of that profile may call as well."""
-IMAGE_ROOT = "image_root.policy"
-"""Name of the policy file with what root of an image may call as well."""
 INSIDE_UID = 1000
 HOME = "/home/user"
 TEMPLATE_ROOT = "/opt/env"
@@ -422,16 +420,16 @@ def lockdown_of(facts: HostFacts, shape: Shape) -> s.Lockdown:
         # mounts or belongs to root; what lies outside of its root it cannot even read.
         write=("/",),
         refusals=UNCOUNTED if shape.soft_memory else "",
-        allows_more=allowed_more(shape),
+        allows_more=policies(shape),
         devices=("/dev",),
         clear_groups=not shape.rootless,
     )
 
 
-def allowed_more(shape: Shape) -> Tuple[str, ...]:
-    """Return the names of the policy texts that allow more than seccomp.policy to this shape."""
-    image_root = (IMAGE_ROOT,) if shape.image[:1] == (0,) else ()
-    return (*image_root, DEBUG) if shape.debug else image_root
+def policies(shape: Shape) -> Tuple[str, ...]:
+    """Return the names of the policy texts that allow a sandbox more than seccomp.policy does."""
+    wanted = ((ROOT_INSIDE, shape.image[:1] == (0,)), (DEBUG, shape.debug))
+    return tuple(name for name, is_wanted in wanted if is_wanted)
 
 
 def digest(steps: Sequence[s.Step]) -> str:

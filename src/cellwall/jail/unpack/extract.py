@@ -19,6 +19,7 @@ import zlib
 from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
 
 _PIECE = 1 << 20
+_ZEROS = bytes(_PIECE)
 _BLOCKS = 64 << 10
 _F_SETPIPE_SZ = 1031
 _MOST_SAID = 1000
@@ -341,9 +342,8 @@ class Tree:
         try:
             source = tar.extractfile(member)
             while source is not None and (piece := source.read(_PIECE)):
-                left = memoryview(piece)
-                while left:
-                    left = left[os.write(fd, left) :]
+                _write(fd, piece)
+            os.ftruncate(fd, member.size)
             os.fchown(fd, member.uid, member.gid)
             os.fchmod(fd, member.mode & 0o7777)
             os.utime(fd, ns=(_ns(member), _ns(member)))
@@ -364,6 +364,16 @@ class Tree:
         if not is_link:
             os.chmod(path, member.mode & 0o7777)
         os.utime(path, ns=(_ns(member), _ns(member)), follow_symlinks=False)
+
+
+def _write(fd: int, piece: bytes) -> None:
+    """Append to a file; a piece of zeros is a hole in it, as sparse files have them."""
+    if piece == _ZEROS[: len(piece)]:
+        os.lseek(fd, len(piece), os.SEEK_CUR)
+        return
+    left = memoryview(piece)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def checked_path(name: str) -> str:

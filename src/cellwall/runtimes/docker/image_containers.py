@@ -8,15 +8,13 @@ other has.
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cellwall.jail.plan import image_plan, plan
-from cellwall.linux import seccomp, uid_ranges
+from cellwall.linux import uid_ranges
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.docker import inside_image
 from cellwall.runtimes.docker.container import OWN_INODES_ON_IMAGE
@@ -130,22 +128,10 @@ def order(limits: Limits, first: int) -> dict[str, Any]:
     }
 
 
-@cache
-def packed_filter(more: str = "") -> str:
-    """Return the jail's filter for a lockdown; `more`: the policy text that allows more."""
-    allowed = seccomp.load_policy(more) if more else ""
-    machine = os.uname().machine
-    program = seccomp.compile_policy(seccomp.load_policy(), machine, more=allowed)
-    return base64.b64encode(program).decode()
-
-
-def lock(image: ImageRoot) -> dict[str, Any]:
-    """Return what `inside_image.become_user` reads, and root's own filter."""
-    said = {"uid": image.uid, "gid": image.gid, "capabilities": 0}
-    if image.uid == 0:
-        said["capabilities"] = image_plan.ROOT_CAPABILITIES
-        return {**said, "seccomp": packed_filter(plan.IMAGE_ROOT)}
-    return said
+def lock(image: ImageRoot) -> dict[str, int]:
+    """Return what `inside_image.become_user` reads."""
+    kept = image_plan.ROOT_CAPABILITIES if image.uid == 0 else 0
+    return {"uid": image.uid, "gid": image.gid, "capabilities": kept}
 
 
 def guest(spec: SandboxSpec, image: ImageRoot) -> dict[str, Any]:

@@ -10,6 +10,7 @@ remembered.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import math
 import os
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from cellwall.jail.inspect import host_facts
 from cellwall.jail.inspect.posture import PostureMismatch
 from cellwall.jail.plan import plan
-from cellwall.linux import owner_label
+from cellwall.linux import owner_label, seccomp
 from cellwall.linux.cgroups import hierarchies
 from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.linux.syscalls import landlock
@@ -122,10 +123,15 @@ class DockerRuntime:
     @cached_property
     def _lock(self) -> dict[str, Any]:
         return {
-            "seccomp": image_containers.packed_filter(),
+            "seccomp": _program(),
             "landlock_abi": landlock.abi(),
             "is_own_kernel": self.oci_runtime is not None,
         }
+
+    @cached_property
+    def _root_program(self) -> str:
+        """The filter of root inside an image."""
+        return _program(seccomp.load_policy(plan.ROOT_INSIDE))
 
     async def probe(self) -> list[Finding]:
         """Ask the daemon what it offers."""
@@ -300,6 +306,8 @@ class DockerRuntime:
         """Return what the first process reads: its lockdown, then the guest's configuration."""
         if spec.image is not None:
             lock = {**self._lock, **image_containers.lock(spec.image)}
+            if spec.image.uid == 0:
+                lock["seccomp"] = self._root_program
             guest = image_containers.guest(spec, spec.image)
             return image_containers.order(spec.limits, uid), lock, guest
         guest = {
@@ -501,3 +509,10 @@ class DockerRunscRuntime(DockerRuntime):
 
     def _hardness(self) -> dict[str, str]:
         return {**super()._hardness(), "inodes": "soft"}  # gVisor does not count inodes
+
+
+def _program(*more: str) -> str:
+    """Return the seccomp filter, as text; the policy texts `more` allow more."""
+    machine = os.uname().machine
+    program = seccomp.compile_policy(seccomp.load_policy(), machine, more=more)
+    return base64.b64encode(program).decode()

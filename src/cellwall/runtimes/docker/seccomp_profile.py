@@ -25,8 +25,7 @@ _FOR_IMAGES = (
     *("setns", "unshare", "chown", "lchown", "setgroups", "setresuid", "setresgid", "capset"),
     *("prctl", "chroot"),
 )
-"""Calls with which `inside_image` makes an image's root and leaves the host's ids; the same. And
-chroot(2), which the filter behind this one leaves to root of an image."""
+"""Calls with which `inside_image` makes an image's root and leaves the host's ids; the same."""
 
 
 def profile(*, builds_root: bool = False) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def configuration(
         "linux": {
             "namespaces": namespaces,
             "resources": {"memory": {"limit": limits.memory_bytes}},
-            "seccomp": _filter(image),
+            "seccomp": _filter(may_chroot=image is not None and image.uid == 0),
         },
     }
 
@@ -161,15 +161,15 @@ def _rlimits(limits: Limits) -> list[dict[str, Any]]:
     return [{"type": name, "soft": n, "hard": n} for name, n in values.items()]
 
 
-def _filter(image: ImageRoot | None) -> dict[str, Any]:
+def _filter(*, may_chroot: bool = False) -> dict[str, Any]:
     """Return the calls that the sandbox's own kernel refuses, to reduce its attack surface.
 
     The boundary is that kernel, not this filter. No `errnoRet`: the versions of Debian do not know
     it. A call that wants a tracer, and has none because ptrace is refused, looks as if it were
-    missing, which makes libraries use an alternative. Root of an image may chroot, as in the jail.
+    missing, which makes libraries use an alternative. `may_chroot`: root inside an image, as in
+    the jail.
     """
-    is_root = image is not None and image.uid == 0
-    refused = [name for name in _REFUSED if name != "chroot" or not is_root]
+    refused = [name for name in _REFUSED if not (may_chroot and name == "chroot")]
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
         "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],

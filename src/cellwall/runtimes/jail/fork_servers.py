@@ -165,7 +165,7 @@ class ForkServers:
         self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
         self._refusals = refusals
         self._programs: dict[tuple[str, ...], bytes] = {}
-        """Compiled filters that allow more, by the names of their texts."""
+        """Other filters, by the names of the policy texts that allow more."""
         self._answers_first = answers_first
         self._quick: dict[str, Entry] = {}
         """Quick fork-servers, by template; each until a full one of its template is there."""
@@ -176,16 +176,14 @@ class ForkServers:
         self._retired: list[Entry] = []
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def program_with(self, names: tuple[str, ...]) -> bytes:
-        """Return the seccomp filter of sandboxes to which these policy texts allow more.
-
-        Empty without any: the fork-servers have the usual one.
-        """
+    def program(self, shape: plan.Shape) -> bytes:
+        """Return the seccomp filter of a sandbox that may do more than the usual one; else none."""
+        names = plan.policies(shape)
         if names and names not in self._programs:
-            more = "\n".join(map(seccomp.load_policy, names))
-            self._programs[names] = seccomp.compile_policy(
-                seccomp.load_policy(), os.uname().machine, self._refusals, more
-            )
+            more = [seccomp.load_policy(name) for name in names]
+            machine = os.uname().machine
+            made = seccomp.compile_policy(seccomp.load_policy(), machine, self._refusals, more)
+            self._programs[names] = made
         return self._programs.get(names, b"")
 
     @property

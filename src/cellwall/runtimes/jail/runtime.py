@@ -482,7 +482,7 @@ class JailRuntime:
         }
         is_usual = environment == entry.server.settings.environment
         with contextlib.ExitStack() as held:
-            root = Root(shape, program=self._servers.program_with(plan.allowed_more(shape)))
+            root = Root(shape, program=self._servers.program(shape))
             if spec.image is not None:
                 first, ids = entry.uids.host_uid(index), image_plan.IDS
                 mount = await self._mapper.mount(spec.image.tree, first, ids)

@@ -338,14 +338,14 @@ def test_flood_is_heard_a_turn_at_a_time_and_seldom() -> None:
             longest_s, last = 0.0, time.thread_time()
             began = loop.time()
             with collections_off():
-                while loop.time() < began + 0.5:
+                while loop.time() < began + 0.5 or inside.heard.kinds.count("display") <= 100:
                     await asyncio.sleep(0)
                     now_s = time.thread_time()
                     longest_s, last = max(longest_s, now_s - last), now_s
             sending.cancel()
-            assert inside.heard.kinds.count("display") > 100
+            halves = (loop.time() - began) / 0.5  # more than one on a busy machine
             assert not sending.done()
-            assert len(inside.heard.frames) < 25_000
+            assert len(inside.heard.frames) < 25_000 * halves
             assert longest_s < 0.1
 
     _play(play)
