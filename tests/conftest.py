@@ -47,8 +47,10 @@ def require_capability(capability: str, available: bool, reason: str) -> None:
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where sandboxes look for commands."""
 _PACKAGES = {
+    "busybox": "busybox-static",
     "cp": "coreutils",
     "gcc": "gcc libc6-dev",
+    "go": "golang-go",
     "java": "default-jdk-headless",
     "javac": "default-jdk-headless",
     "node": "nodejs",

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import http.server
 import json
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -27,8 +26,7 @@ from cellwall.images.reference import InRegistry, parse
 from cellwall.images.registry import Pull, Registries
 from cellwall.model.errors import NotFound, UsageError
 from conftest import require_command
-from kit import waiting
-from kit.images import archives
+from kit.images import archives, docker_registry
 from kit.images.archives import config_of, digest, layer, member
 
 LAYERS = [layer([member("a", b"one" * 1000)]), layer([member("b", b"two")])]
@@ -50,30 +48,12 @@ class Server:
         return Registries({self.host: f"http://{self.host}"}, **more)
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     program, skopeo = require_command("docker-registry"), require_command("skopeo")
-    place, port = tmp_path_factory.mktemp("registry"), _free_port()
-    settings = {
-        "version": 0.1,
-        "storage": {"filesystem": {"rootdirectory": str(place / "data")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
-    }
-    (place / "config.yml").write_text(json.dumps(settings), encoding="ascii")  # JSON is YAML
-    running = subprocess.Popen(
-        [program, "serve", str(place / "config.yml")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+    place = tmp_path_factory.mktemp("registry")
+    with docker_registry.serving(program, place) as port:
         made = Server(port, place)
-        waiting.wait_until(lambda: _answers(port), "the registry answers")
         archive = archives.docker_archive(place / "image.tar", LAYERS, CONFIG)
         subprocess.run(
             [
@@ -85,14 +65,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             timeout=120,
         )
         yield made
-    finally:
-        running.terminate()
-        running.wait(20)
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def pull(registries: Registries, name: str, folder: Path) -> Image:

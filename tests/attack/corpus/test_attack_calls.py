@@ -44,7 +44,7 @@ def tried(arena: Arena) -> Iterator[controls.Both]:
         pytest.param("E12", "ENOSYS", id="E12-secret-memory"),
         pytest.param("E13", "EPERM", id="E13-kernel-log"),
         pytest.param("E15", "EAFNOSUPPORT", id="E15-socket-families"),
-        pytest.param("E16", "EPERM EAFNOSUPPORT EPROTONOSUPPORT", id="E16-protocols"),
+        pytest.param("E16", "EPERM EAFNOSUPPORT ENOTSUP EPROTONOSUPPORT", id="E16-protocols"),
         pytest.param("E22", "EPERM", id="E22-terminal-and-inode-ioctls"),
         pytest.param("F02", "SIGSYS", id="F02-32-bit-entry"),
         pytest.param("F03", "SIGSYS", id="F03-x32-numbers"),

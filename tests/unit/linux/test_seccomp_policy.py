@@ -20,6 +20,7 @@ HEADERS = [
     "linux/fs.h",
     "sys/prctl.h",
     "sys/socket.h",
+    "linux/netlink.h",
     "netinet/in.h",
     "netinet/tcp.h",
     "netinet/udp.h",

@@ -49,6 +49,14 @@ DIGEST = "ab" * 32
             PackageFile("npm", "@scope/name", "1.0.0-rc.1", None, "@scope/name@1.0.0-rc.1.tgz"),
         ),
         (
+            "/npm/npm/left/-/left-1.0.0.tgz",  # npm 9, told to replace the hosts of links
+            PackageFile("npm", "left", "1.0.0", None, "left@1.0.0.tgz"),
+        ),
+        (
+            "/npm/npm/-/npm-9.2.0.tgz",
+            PackageFile("npm", "npm", "9.2.0", None, "npm@9.2.0.tgz"),
+        ),
+        (
             "/npm/@scope/name/-/name-1.0.0.tgz",
             PackageFile("npm", "@scope/name", "1.0.0", None, "@scope/name@1.0.0.tgz"),
         ),

@@ -81,7 +81,9 @@ def ask_of(target: str) -> Ask | None:
         case ["", "files", "pypi", digest, name] if _DIGEST.fullmatch(digest):
             return _python_file(digest, unquote(name))
         case ["", "npm", *rest]:
-            return _npm(unquote("/".join(rest)))
+            path = unquote("/".join(rest))
+            # npm 9 puts its registry's path before that of our links; no name begins so.
+            return _npm(path) or _npm(path.removeprefix("npm/"))
         case _:
             return None
 
