@@ -29,9 +29,12 @@ for folder in ("/tmp", "/dev/shm", os.path.expanduser("~"), "/var/tmp", "/run", 
     except OSError: pass
 libc = ctypes.CDLL(None)
 libc.shmget(0x5eed, 4096, 0o1666); libc.msgget(0x5eed, 0o1666); libc.semget(0x5eed, 1, 0o1666)
+executed, write_end = os.pipe()
 if os.fork() == 0:
     os.setsid()
     os.execvp("sleep", ["sleep", "599"])
+os.close(write_end)
+os.read(executed, 1)  # its end, which comes with the exec
 print(planted, flush=True)
 """
 _SEARCH = """
