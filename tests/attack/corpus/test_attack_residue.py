@@ -48,7 +48,8 @@ for top in ("/tmp", "/dev/shm", "/home", "/var", "/run", "/etc"):
             if token in text: found.append(name)
 for pid in [name for name in os.listdir("/proc") if name.isdigit()]:
     try:
-        if "599" in open(f"/proc/{{pid}}/cmdline").read(): found.append("process")
+        # As a word: random names of others may have the digits in them.
+        if "599" in open(f"/proc/{{pid}}/cmdline").read().split("\\0"): found.append("process")
     except OSError: pass
 libc = ctypes.CDLL(None)
 found += [call for call in ("shmget", "msgget") if getattr(libc, call)(0x5eed, 0, 0) >= 0]
