@@ -124,7 +124,9 @@ _TABLES = {
     "routes": _routes,
     "contract": runtime_tables.contract,
     "corpus": runtime_tables.corpus,
+    "image_corpus": runtime_tables.image_corpus,
     "jail_only": runtime_tables.jail_only,
+    "not_on_images": runtime_tables.not_on_images,
 }
 
 

@@ -55,6 +55,40 @@ def corpus() -> str:
     return _table(tests, test_attack_corpus.DEVIATIONS, test_attack_corpus.runtimes_of)
 
 
+def image_corpus() -> str:
+    """Return a row for each test of the corpus, a column for each runtime and user of an image."""
+    _see_tests()
+    from attack.images import image_corpus as on_images
+
+    columns = {
+        f"{wall} {user}": {
+            name: why for name, why in reasons.items() if name.partition("[")[0] in _run(wall)
+        }
+        for wall, users in on_images.DEVIATIONS.items()
+        for user, reasons in users.items()
+    }
+    return _table(_run("jail"), columns, on_images.places_of)
+
+
+def _run(wall: str) -> list[str]:
+    from attack.images import image_corpus as on_images
+
+    return [name for named in on_images.corpus_of(wall).values() for name in named]
+
+
+def not_on_images() -> str:
+    """Return the modules of attacks that do not run on images, by the reason."""
+    _see_tests()
+    from attack.images import image_corpus as on_images
+
+    by_reason: dict[str, list[str]] = {}
+    for name, why in on_images.NOT_AGAIN.items():
+        by_reason.setdefault(why, []).append(f"`{name}`")
+    rows = ["| Why | What does not run on images once more |", "|---|---|"]
+    rows += [f"| {why} | {'; '.join(names)} |" for why, names in by_reason.items()]
+    return "\n".join(rows)
+
+
 def jail_only() -> str:
     """Return the tests of the jail that have no row in the corpus, by the reason."""
     _see_tests()

@@ -115,6 +115,14 @@ def gvisor_arena() -> Iterator[Arena]:
 
 
 @pytest.fixture(scope="session")
+def image_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of an image with this machine's Python and shell, one for all who ask."""
+    from kit.images.host_tree import shared_tree
+
+    return shared_tree(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A real server with the keys of two tenants."""
     from kit.servers import running
@@ -182,10 +190,15 @@ def any_outside(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def ground(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return what a `kit.outside.world` on the runtime that the fixture is for needs."""
-    if request.param == "gvisor":
+    return running_on(request, request.param)
+
+
+def running_on(request: pytest.FixtureRequest, wall: str) -> dict[str, Any]:
+    """Return what a `kit.outside.world` on that runtime needs."""
+    if wall == "gvisor":
         require_capability("runsc", shutil.which("runsc") is not None, "apt-get install runsc")
         return {"isolation": "kernel"}
-    if request.param == "docker":
+    if wall == "docker":
         state, templates = request.getfixturevalue("docker_ground")
         return {"directory": state, "templates": templates}
     return {}

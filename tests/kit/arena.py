@@ -277,6 +277,18 @@ class Arena:
         """How many processes an answer has to tell of; those of gVisor's kernel no host counts."""
         return None if self.choice.get("isolation") == "kernel" else processes
 
+    @property
+    def home(self) -> str:
+        """The directory inside in which programs start."""
+        root = self.choice.get("image")
+        return "/home/user" if root is None else str(root.working_dir)
+
+    @property
+    def uid(self) -> int:
+        """The number of the user inside."""
+        root = self.choice.get("image")
+        return 1000 if root is None else int(root.uid)
+
     def settle(self) -> None:
         """Wait until every destruction under way is done, and end what waits for a next start."""
         self.do(self.engine.wait_settled())

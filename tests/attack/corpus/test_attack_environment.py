@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cellwall import CellwallError, UsageError
+from cellwall.jail.plan import image_plan
 from conftest import require_command
 from kit.arena import Arena
 
@@ -38,7 +39,6 @@ __attribute__((constructor)) static void tell(void) {
 }
 unsigned int la_version(unsigned int version) { return version; }
 """
-CONFINED = "TOLD 2 0000000000000000"
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +51,36 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 VARIABLES = {
-    "LD_PRELOAD": "/home/user/tell.so",
-    "LD_AUDIT": "/home/user/tell.so",
-    "BASH_ENV": "/home/user/tell.sh",
-    "ENV": "/home/user/tell.sh",
-    "PYTHONSTARTUP": "/home/user/tell.py",
-    "PYTHONPATH": "/home/user",
-    "PYTHONHOME": "/home/user",
-    "NODE_OPTIONS": "--require /home/user/tell.js",
-    "GCONV_PATH": "/home/user",
-    "LD_LIBRARY_PATH": "/home/user",
-    "PERL5OPT": "-I/home/user -Mtell",
+    "LD_PRELOAD": "HOME/tell.so",
+    "LD_AUDIT": "HOME/tell.so",
+    "BASH_ENV": "HOME/tell.sh",
+    "ENV": "HOME/tell.sh",
+    "PYTHONSTARTUP": "HOME/tell.py",
+    "PYTHONPATH": "HOME",
+    "PYTHONHOME": "HOME",
+    "NODE_OPTIONS": "--require HOME/tell.js",
+    "GCONV_PATH": "HOME",
+    "LD_LIBRARY_PATH": "HOME",
+    "PERL5OPT": "-IHOME -Mtell",
     "GLIBC_TUNABLES": "glibc.malloc.check=3",
 }
+_IN_SHELL = f"TOLD 2 {0:016x}"
+"""What the start-up file of a shell says, which has no capabilities to tell of."""
 FILES = {
     "tell.sh": 'echo "TOLD $(grep Seccomp: /proc/$$/status | cut -f2) 0000000000000000" >&2\n',
     "tell.py": "raise SystemExit('start-up file')\n",
     "sitecustomize.py": "import sys; sys.stderr.write('CUSTOMISED')\n",
 }
+
+
+def _confined(arena: Arena) -> str:
+    """What the library says behind the filter: root of an image has a container's capabilities."""
+    is_root = "image" in arena.choice and arena.uid == 0
+    return f"TOLD 2 {image_plan.ROOT_CAPABILITIES if is_root else 0:016x}"
+
+
+def _value(arena: Arena, name: str) -> str:
+    return VARIABLES[name].replace("HOME", arena.home)
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -79,19 +91,19 @@ def test_hostile_variable_is_powerless(
     """F10: whatever a variable makes run, runs behind the filter and without capabilities."""
     code = {"python": "print('ran')", "bash": "echo ran; /bin/true"}[language]
     files: dict[str, str | bytes] = {**FILES, "tell.so": library}
-    run = arena.run(code, language, env={name: VARIABLES[name]}, files=files)
+    run = arena.run(code, language, env={name: _value(arena, name)}, files=files)
     assert run.stdout.splitlines()[1:] == ["ran"], run
     told = [line for line in run.stderr.splitlines() if "TOLD" in line]
-    assert set(told) <= {CONFINED}
+    assert set(told) <= {_confined(arena), _IN_SHELL}
     if language == "python":
         assert "CUSTOMISED" not in run.stderr  # the warm context never starts anew
 
 
 def test_preloaded_library_speaks_behind_the_filter(arena: Arena, library: bytes) -> None:
     """The control: the library does run where it may, and outside it says another word."""
-    env = {"LD_PRELOAD": VARIABLES["LD_PRELOAD"]}
+    env = {"LD_PRELOAD": _value(arena, "LD_PRELOAD")}
     run = arena.run("/bin/true", "bash", env=env, files={"tell.so": library})
-    assert CONFINED in run.stderr
+    assert _confined(arena) in run.stderr
 
 
 def test_library_tells_another_story_outside(library: bytes, tmp_path: Path) -> None:
@@ -102,7 +114,7 @@ def test_library_tells_another_story_outside(library: bytes, tmp_path: Path) -> 
         [true], env={"LD_PRELOAD": str(path)}, capture_output=True, text=True, check=True
     )
     assert "TOLD" in done.stderr
-    assert CONFINED not in done.stderr
+    assert "TOLD 0 " in done.stderr
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME"])

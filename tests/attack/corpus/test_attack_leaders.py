@@ -145,7 +145,7 @@ def test_leader_of_a_session_does_not_hang_the_engine_with_its_terminal(
     async def attack() -> None:
         async with arena.sandbox() as sandbox:
             await sandbox.files.write("games.py", _GAMES + _OURS)
-            argv = ["python", "games.py"]
+            argv = ["python3", "games.py"]
             terminal = await sandbox.commands.start(argv, pty=(24, 80), timeout=10)
             async with asyncio.timeout(5):
                 said = b"".join([piece async for piece in terminal])

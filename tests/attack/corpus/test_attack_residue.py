@@ -29,9 +29,12 @@ for folder in ("/tmp", "/dev/shm", os.path.expanduser("~"), "/var/tmp", "/run", 
     except OSError: pass
 libc = ctypes.CDLL(None)
 libc.shmget(0x5eed, 4096, 0o1666); libc.msgget(0x5eed, 0o1666); libc.semget(0x5eed, 1, 0o1666)
+executed, write_end = os.pipe()
 if os.fork() == 0:
     os.setsid()
     os.execvp("sleep", ["sleep", "599"])
+os.close(write_end)
+os.read(executed, 1)  # its end, which comes with the exec
 print(planted, flush=True)
 """
 _SEARCH = """
@@ -45,7 +48,8 @@ for top in ("/tmp", "/dev/shm", "/home", "/var", "/run", "/etc"):
             if token in text: found.append(name)
 for pid in [name for name in os.listdir("/proc") if name.isdigit()]:
     try:
-        if "599" in open(f"/proc/{{pid}}/cmdline").read(): found.append("process")
+        # As a word: random names of others may have the digits in them.
+        if "599" in open(f"/proc/{{pid}}/cmdline").read().split("\\0"): found.append("process")
     except OSError: pass
 libc = ctypes.CDLL(None)
 found += [call for call in ("shmget", "msgget") if getattr(libc, call)(0x5eed, 0, 0) >= 0]

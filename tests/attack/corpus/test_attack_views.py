@@ -99,7 +99,8 @@ with open("/proc/self/environ") as file:
     print(json.dumps([dict(os.environ), child.decode(), file.read()]))
 """
     environment, child, first = json.loads(arena.run(code).stdout.splitlines()[-1])
-    golden = (GOLDEN / "environment.txt").read_text().split()
+    name = "image_environment.txt" if "image" in arena.choice else "environment.txt"
+    golden = (GOLDEN / name).read_text().split()
     assert sorted(environment) == golden
     assert child.strip() == repr(sorted(golden))
     said = json.dumps([environment, child, first])

@@ -19,7 +19,7 @@ import pytest
 from attack.corpus import test_attack_calls
 from cellwall import Verdict
 from kit import controls
-from kit.images.host_tree import APP, ImageArena, arena_behind, host_tree
+from kit.images.host_tree import APP, ImageArena, arena_behind
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 WALLS = [(wall, uid) for wall in ("jail", "docker") for uid in (0, APP)]
@@ -27,8 +27,8 @@ PROBES = ("probe_calls", "probe_views")
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return host_tree(tmp_path_factory.mktemp("image"))
+def tree(image_tree: Path) -> Path:
+    return image_tree
 
 
 @pytest.fixture(scope="module", params=WALLS, ids=[f"{w}-{u}" for w, u in WALLS])

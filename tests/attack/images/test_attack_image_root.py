@@ -22,15 +22,15 @@ from cellwall.linux.uid_ranges import COUNT, IMAGE_BASE
 from cellwall.model.errors import CellwallError
 from kit import controls
 from kit.arena import descendants
-from kit.images.host_tree import APP, ImageArena, host_tree, image
+from kit.images.host_tree import APP, ImageArena, image
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return host_tree(tmp_path_factory.mktemp("image"))
+def tree(image_tree: Path) -> Path:
+    return image_tree
 
 
 @pytest.fixture(scope="module", params=[0, APP], ids=["root", "app"])

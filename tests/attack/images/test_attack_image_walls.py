@@ -25,7 +25,7 @@ from cellwall.runtimes.base import ImageRoot
 from cellwall.runtimes.docker import image_containers
 from kit import controls
 from kit.docker_daemon import Daemon
-from kit.images.host_tree import APP, ImageArena, arena_behind, host_tree
+from kit.images.host_tree import APP, ImageArena, arena_behind
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 SAME = {"setuid to a neighbour"}
@@ -34,8 +34,8 @@ WALLS = [(wall, uid) for wall in ("gvisor", "docker") for uid in (0, APP)]
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return host_tree(tmp_path_factory.mktemp("image"))
+def tree(image_tree: Path) -> Path:
+    return image_tree
 
 
 @pytest.fixture(scope="module", params=WALLS, ids=[f"{w}-{u}" for w, u in WALLS])

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import shutil
 import signal
 import stat
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,7 @@ from cellwall.images.image import Image, ImageInvalid, Layer
 from cellwall.linux.uid_ranges import IMAGE_BASE
 from cellwall.runtimes.base import ImageBounds, UnpackedImage
 from cellwall.runtimes.jail.runtime import JailRuntime
-from kit import waiting
+from kit import controls, waiting
 from kit.images import archives
 from kit.images.archives import directory, hard_link, layer, link, member
 
@@ -256,6 +258,35 @@ def test_links_lead_nowhere_else(store: Store, members: list[Any]) -> None:
         assert stat.S_ISDIR((store.tree / name).lstat().st_mode)
     assert stat.S_ISREG((store.tree / "etc/resolv.conf").lstat().st_mode)
     assert (store.tree / "etc/resolv.conf").read_text() == ""
+
+
+def test_absolute_names_land_in_the_tree(store: Store) -> None:
+    store.over(
+        member("/bait", b"inside"), member("//tmp/bait", b"inside"), hard_link("/b", "/bait")
+    )
+    assert [(store.tree / name).read_bytes() for name in ("bait", "tmp/bait", "b")] == [
+        b"inside"
+    ] * 3
+
+
+def test_set_uid_files_of_a_layer_have_no_effect_outside(store: Store) -> None:
+    """Their owner on the host's disk is nobody; a copy that is root's own is the control."""
+    program = Path("/usr/bin/id").read_bytes()
+    store.over(member("usr/bin/who", program, mode=0o4755, uid=0))
+    who, own = store.tree / "usr/bin/who", store.place / "own"
+    own.write_bytes(program)
+    own.chmod(0o4755)
+    said = []
+    with tempfile.TemporaryDirectory(prefix="bait-") as name:  # where a throw-away user may look
+        Path(name).chmod(0o755)
+        for number, path in enumerate((who, own)):
+            seen = Path(name, str(number))
+            shutil.copy2(path, seen)
+            os.chown(seen, path.stat().st_uid, path.stat().st_gid)
+            seen.chmod(0o4755)
+            code = f"import subprocess; print(subprocess.check_output([{str(seen)!r}, '-u']))"
+            said.append(controls.run_in("user", code).splitlines()[-1])
+    assert said == [f"b'{IMAGE_BASE}\\n'", "b'0\\n'"]
 
 
 def test_devices_and_attributes_do_not_come(store: Store) -> None:

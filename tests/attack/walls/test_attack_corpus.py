@@ -10,11 +10,9 @@ reason.
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -39,6 +37,7 @@ from cellwall import Engine, EngineSettings
 from cellwall.testing.bare import BareTemplates
 from kit.arena import Arena
 from kit.attack import jail_only
+from kit.attack.again import again, deviation
 from kit.docker_daemon import Daemon
 from kit.places import TESTS
 
@@ -249,35 +248,21 @@ def test_every_attack_runs_here_or_says_why_not() -> None:
     assert sorted(jail_only.TESTS.keys() & here) == []
 
 
-def _elsewhere(test: Callable[..., None], cases: tuple[str, ...]) -> Callable[..., None]:
-    """The same test on the other runtimes, with those of its cases that are named."""
-    assert isinstance(test, FunctionType)
-    made = FunctionType(
-        test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__
-    )
-    made.__doc__, made.__annotations__ = test.__doc__, test.__annotations__
-    marks = [
-        _cut(mark, cases) if cases and mark.name == "parametrize" else mark
-        for mark in getattr(test, "pytestmark", [])
-    ]
-    if {"arena", "tried"} & set(inspect.signature(test).parameters):
-        where = pytest.mark.parametrize(
-            "arena", runtimes_of(test.__name__), indirect=True, scope="module"
-        )
-        marks.append(where.mark)
-    setattr(made, "pytestmark", marks)  # noqa: B010 - pytest's, which functions do not declare
-    return made
+def test_every_attack_runs_on_images_or_says_why_not() -> None:
+    """By modules; of those of the corpus, what is left out is in the table of the jail's own."""
+    from attack.images import image_corpus  # which imports this module
 
-
-def _cut(mark: pytest.Mark, wanted: tuple[str, ...]) -> pytest.Mark:
-    kept = [case for case in mark.args[1] if str(getattr(case, "id", case)) in wanted]
-    assert len(kept) == len(wanted), f"{mark.args[0]}: {wanted} are not all there"
-    return pytest.mark.parametrize(mark.args[0], kept).mark
+    here = {module.__name__.rpartition(".")[2] for module in image_corpus.corpus_of("jail")}
+    here |= {"test_attack_calls", "test_attack_views"}  # in `test_attack_image_probes`, too
+    found = {path.stem for path in (TESTS / "attack").rglob("test_*.py")}
+    walls = {"test_attack_corpus", "test_attack_docker", "test_attack_gvisor"}
+    on_images = {path.stem for path in (TESTS / "attack" / "images").glob("test_*.py")}
+    assert found - here - walls - on_images == image_corpus.NOT_AGAIN.keys()
 
 
 for _module, _tests in CORPUS.items():
     for _name, _cases in _tests.items():
-        globals()[_name] = _elsewhere(getattr(_module, _name), _cases)
+        globals()[_name] = again(getattr(_module, _name), _cases, runtimes_of(_name))
 
 
 @pytest.fixture(scope="module")
@@ -304,15 +289,7 @@ def _containers(name: str, state: Path, templates: BareTemplates) -> Arena:
 
 @pytest.fixture(autouse=True)
 def _deviation(request: pytest.FixtureRequest) -> None:
-    spec = getattr(request.node, "callspec", None)
-    if spec is None or "arena" not in spec.params:
-        return
-    runtime = spec.params["arena"]
-    case = spec.id.removeprefix(f"{runtime}-").removesuffix(f"-{runtime}")
-    test, known = request.node.originalname, DEVIATIONS[runtime]
-    reason = known.get(test) or known.get(f"{test}[{case}]")
-    if reason is not None:
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    deviation(request, DEVIATIONS)
 
 
 @pytest.mark.parametrize("arena", ["docker+runsc"], indirect=True)

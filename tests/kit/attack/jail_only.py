@@ -24,6 +24,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_cancel": "cancelled at every step of a jail's start; `test_attack_verdicts` and "
     "`test_faults_whole_tree` end the others from outside",
     "test_attack_counts": _SHARED,
+    "test_attack_debug_profile": "a second filter of the jail's, which the others refuse to have",
     "test_attack_faults": "faults of a jail; the others' are `test_faults_docker`, "
     "`test_faults_gvisor` and `test_faults_whole_tree`",
     "test_attack_frames": _ENGINE,
@@ -57,6 +58,9 @@ MODULES: Mapping[str, str] = {
     "test_attack_in_flight": _ROOTLESS,
     "test_attack_image_root": "a jail's; `test_attack_image_walls` has the others'",
     "test_attack_image_probes": "on images, in jails and containers; gVisor's kernel is the same",
+    "test_attack_image_build": "builds in the jail, which serves every wall",
+    "test_attack_image_places": "root of an image, on each runtime",
+    "test_attack_image_shared": "two sandboxes on one image, on each runtime",
     "test_attack_image_walls": "gVisor and containers on images, with the jail's probes",
     "test_attack_volumes": "what a volume shows; gVisor has the same views, in the contract",
     "test_attack_unpack": "unpacks for every wall, in a jail of its own",

@@ -6,11 +6,13 @@ file system is the same, and copies elsewhere, so that a tree with Python is mad
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +34,28 @@ _DIRECTORIES = (*image_plan.MADE, "/dev/pts", "/dev/shm", "/home", "/home/app", 
 _LINKS = ("bin", "lib", "lib64", "sbin")
 
 
-def host_tree(folder: Path) -> Path:
-    """Make the tree below `folder`; return its path."""
+def shared_tree(factory: pytest.TempPathFactory) -> Path:
+    """Return one tree for all of a session, whichever of pytest's processes makes it.
+
+    The first that comes holds the lock and makes it; nobody changes it.
+    """
+    base = factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (folder / "image.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "image").is_dir():
+            made = Path(tempfile.mkdtemp(dir=folder))
+            host_tree(made)
+            made.rename(folder / "image")
+    return folder / "image" / "tree"
+
+
+def host_tree(folder: Path, tools: Sequence[str] = TOOLS) -> Path:
+    """Make the tree below `folder`, with what the packages of `tools` need; return its path."""
     tree = folder / "tree"
     for path in _DIRECTORIES:
         (tree / path[1:]).mkdir(parents=True, exist_ok=True)
-    packages = base_files.select("/usr/bin/python3", TOOLS)
+    packages = base_files.select("/usr/bin/python3", tuple(tools))
     for path in base_files.files_of(packages):
         _copy(path, tree)
     for name in _LINKS:
@@ -45,6 +63,7 @@ def host_tree(folder: Path) -> Path:
             (tree / name).symlink_to(os.readlink(f"/{name}"))
     (tree / "etc/passwd").write_text(PASSWD, encoding="ascii")
     (tree / "etc/group").write_text(f"root:x:0:\napp:x:{APP}:\n", encoding="ascii")
+    (tree / "etc/resolv.conf").write_text("", encoding="ascii")
     own(tree)
     for path in ("tmp", "var/tmp"):
         (tree / path).chmod(0o1777)

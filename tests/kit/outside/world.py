@@ -16,6 +16,7 @@ from typing import Any
 from cellwall import EngineSettings, Sandbox
 from cellwall.embedded import Runner
 from cellwall.engine.engine import Engine
+from cellwall.runtimes.base import ImageRoot
 from kit.outside.name_server import NameServer
 from kit.outside.servers import OUTSIDE, Sink, WebServer
 
@@ -47,17 +48,21 @@ class World:
     isolation: str | None = None
     authority: str = ""
     """Certificate of `tls_web`, which signed itself."""
+    image: ImageRoot | None = None
+    """What its sandboxes have for a root instead of a template's."""
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"runtime": self.runtime, "isolation": self.isolation, "image": self.image}
 
     def sandbox(self, network: object, **options: Any) -> Sandbox:
         """Return a new sandbox with that policy."""
-        where: dict[str, Any] = {"runtime": self.runtime, "isolation": self.isolation}
-        return Sandbox(runner=self.runner, network=network, **where, **options)
+        where = self._where | options
+        return Sandbox(runner=self.runner, network=network, **where)
 
     def run(self, code: str, network: object, **options: Any) -> str:
         """Run a program once in a fresh sandbox and return its output, which must have an end."""
-        given: dict[str, Any] = {"runtime": self.runtime, "isolation": self.isolation}
-        given |= {"network": network, "timeout": 30.0}
-        given |= options
+        given = {**self._where, "network": network, "timeout": 30.0, **options}
         done = self.runner.call(lambda engine, _put: engine.run(code, **given))
         assert done.outcome.verdict == "ok", (done.stdout, done.stderr, done.outcome)
         return done.stdout

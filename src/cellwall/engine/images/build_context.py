@@ -102,6 +102,8 @@ class Context:
             # The folders on the way may be links: what they lead to has to be in the context.
             if not path.parent.resolve().is_relative_to(self._top) and path != self._top:
                 raise instruction.wrong(f"{word[:80]!r} leads out of the context by a link")
+            if not (path.is_symlink() or path.is_file() or path.is_dir()):
+                raise instruction.wrong(f"{path.name[:80]!r} is no file, directory or link")
         return kept
 
     def _below(self, top: Path) -> Iterator[tuple[Path, str]]:

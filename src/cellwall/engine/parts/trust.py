@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
 from cellwall.model.secret import check_reachable, secrets_of
+from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -116,14 +117,26 @@ def check_without(policy: NetworkPolicy) -> None:
 
 
 async def install(live: ClaimedSandbox, certificate: str) -> None:
-    """Write the files that the variables name. Raises what the guest's channel does."""
+    """Write the files that the variables name. Raises what the guest's channel does.
+
+    An image may have something in their place, or a `/tmp` that its user cannot write, which is a
+    `UsageError`: a sandbox whose programs trust nothing is none that was asked for.
+    """
     live.channel.may_hold = False  # only the first that a guest hears can be held
     bundle = _this_machines() + certificate.encode("ascii")
     java = await asyncio.to_thread(_java_store, certificate)
     for path, content in ((BUNDLE, bundle), (_JAVA, java)):
-        await live.channel.request(
-            "file_write", content, path=path, append=False, parents=True, mode=0o644
-        )
+        try:
+            await live.channel.request(
+                "file_write", content, path=path, append=False, parents=True, mode=0o644
+            )
+        except GuestRefused as refusal:
+            raise UsageError(
+                "secrets, rules that open TLS: the proxy's certificate has no place in the "
+                f"sandbox: {refusal}",
+                remedy=f"take an image whose user may write /tmp and that has no {_FOLDER}, and "
+                "disk_mb of 1 or more; or ask for neither",
+            ) from refusal
 
 
 @lru_cache(maxsize=1)
