@@ -24,6 +24,7 @@ _TIMEOUT_S = 60.0
 _BUNDLE = (
     "cellwall.jail.processes.id_namespaces",
     "cellwall.jail.protocol.fds",
+    "cellwall.jail.volumes.attachment",
     "cellwall.jail.volumes.keeper",
     "cellwall.linux.syscalls",
 )
