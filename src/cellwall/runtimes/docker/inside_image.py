@@ -59,16 +59,23 @@ def build(order: dict[str, Any]) -> NoReturn:
 
 
 def _attach(views: list[int], paths: list[str], owner: int) -> None:
-    """Attach views of volumes in the new root, where a link in a path leads nowhere else."""
+    """Attach views of volumes in the new root; a link on the way to one is an error."""
     for view, path in zip(views, paths):  # noqa: B905 - Python 3.8
-        parts = path.split("/")
-        for end in range(2, len(parts) + 1):
-            above = "/".join(parts[:end])
-            if not os.path.isdir(above):
-                os.mkdir(above, 0o755)
-                os.chown(above, owner, owner)
+        _make(path, owner)
         do_all((mounts.prepare_move(view, path),))
         os.close(view)
+
+
+def _make(path: str, owner: int) -> None:
+    """Make a directory, and those above it, where there are none."""
+    parts = path.split("/")
+    for end in range(2, len(parts) + 1):
+        above = "/".join(parts[:end])
+        if not os.path.lexists(above):
+            os.mkdir(above, 0o755)
+            os.chown(above, owner, owner)
+        elif not stat.S_ISDIR(os.lstat(above).st_mode):
+            raise NotADirectoryError(f"{path} leads through {above}, no directory")
 
 
 def _show_ours(order: dict[str, Any]) -> None:
