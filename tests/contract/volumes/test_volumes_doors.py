@@ -20,6 +20,8 @@ pytestmark = pytest.mark.root
 NAME = f"test-doors-{os.getpid()}"
 WRITE = "open('/data/x', 'w').write('kept'); print('done')"
 READ = "print(open('/data/x').read())"
+Call = tuple[str, dict[str, object]]
+BOTH: list[Call] = [("run_code", {"code": WRITE}), ("run_code", {"code": READ})]
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def volumes() -> Iterator[cellwall.Volumes]:
     made.remove(NAME)
 
 
-async def _called(words: list[str], calls: list[tuple[str, dict[str, object]]]) -> list[str]:
+async def _called(words: list[str], calls: list[Call]) -> list[str]:
     words = ["-m", "cellwall.apps.cli.main", "mcp", *words]
     asked = StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
     async with stdio_client(asked) as (reads, writes), ClientSession(reads, writes) as session:
@@ -44,17 +46,16 @@ async def _called(words: list[str], calls: list[tuple[str, dict[str, object]]]) 
 
 @pytest.mark.usefixtures("volumes")
 def test_mcp_shows_the_operators_volumes_and_no_others() -> None:
-    run = [("run_code", {"code": WRITE}), ("run_code", {"code": READ})]
-    described, done, kept = asyncio.run(_called(["--volume", f"{NAME}:/data"], [*run]))
+    described, done, kept = asyncio.run(_called(["--volume", f"{NAME}:/data"], BOTH))
     assert "Files in /data outlive the sandbox." in described
     assert "done" in done
     assert "kept" in kept
-    others = [("run_code", {"code": READ, "volumes": {NAME: "/data"}})]
-    described, refused = asyncio.run(_called([], [*others]))
+    others: list[Call] = [("run_code", {"code": READ, "volumes": {NAME: "/data"}})]
+    described, refused = asyncio.run(_called([], others))
     assert "outlive" not in described
     assert "kept" not in refused
     read_only = ["--volume", f"{NAME}:/data:ro"]
-    _, refused, kept = asyncio.run(_called(read_only, [*run]))
+    _, refused, kept = asyncio.run(_called(read_only, BOTH))
     assert "Read-only file system" in refused
     assert "kept" in kept
 
