@@ -380,6 +380,14 @@ class UnpacksImages(Protocol):
 
 
 @runtime_checkable
+class PreparesVolumes(Protocol):
+    """A runtime that can make ready for the first volume."""
+
+    async def prepare_volumes(self) -> None:
+        """Make ready, where this host has volumes at all."""
+
+
+@runtime_checkable
 class AnswersFirst(Protocol):
     """A runtime that can answer sooner at first, before it makes ready for many starts."""
 

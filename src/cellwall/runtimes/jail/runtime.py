@@ -314,6 +314,11 @@ class JailRuntime:
             self._watchdog.wake()
         return sandbox
 
+    async def prepare_volumes(self) -> None:
+        """Start the process that mounts volumes ahead of the first."""
+        if not self.ids.rootless:
+            await self._volumes.prepare()
+
     async def _held(self, spec: SandboxSpec) -> Lease | None:
         """Have the volumes of a sandbox mounted."""
         if not spec.volumes:

@@ -57,6 +57,11 @@ class Holder:
         self._numbers = itertools.count(1)
         self._under_way: set[asyncio.Task[None]] = set()
 
+    async def prepare(self) -> None:
+        """Have the first volume sooner: the process that mounts them is started now."""
+        with contextlib.suppress(CellwallError, OSError):  # the start that needs it raises it
+            await self._keeper.prepare()
+
     async def hold(self, volumes: Sequence[VolumeRoot]) -> Lease:
         """Have volumes mounted for a sandbox; the caller must `release` them.
 
