@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cellwall.testing.bare import BareTemplates
     from kit.arena import Arena
     from kit.docker_daemon import Daemon
+    from kit.images.volume_walls import Wall
     from kit.outside.world import World
     from kit.postgres_server import Postgres
     from kit.servers import Server
@@ -184,24 +185,50 @@ def any_outside(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "jail":
         yield request.getfixturevalue("outside")
         return
-    with world(request.param, **ground(request)) as made:
+    with world(request.param, **ground(request, request.param)) as made:
         yield made
 
 
-def ground(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return what a `kit.outside.world` on the runtime that the fixture is for needs."""
-    return running_on(request, request.param)
-
-
-def running_on(request: pytest.FixtureRequest, wall: str) -> dict[str, Any]:
-    """Return what a `kit.outside.world` on that runtime needs."""
-    if wall == "gvisor":
+def ground(request: pytest.FixtureRequest, runtime: str) -> dict[str, Any]:
+    """Return what a `kit.outside.world`, or another engine of its own, on a runtime needs."""
+    if runtime == "gvisor":
         require_capability("runsc", shutil.which("runsc") is not None, "apt-get install runsc")
         return {"isolation": "kernel"}
-    if wall == "docker":
+    if runtime == "docker":
         state, templates = request.getfixturevalue("docker_ground")
         return {"directory": state, "templates": templates}
     return {}
+
+
+@pytest.fixture(scope="session")
+def volume_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image's root for sandboxes with volumes, made of this machine's files."""
+    from kit.images.host_tree import host_tree
+
+    return host_tree(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(
+    params=[
+        f"{name}-{root}" for name in ("jail", "gvisor", "docker") for root in ("template", "image")
+    ]
+)
+def wall(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wall]:
+    """Each runtime that has volumes, on a template and on an image."""
+    from cellwall.engine.templates.store import TemplateStore, state_dir
+    from kit.images.volume_walls import Wall
+
+    runtime, root = request.param.split("-")
+    place, templates = tmp_path, TemplateStore(state_dir())
+    needed = ground(request, runtime)
+    if runtime == "docker":
+        place, templates = needed["directory"], needed["templates"]
+    tree = request.getfixturevalue("volume_tree") if root == "image" else None
+    made = Wall(runtime, tree, templates, place)
+    made.store.create("data", 16)
+    yield made
+    for each in made.store.volumes():
+        made.store.remove(each.name)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -18,7 +18,7 @@ import pytest
 
 from cellwall.linux.uid_ranges import IMAGE_BASE
 from cellwall.model.errors import UsageError
-from conftest import require_command, running_on
+from conftest import ground, require_command
 from kit.attack.again import again
 from kit.images.host_tree import APP, TOOLS, host_tree, image
 from kit.outside.world import World, world
@@ -73,7 +73,7 @@ IN_THE_JAIL: Mapping[Any, tuple[str, ...]] = {
 def any_outside(request: pytest.FixtureRequest, image_tree: Path) -> Iterator[World]:
     """A world for each place, whose sandboxes are on the image."""
     wall = request.param.partition("-")[0]
-    with world(wall, **running_on(request, wall)) as made:
+    with world(wall, **ground(request, wall)) as made:
         made.image = image(image_tree, PLACES[request.param])
         yield made
 

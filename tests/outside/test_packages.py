@@ -66,7 +66,7 @@ def packages(request: pytest.FixtureRequest, registry: Registry) -> Iterator[Pac
             {"registry": "npm", "url": registry.url("/npm")},
         ),
     }
-    more = ground(request)
+    more = ground(request, request.param)
     if request.param == "docker":
         more["templates"] = TemplateStore(state_dir())  # a bare one has no installer
     with world(request.param, settings=settings, **more) as made:

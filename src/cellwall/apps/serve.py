@@ -273,11 +273,13 @@ async def _sweep(state: State) -> None:
 
 
 async def _warm(state: State) -> None:
-    """Start fork-servers and park sandboxes of the built templates."""
+    """Start fork-servers, park sandboxes of the built templates, make ready for volumes."""
     store = TemplateStore(state.engine.state_dir)
     for name in state.settings.warm:
         if await asyncio.to_thread(store.find, name) is not None:
             await state.engine.run("0", template=name)
+    if state.settings.volumes_mb:
+        await state.engine.prepare_volumes()
     await state.engine.pool.wait_full()
 
 

@@ -42,6 +42,7 @@ from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import (
     ImageRoot,
+    PreparesVolumes,
     RuntimeGone,
     RuntimeStatistics,
     SandboxSpec,
@@ -466,6 +467,12 @@ class Engine:
             )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
+
+    async def prepare_volumes(self) -> None:
+        """Have the first volume sooner, on the runtime that is used by default."""
+        runtime = await self.runtime()
+        if isinstance(runtime, PreparesVolumes):
+            await runtime.prepare_volumes()
 
     @cached_property
     def volumes(self) -> VolumeStore:

@@ -51,7 +51,7 @@ class CodeTool(Closing):
         closes it. `timeout` is for each call, in seconds. Of `languages`, those that keep state do
         so as Python does; the others run as programs beside it. `files` are written into each new
         sandbox. `budget_chars` is the approximate length of an answer's text. `options` are those
-        of `Sandbox`: `limits`, `isolation` …
+        of `Sandbox`: `limits`, `isolation`, `volumes` …
         """
         self.definition = Definition.of(name, languages, description)
         self.timeout = timeout

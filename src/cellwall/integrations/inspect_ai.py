@@ -47,6 +47,8 @@ class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     that run as root (`bash_session`, `text_editor`) need one, and `user="root"`."""
     user: str | None = None
     """A user of the image; None: the image's own."""
+    volumes: tuple[str, ...] = ()
+    """Volumes that samples see, such as `data:/data:ro`; one sample at a time may write to one."""
     limits: dict[str, int | float] = {}
     """Differences from `Limits.agent()`: an hour for a command and a day for a sample."""
     isolation: str = "namespace"
@@ -94,6 +96,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
                 env=wanted.env,
                 image=wanted.image,
                 user=wanted.user,
+                volumes=wanted.volumes or None,
             )
         except BaseException:
             if client is not None:

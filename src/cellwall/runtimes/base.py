@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from cellwall.model.errors import HostUnsupported
+from cellwall.model.errors import HostUnsupported, UsageError
 
 if TYPE_CHECKING:
     import socket
@@ -205,8 +205,21 @@ def refuse_volumes(spec: SandboxSpec, runtime: str) -> None:
         raise HostUnsupported(
             "volumes",
             f"volumes: the runtime {runtime!r} cannot give a sandbox one",
-            remedy="use runtime 'jail' or 'gvisor'",
+            remedy="use runtime 'jail', 'gvisor' or 'docker'",
         )
+
+
+def refuse_hiding(spec: SandboxSpec) -> None:
+    """Raise `UsageError` if a volume would hide the interpreter of a template."""
+    from cellwall.model.volume import is_below  # most sandboxes have no volume
+
+    for each in spec.volumes:
+        for tree in spec.template.base_mounts if spec.image is None else ():
+            if is_below(each.path, tree) or is_below(tree, each.path):
+                raise UsageError(
+                    f"volumes: {each.path} would hide the template's interpreter in {tree}",
+                    remedy="use another path, such as /data",
+                )
 
 
 def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> None:
@@ -364,6 +377,14 @@ class UnpacksImages(Protocol):
 
     async def remove_image(self, tree: Path) -> None:
         """Remove an unpacked image, or what is left of one."""
+
+
+@runtime_checkable
+class PreparesVolumes(Protocol):
+    """A runtime that can make ready for the first volume."""
+
+    async def prepare_volumes(self) -> None:
+        """Make ready, where this host has volumes at all."""
 
 
 @runtime_checkable

@@ -335,6 +335,21 @@ def test_a_killed_keeper_is_told_and_the_next_sandbox_has_the_files(
     inside(place, work)
 
 
+def test_an_engine_that_has_made_ready_has_its_keeper_before_the_first_volume(
+    place: Path, store: VolumeStore
+) -> None:
+    async def work(engine: Engine) -> None:
+        await engine.prepare_volumes()
+        (keeper,) = [p for p in children(os.getpid()) if is_keeper(p)]
+        await asyncio.to_thread(store.create, "data", 16)
+        async with sandbox_of(engine, DATA) as sandbox:
+            await ran(sandbox, "open('/data/x', 'w').write('kept')")
+            assert [p for p in children(os.getpid()) if is_keeper(p)] == [keeper]
+
+    inside(place, work)
+    assert not [p for p in children(os.getpid()) if is_keeper(p)]
+
+
 def is_keeper(pid: int) -> bool:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     return words[-1].endswith(b"/volumes")

@@ -62,7 +62,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_image_places": "root of an image, on each runtime",
     "test_attack_image_shared": "two sandboxes on one image, on each runtime",
     "test_attack_image_walls": "gVisor and containers on images, with the jail's probes",
-    "test_attack_volumes": "what a volume shows; gVisor has the same views, in the contract",
+    "test_attack_volumes": "runs in jails, in gVisor and in containers by itself, on both roots",
     "test_attack_unpack": "unpacks for every wall, in a jail of its own",
     "test_rootless_counts": _ROOTLESS,
     "test_attack_own_ids": _ROOTLESS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from dataclasses import asdict, replace
 
 import pytest
@@ -12,9 +13,11 @@ from cellwall.jail.inspect import posture
 from cellwall.jail.plan import image_plan, plan, steps
 from cellwall.linux.uid_ranges import IMAGE_BASE
 from cellwall.model.errors import HostUnsupported, UsageError
-from cellwall.runtimes.base import VolumeRoot
+from cellwall.runtimes.base import SandboxSpec, VolumeRoot
+from cellwall.runtimes.docker import inside
+from cellwall.runtimes.docker import posture as docker_posture
 from cellwall.runtimes.gvisor import oci_bundle
-from cellwall.runtimes.volumes import keeper_process
+from cellwall.runtimes.volumes import containers, keeper_process
 
 FACTS = plan.HostFacts((), ("usr",), (), (), (), (), ("processor: 0\n",), "6.1", "#1", 40, 4)
 SHAPE = plan.Shape(
@@ -121,3 +124,55 @@ def test_gvisor_binds_are_without_set_uid_and_devices() -> None:
     (bind,) = oci_bundle.volume_binds(volumes, "/place")
     assert bind["options"] == ["ro", "nosuid", "nodev"]
     assert oci_bundle.VOLUME_IDS == ((IMAGE_BASE, 0, 65_536),)
+
+
+# -- containers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["nosuid", "nodev", "ro"])
+def test_each_weak_volume_of_a_container_is_found(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    options = {"ro", "nosuid", "nodev"}
+    monkeypatch.setattr(posture, "compare_points", lambda _pid, _wanted: None)
+    monkeypatch.setattr(posture, "read_mounts", lambda _pid: [("/read", frozenset(options))])
+    docker_posture.verify_volumes(1, {"/read": True})
+    options.discard(missing)
+    with pytest.raises(posture.PostureMismatch):
+        docker_posture.verify_volumes(1, {"/read": True})
+
+
+def test_a_process_of_the_host_gets_no_volume() -> None:
+    """A daemon elsewhere says a number that is another process's here."""
+    with pytest.raises(posture.PostureMismatch, match="mount namespace"):
+        docker_posture.verify_place(os.getpid(), "0123456789ab")
+
+
+def test_paths_behind_links_of_a_containers_image_are_where_they_lead() -> None:
+    for path, place in {
+        "/data": "/home/top/data",
+        "/data/x": "/home/top/data/x",
+        "/tmp/x": "/home/tmp/x",
+        "/var/tmp/x": "/home/tmp/x",
+        "/home/user/data": "/home/user/data",
+        "/var/lib/data": "/var/lib/data",
+        "/database": "/database",
+    }.items():
+        assert inside.place_of(path) == place
+
+
+@pytest.mark.parametrize(("maps_ids", "has_own_kernel"), [(True, False), (False, True)])
+def test_daemons_that_cannot_have_volumes_are_refused(
+    monkeypatch: pytest.MonkeyPatch, maps_ids: bool, has_own_kernel: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    spec = SandboxSpec.__new__(SandboxSpec)
+    with pytest.raises(HostUnsupported) as refused:
+        containers.check(spec, "docker", maps_ids=maps_ids, has_own_kernel=has_own_kernel)
+    assert refused.value.remedy
+
+
+def test_a_containers_user_and_group_are_shown_apart() -> None:
+    shown = containers.on_template(7, 8)
+    assert shown.users == ((IMAGE_BASE + 1000, 7, 1),)
+    assert shown.groups == ((IMAGE_BASE + 1000, 8, 1),)

@@ -28,10 +28,11 @@ def mcp(
     network: network_words.Network = None,
     image: image_words.Image = None,
     user: image_words.User = None,
+    volume: image_words.Volume = None,
 ) -> None:
     """Serve sandboxes to one client that speaks the Model Context Protocol, on stdin and stdout.
 
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
     image_words.check("mcp", image, user)
-    serve(budget, network_of(allow, network), image, user)
+    serve(budget, network_of(allow, network), image, user, volume)

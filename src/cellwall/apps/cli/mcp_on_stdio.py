@@ -32,12 +32,16 @@ def budget_in(words: Sequence[str]) -> int | None:
 
 
 def serve(
-    budget: int, network: object = None, image: str | None = None, user: str | None = None
+    budget: int,
+    network: object = None,
+    image: str | None = None,
+    user: str | None = None,
+    volumes: Sequence[str] | None = None,
 ) -> None:
     """Serve one client with answers of at most `budget` characters of text, until it goes.
 
     `network` is the network policy of its sandboxes; `image` their root, and `user` their user
-    there.
+    there; `volumes` what they see of this machine's volumes.
     """
     if find_spec("mcp") is None:
         raise HostUnsupported(
@@ -51,4 +55,4 @@ def serve(
     from cellwall.apps.engines import make_engine
     from cellwall.apps.mcp.transport.stdio import run
 
-    run(lambda: make_engine(pool=1, answers_first=True), budget, network, image, user)
+    run(lambda: make_engine(pool=1, answers_first=True), budget, network, image, user, volumes)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.console import network_words
+from cellwall.apps.cli.console import image_words, network_words
 
 
 def register(app: typer.Typer) -> None:
@@ -53,10 +53,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None,
         typer.Option(help="On an image; debug: its programs may trace one another (strace, gdb)."),
     ] = None,
-    volume: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:PATH[:ro]", help="Show a volume at a path inside; repeatable."),
-    ] = None,
+    volume: image_words.Volume = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="The program's input, `-` for our own.")
     ] = None,

@@ -59,6 +59,7 @@ def shell(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = None,
     image: image_words.Image = None,
     user: image_words.User = None,
+    volume: image_words.Volume = None,
 ) -> None:
     """Start a session in a sandbox, of Python or another language; Ctrl-C interrupts, Ctrl-D ends.
 
@@ -79,6 +80,7 @@ def shell(  # noqa: PLR0913, PLR0917 - one parameter per option
         "trust": trust,
         "image": image,
         "user": user,
+        "volumes": volume,
     }
     with _background_loop() as loop:
         raise typer.Exit(_Shell(loop, options, timeout, spoken).converse())

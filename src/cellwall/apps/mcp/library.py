@@ -54,7 +54,7 @@ class Embedded:
         """Use `engine`, which its owner closes.
 
         `operators` are options of every sandbox, which the client cannot change: `network`,
-        `image` and `user`.
+        `image`, `user` and `volumes`.
         """
         self._engine = engine
         self._operators = dict(operators or {})

@@ -22,17 +22,20 @@ class Namespaces:
 
     def __init__(self) -> None:
         """Make none yet."""
-        self._known: Dict[Ranges, int] = {}
+        self._known: Dict[Tuple[Ranges, Ranges], int] = {}
 
-    def of(self, ranges: Ranges) -> int:
+    def of(self, ranges: Ranges, groups: Ranges = ()) -> int:
         """Return a descriptor of a user namespace that maps `ranges`; it stays ours.
 
-        Raises OSError.
+        `groups`: the ranges of groups, if they are others. Raises OSError.
         """
-        if ranges not in self._known:
+        key = (ranges, groups)
+        if key not in self._known:
             while len(self._known) >= _MOST_KEPT:
                 os.close(self._known.pop(next(iter(self._known))))
-            self._known[ranges] = id_maps.namespace(
-                "\n".join("{} {} {}".format(*each) for each in ranges)
-            )
-        return self._known[ranges]
+            self._known[key] = id_maps.namespace(_lines(ranges), _lines(groups))
+        return self._known[key]
+
+
+def _lines(ranges: Ranges) -> str:
+    return "\n".join("{} {} {}".format(*each) for each in ranges)

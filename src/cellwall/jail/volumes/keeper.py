@@ -11,8 +11,10 @@ replace, because they see what is below it and nothing else. Requests, each with
     {"do": "mount", "id": N, "read_only": bool} and the file    mount a volume
     {"do": "writable", "id": N}                                 make a read-only mount writable
     {"do": "read_only", "id": N}                                make a writable mount read-only
-    {"do": "view", "id": N, "ids": […], "read_only": bool}      answer with a detached mount whose
-                                                                files have the ids of a sandbox
+    {"do": "view", "id": N, "ids": […], "groups": […],          answer with a detached mount whose
+     "read_only": bool}                                         files have the ids of a sandbox
+    {"do": "attach", "paths": […], "owner": [uid, gid]}         attach views, the descriptors behind
+                                                                a pidfd, in that process's namespace
     {"do": "unmount", "id": N}                                  unmount it, once no sandbox sees it
 """
 
@@ -26,6 +28,7 @@ from typing import Any, Dict, List
 
 from cellwall.jail.processes import id_namespaces
 from cellwall.jail.protocol import fds
+from cellwall.jail.volumes import attachment
 from cellwall.linux.syscalls import loops, mounts, process
 from cellwall.linux.syscalls.libc import SyscallError
 
@@ -108,14 +111,22 @@ class _Keeper:
 
     def do_view(self, said: Dict[str, Any], _received: List[int]) -> List[int]:
         """Return a detached mount of a volume's data, with the ids of one sandbox."""
-        ranges = tuple((int(a), int(b), int(c)) for a, b, c in said["ids"])
+        ranges, groups = (
+            tuple((int(a), int(b), int(c)) for a, b, c in said[name]) for name in ("ids", "groups")
+        )
         attributes = _ATTRIBUTES | (mounts.ATTR_RDONLY if said["read_only"] else 0)
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         top = os.open(f"{self._point(said)}/{DATA}", flags)
         try:
-            return [mounts.cloned_mapped(top, self._namespaces.of(ranges), attributes)]
+            return [mounts.cloned_mapped(top, self._namespaces.of(ranges, groups), attributes)]
         finally:
             os.close(top)
+
+    def do_attach(self, said: Dict[str, Any], received: List[int]) -> List[int]:
+        """Attach views in the mount namespace of a process that waits."""
+        uid, gid = said["owner"]
+        attachment.attach(received[0], received[1:], said["paths"], (int(uid), int(gid)))
+        return []
 
     def do_unmount(self, said: Dict[str, Any], _received: List[int]) -> List[int]:
         """Unmount a volume: now, or when a dead sandbox's last mount of it is gone."""

@@ -92,11 +92,11 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def namespace(lines: str) -> int:
-    """Return a new user namespace with those lines as both of its maps. user_namespaces(7).
+def namespace(lines: str, groups: str = "") -> int:
+    """Return a new user namespace with those lines as its maps. user_namespaces(7).
 
-    The child that makes it has ended when this returns: call it in a process of one thread. Raises
-    OSError.
+    The map of groups is the same unless `groups` says another one. The child that makes it has
+    ended when this returns: call it in a process of one thread. Raises OSError.
     """
     told, tell = os.pipe()
     ready_r, ready_w = os.pipe()
@@ -115,12 +115,8 @@ def namespace(lines: str) -> int:
     try:
         if os.read(ready_r, 1) != b"!":
             raise OSError("its maker could not make it")
-        for name in ("uid_map", "gid_map"):
-            fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, lines.encode())
-            finally:
-                os.close(fd)
+        for name, text in (("uid_map", lines), ("gid_map", groups or lines)):
+            _write(f"/proc/{pid}/{name}", text)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(tell)

@@ -12,14 +12,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cellwall.jail.plan.plan import GUEST_PATH, INSIDE_UID
-from cellwall.runtimes.docker.inside import TOP_NAMES
+from cellwall.runtimes.docker.inside import TOP_NAMES, place_of
 from cellwall.runtimes.docker.seccomp_profile import profile
 from cellwall.runtimes.shared.environment import INTERPRETER
 from cellwall.runtimes.shared.shedding import ROOM_MB
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
-    from cellwall.runtimes.base import Purpose
+    from cellwall.runtimes.base import Purpose, SandboxSpec
 
 GID = INSIDE_UID
 """Group id of containers; the kernel counts nothing by it."""
@@ -50,6 +50,12 @@ def _seccomp() -> str:
 def shared_memory_mb(limits: Limits) -> int:
     """Return the MiB of the work area that are /dev/shm: both file systems share the limit."""
     return max(1, min(64, limits.disk_mb // 4))
+
+
+def volume_points(spec: SandboxSpec) -> dict[str, bool]:
+    """Return where a sandbox's volumes are mounted, and whether each is read-only."""
+    on_image = spec.image is not None
+    return {each.path if on_image else place_of(each.path): each.read_only for each in spec.volumes}
 
 
 def held_for_own_kernel(limits: Limits, purpose: Purpose) -> Limits:

@@ -9,7 +9,7 @@ other has.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cellwall.model.limits import Limits
-    from cellwall.runtimes.base import ImageRoot, SandboxSpec
+    from cellwall.runtimes.base import ImageRoot, SandboxSpec, VolumeRoot
 
 WORK_AREA = ("/",)
 """The one file system of such a sandbox that can be written to."""
@@ -113,9 +113,9 @@ def request(
     }
 
 
-def order(limits: Limits, first: int) -> dict[str, Any]:
+def order(limits: Limits, first: int, volumes: Sequence[VolumeRoot] = ()) -> dict[str, Any]:
     """Return what `inside_image.build` reads."""
-    inodes = limits.inodes + OWN_INODES_ON_IMAGE
+    inodes = limits.inodes + OWN_INODES_ON_IMAGE + sum(each.path.count("/") for each in volumes)
     return {
         "options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755",
         "base": uid_ranges.IMAGE_BASE,
@@ -125,6 +125,7 @@ def order(limits: Limits, first: int) -> dict[str, Any]:
         "own_python": plan.OWN_PYTHON,
         "guest": plan.GUEST_PATH,
         "python": list(OWN_PYTHON),
+        "volumes": [each.path for each in volumes],
     }
 
 

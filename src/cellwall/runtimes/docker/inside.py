@@ -36,6 +36,14 @@ _WRITABLE = (WORK, "/dev/shm", "/dev/pts", "/dev/mqueue")
 _READABLE = ("/usr", "/opt", "/etc", "/proc", "/sys", "/dev", "/bin", "/sbin", "/lib", "/lib64")
 
 
+def place_of(path: str) -> str:
+    """Return where a path on a template is: behind the links that the container's image has."""
+    for link in ("/tmp/", "/var/tmp/"):
+        if path.startswith(link):
+            return f"{WORK}/tmp/{path[len(link) :]}"
+    return f"{TOP}{path}" if path.split("/")[1] in TOP_NAMES else path
+
+
 def document(content: Dict[str, Any]) -> bytes:
     """Return `content` in the format that `main` reads."""
     text = json.dumps(content).encode()
@@ -131,7 +139,8 @@ def _lock_down(lock: Dict[str, Any]) -> None:
         min(lock["landlock_abi"], landlock.abi()) if lock["is_own_kernel"] else lock["landlock_abi"]
     )
     # All of an image's root is its user's, as far as the owners of its files permit.
-    wanted = ((), ("/",)) if "capabilities" in lock else (_READABLE, _WRITABLE)
+    own = (_READABLE, (*_WRITABLE, *lock.get("volumes", ())))
+    wanted = ((), ("/",)) if "capabilities" in lock else own
     readable, writable = ([path for path in each if os.path.isdir(path)] for each in wanted)
     free = os.dup(0)
     os.close(free)

@@ -20,6 +20,8 @@ AREA = "/home"
 """Where the work area is mounted while the root is under construction."""
 TREE, INTERPRETER = "/opt/image", "/opt/interpreter"
 """Where the container engine mounts an image's tree and the interpreter."""
+VIEWS = "/opt/volumes"
+"""Where the host attaches views of volumes, by their numbers, before `build` reads its order."""
 _ROOT = f"{AREA}/root"
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV
 _READ_ONLY = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
@@ -41,7 +43,9 @@ def build(order: dict[str, Any]) -> NoReturn:
     os.makedirs(f"{_ROOT}/dev/shm", exist_ok=True)  # noqa: S108 - in the sandbox
     mounts.mount(f"{AREA}/shm", f"{_ROOT}/dev/shm", None, mounts.MS_BIND, None)  # noqa: S108
     namespace = id_maps.namespace(own)
+    views = [mounts.cloned(f"{VIEWS}/{number}") for number in range(len(order["volumes"]))]
     mounts.pivot_into(_ROOT)
+    _attach(views, order["volumes"], order["first"])
     do_all(
         (
             process.prepare_no_groups(),
@@ -52,6 +56,26 @@ def build(order: dict[str, Any]) -> NoReturn:
     os.close(namespace)
     words = [*order["python"], "-I", "-S", order["guest"], "locked"]
     os.execve(words[0], words, {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})  # noqa: S606
+
+
+def _attach(views: list[int], paths: list[str], owner: int) -> None:
+    """Attach views of volumes in the new root; a link on the way to one is an error."""
+    for view, path in zip(views, paths):  # noqa: B905 - Python 3.8
+        _make(path, owner)
+        do_all((mounts.prepare_move(view, path),))
+        os.close(view)
+
+
+def _make(path: str, owner: int) -> None:
+    """Make a directory, and those above it, where there are none."""
+    parts = path.split("/")
+    for end in range(2, len(parts) + 1):
+        above = "/".join(parts[:end])
+        if not os.path.lexists(above):
+            os.mkdir(above, 0o755)
+            os.chown(above, owner, owner)
+        elif not stat.S_ISDIR(os.lstat(above).st_mode):
+            raise NotADirectoryError(f"{path} leads through {above}, no directory")
 
 
 def _show_ours(order: dict[str, Any]) -> None:

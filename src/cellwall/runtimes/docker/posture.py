@@ -62,12 +62,46 @@ def _interfaces(pid: int) -> list[str]:
     return sorted(line.partition(":")[0].strip() for line in lines)
 
 
+def verify_place(pid: int, container: str) -> None:
+    """Raise `PostureMismatch` unless `pid` is the container's, with mounts of its own."""
+    ours, theirs = (os.readlink(f"/proc/{each}/ns/mnt") for each in ("self", pid))
+    facts = {"cgroups": places(posture.read_text(f"/proc/{pid}/cgroup"))}
+    differences: dict[str, tuple[Any, Any]] = {}
+    _check_place(facts, container, differences)
+    if ours == theirs:
+        differences["mount namespace"] = ("one of its own", "the host's")
+    if differences:
+        raise posture.PostureMismatch(pid, differences)
+
+
+def verify_volumes(pid: int, volumes: Mapping[str, bool]) -> None:
+    """Raise `PostureMismatch` unless volumes are where they should be, as they should be.
+
+    `volumes`: their mount points, and whether each is read-only.
+    """
+    posture.compare_points(pid, dict.fromkeys(volumes, posture.VOLUME))
+    found = dict(posture.read_mounts(pid))
+    differences: dict[str, tuple[Any, Any]] = {}
+    for point, is_read_only in volumes.items():
+        wanted = {"nosuid", "nodev", "ro" if is_read_only else "rw"}
+        if not wanted <= found[point]:
+            differences[f"mount {point}"] = (sorted(wanted), sorted(found[point]))
+    if differences:
+        raise posture.PostureMismatch(pid, differences)
+
+
 def verify(
-    pid: int, container: str, limits: Limits, masked: Collection[str], uid: int = INSIDE_UID
+    pid: int,
+    container: str,
+    limits: Limits,
+    masked: Collection[str],
+    uid: int = INSIDE_UID,
+    volumes: Collection[str] = (),
 ) -> str:
     """Raise `PostureMismatch` unless `pid` is confined as requested; return the posture's digest.
 
     `masked`: paths that engines cover with /dev/null, which is writable. `uid`: its user inside.
+    `volumes`: mount points of volumes that may be written, see `verify_volumes`.
     """
     facts = read(pid)
     hosts = {k: v for k, v in posture.host_namespaces().items() if k != "user"}
@@ -82,7 +116,7 @@ def verify(
         cgroups=frozenset(),
         host_namespaces=hosts,
     )
-    return _compared((pid, container), facts, want, masked)
+    return _compared((pid, container), facts, want, masked, volumes)
 
 
 def verify_on_image(
@@ -105,17 +139,19 @@ def verify_on_image(
         host_namespaces=posture.host_namespaces(),
         capabilities=image_plan.ROOT_CAPABILITIES if ids.uid == 0 else 0,
     )
-    return _compared((pid, container), facts, want, masked, {"/"})
+    return _compared((pid, container), facts, want, masked, {"/", *ids.volumes})
 
 
 class ImageIds(NamedTuple):
-    """Ids of a sandbox on an image."""
+    """Ids of a sandbox on an image, and its volumes."""
 
     first: int
     """The host's id that is 0 inside."""
     uid: int
     gid: int
     """User and group inside."""
+    volumes: tuple[str, ...] = ()
+    """Mount points of volumes that may be written."""
 
 
 def _limits(limits: Limits) -> dict[str, tuple[str, str]]:

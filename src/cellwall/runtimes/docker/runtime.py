@@ -14,10 +14,11 @@ import base64
 import contextlib
 import math
 import os
+import socket
 from collections.abc import Coroutine
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cellwall.jail.inspect import host_facts
 from cellwall.jail.inspect.posture import PostureMismatch
@@ -40,18 +41,21 @@ from cellwall.runtimes.base import (
     refuse_network,
     refuse_profile,
     refuse_soft,
-    refuse_volumes,
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.docker import container, ids, image_containers, posture
+from cellwall.runtimes.docker import container, ids, image_containers, inside_image, posture
 from cellwall.runtimes.docker.attached import AttachedSocket
+from cellwall.runtimes.docker.container import GID
 from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
 from cellwall.runtimes.docker.inside import document
 from cellwall.runtimes.docker.sandbox import DockerSandbox, SandboxResources, note_limits
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.environment import inside_environment
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.volumes.holder import Holder
 
 T = TypeVar("T")
 _READY_TIMEOUT_S = 60.0
@@ -103,6 +107,12 @@ class DockerRuntime:
     @cached_property
     def _owner(self) -> str:
         return owner_label.new_label()
+
+    @cached_property
+    def _volumes(self) -> Holder:
+        from cellwall.runtimes.volumes.holder import Holder  # most engines have no volume
+
+        return Holder(self._state_dir)
 
     @cached_property
     def _layout(self) -> hierarchies.Layout:
@@ -174,12 +184,11 @@ class DockerRuntime:
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start one container, or raise and leave nothing behind."""
         refuse_soft(spec, self._hardness(), self.name)
-        refuse_volumes(spec, self.name)
         refuse_changes(spec, self.name)
         refuse_profile(spec, self.name)
         if self.oci_runtime is not None:
             refuse_network(spec, self.name)
-        starting = self._begin(self._start(spec))
+        starting = self._begin(self._start_with_volumes(spec))
         try:
             sandbox = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -211,6 +220,24 @@ class DockerRuntime:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return task
+
+    async def _start_with_volumes(self, spec: SandboxSpec) -> DockerSandbox:
+        """Start a sandbox that has its volumes mounted until it is removed."""
+        if not spec.volumes:
+            return await self._start(spec)
+        from cellwall.runtimes.volumes import containers  # most engines have no volume
+
+        maps_ids = ids.maps_ids(await self._security_options())
+        has_own_kernel = self.oci_runtime is not None
+        containers.check(spec, self.name, maps_ids=maps_ids, has_own_kernel=has_own_kernel)
+        lease = await self._volumes.hold(spec.volumes)
+        try:
+            sandbox = await self._start(spec)
+        except BaseException:
+            await self._volumes.release(lease)
+            raise
+        sandbox.volumes = lease
+        return sandbox
 
     async def _start(self, spec: SandboxSpec) -> DockerSandbox:
         if not self._is_swept:
@@ -287,9 +314,44 @@ class DockerRuntime:
             body = await self._on_image(spec, spec.image, body)
         made = await self.daemon.create(name, body)
         first = b"".join(map(document, self._documents(spec, uid)))
-        stream = AttachedSocket(await self.daemon.run_attached(made, first))
+        if spec.volumes:
+            sock = await self._run_with_volumes(spec, made, first, uid)
+        else:
+            sock = await self.daemon.run_attached(made, first)
+        stream = AttachedSocket(sock)
         channel = GuestChannel(stream, on_violation=lambda _: self.kill_by_daemon(made))
         return _Begun(made, stream, channel)
+
+    async def _run_with_volumes(
+        self, spec: SandboxSpec, made: str, first: bytes, uid: int
+    ) -> socket.socket:
+        """Run a container that has its volumes before it is told anything.
+
+        On a template they get their places; on an image `inside_image` takes them there.
+        """
+        from cellwall.runtimes.volumes import containers
+
+        if spec.image is None:
+            paths, shown = [*container.volume_points(spec)], containers.on_template(uid, GID)
+        else:
+            paths = [f"{inside_image.VIEWS}/{number}" for number in range(len(spec.volumes))]
+            shown = containers.on_image(uid)
+        sock = await self.daemon.run_attached(made, b"")
+        try:
+            pid = int((await self.daemon.inspect(made))["State"]["Pid"])
+            process = pid, partial(posture.verify_place, pid, made)
+            await containers.attach(self._volumes, spec.volumes, paths, shown, process)
+            await asyncio.to_thread(sock.sendall, first)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, (OSError, PostureMismatch)):
+                raise
+            raise HostUnsupported(
+                "volumes",
+                f"volumes: {self.name}: attach them to container {made[:12]}: {error}",
+                remedy="run cellwall where the Docker daemon runs, or use runtime 'jail'",
+            ) from error
+        return sock
 
     async def _on_image(
         self, spec: SandboxSpec, image: ImageRoot, body: dict[str, Any]
@@ -309,7 +371,7 @@ class DockerRuntime:
             if spec.image.uid == 0:
                 lock["seccomp"] = self._root_program
             guest = image_containers.guest(spec, spec.image)
-            return image_containers.order(spec.limits, uid), lock, guest
+            return image_containers.order(spec.limits, uid, spec.volumes), lock, guest
         guest = {
             "home": plan.HOME,
             "env": {**inside_environment(spec.template, spec.limits.cpus), **spec.env},
@@ -318,7 +380,7 @@ class DockerRuntime:
             "preload": self._preload(spec),
             "are_callers_named": self.oci_runtime is not None,
         }
-        return self._lock, guest
+        return {**self._lock, "volumes": [each.path for each in spec.volumes]}, guest
 
     def _preload(self, spec: SandboxSpec) -> list[str]:
         is_room = spec.limits.memory_mb >= _PRELOAD_FROM_MB
@@ -390,10 +452,13 @@ class DockerRuntime:
         return held, container.OWN_KERNEL_MB << 20
 
     def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
+        points = container.volume_points(spec)
+        posture.verify_volumes(pid, points)
+        writable = tuple(point for point, is_read_only in points.items() if not is_read_only)
         if spec.image is not None:
-            on_image = posture.ImageIds(uid, spec.image.uid, spec.image.gid)
+            on_image = posture.ImageIds(uid, spec.image.uid, spec.image.gid, writable)
             return posture.verify_on_image(pid, made, spec.limits, self._masked, on_image)
-        return posture.verify(pid, made, spec.limits, self._masked, uid)
+        return posture.verify(pid, made, spec.limits, self._masked, uid, writable)
 
     def _open_work(self, pid: int, spec: SandboxSpec, opened: list[int]) -> None:
         """Open the work area through the first process's own view of the file system."""
@@ -440,6 +505,8 @@ class DockerRuntime:
         await self._remove_container(made)
         self._live.discard(sandbox)
         self._give_back(sandbox.uid)
+        if sandbox.volumes is not None:
+            await self._volumes.release(sandbox.volumes)
 
     async def _remove_container(self, made: str) -> None:
         try:
@@ -484,6 +551,8 @@ class DockerRuntime:
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         await asyncio.gather(*self._under_way, return_exceptions=True)
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
+        if "_volumes" in vars(self):
+            await self._volumes.aclose()
         self._ranges.close()
         self.daemon.close()
 
@@ -492,6 +561,8 @@ class DockerRuntime:
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()
+        if "_volumes" in vars(self):
+            self._volumes.abandon()
 
 
 class DockerRunscRuntime(DockerRuntime):

@@ -16,7 +16,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.jail.plan.plan import INSIDE_UID
 from cellwall.linux.cgroups.sandbox_groups import Groups
@@ -30,6 +30,9 @@ from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
 from cellwall.runtimes.docker.daemon import Daemon
 from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.shedding import MemoryWatch
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.volumes.holder import Lease
 
 _END_S = 10.0
 
@@ -93,6 +96,8 @@ class DockerSandbox:
         self._highest = KernelReadings()
         self._ended_whole = 0
         self._watch: MemoryWatch | None = None
+        self.volumes: Lease | None = None
+        """The volumes that are mounted for it."""
         self.way_out = network_listeners.WayOut(self._opened)
         if resources.own_kernel_bytes and spec.purpose == "session":
             self._watch = MemoryWatch(
@@ -141,6 +146,7 @@ class DockerSandbox:
             built_in.append("processes")
         return (
             spec.template.digest == self._spec.template.digest
+            and spec.volumes == self._spec.volumes
             and spec.contexts == self._spec.contexts
             and spec.language == self._spec.language
             and spec.start == self._spec.start
@@ -217,6 +223,8 @@ class DockerSandbox:
 
     def kill(self) -> None:
         """Kill the first process: by its pidfd, else through the daemon; idempotent."""
+        if self.volumes is not None:
+            self.volumes.is_ending = True
         if self._resources.pidfd < 0 or self._ended.done():
             return
         try:

@@ -192,9 +192,15 @@ def _filter(*, may_chroot: bool = False) -> dict[str, Any]:
     }
 
 
-def area(root: Root, limits: Limits, image: ImageRoot | None = None) -> dict[str, Any]:
-    """Return the keeper's instructions for the work area, see `work_area`."""
-    inodes = limits.inodes + (OWN_INODES if image is None else OWN_INODES_ON_IMAGE)
+def area(
+    root: Root,
+    limits: Limits,
+    image: ImageRoot | None = None,
+    volumes: Sequence[VolumeRoot] = (),
+) -> dict[str, Any]:
+    """Return the keeper's instructions for the work area, see `work_area`. Raises UsageError."""
+    inodes = limits.inodes + sum(each.path.count("/") for each in volumes)
+    inodes += OWN_INODES if image is None else OWN_INODES_ON_IMAGE
     if image is not None:
         ids = f"{uid_ranges.IMAGE_BASE} 0 {image_plan.IDS}"
         shown = {
@@ -203,9 +209,10 @@ def area(root: Root, limits: Limits, image: ImageRoot | None = None) -> dict[str
             "uid": image.uid,
             "gid": image.gid,
             "placeholder": PLACEHOLDER,
+            "mount_points": [each.path for each in volumes],
         }
         return {"options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755", "image": shown}
-    return {
+    made: dict[str, Any] = {
         "image": None,
         "options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755",
         "directories": list(root.directories),
@@ -213,9 +220,9 @@ def area(root: Root, limits: Limits, image: ImageRoot | None = None) -> dict[str
         "uid": plan.INSIDE_UID,
         "home": plan.HOME,
         "temporary": "/tmp",  # noqa: S108 - a path inside
-        "mount_points": [],
         "placeholder": PLACEHOLDER,
     }
+    return {**made, "mount_points": mount_points(volumes, made)}
 
 
 def _mounts(root: Root, place: str) -> list[dict[str, Any]]:

@@ -310,13 +310,6 @@ class GvisorRuntime:
         refuse_soft(spec, HARDNESS, "gVisor")
         refuse_changes(spec, self.name)
         refuse_profile(spec, self.name)
-        if spec.image is not None and spec.volumes:
-            # SECURITY: their mount points would be made in a tree whose links an image chose.
-            raise HostUnsupported(
-                "volumes",
-                "volumes: the runtime 'gvisor' cannot show one in an image",
-                remedy="use runtime 'jail', or a template",
-            )
         self._check_host()
         if not self._is_swept:
             self._is_swept = True
@@ -343,10 +336,9 @@ class GvisorRuntime:
         oci = oci_bundle.configuration(
             root, spec.limits, words, self._place, has_network=spec.has_network, image=image
         )
-        area = oci_bundle.area(root, spec.limits, image)
+        area = oci_bundle.area(root, spec.limits, image, spec.volumes)
         if spec.volumes:
             oci["mounts"] += oci_bundle.volume_binds(spec.volumes, self._place)
-            area["mount_points"] = oci_bundle.mount_points(spec.volumes, area)
         groups = await self._groups.make(_at_start(spec.limits))
         born = _Born(groups)
         try:

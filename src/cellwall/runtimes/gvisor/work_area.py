@@ -9,6 +9,7 @@ sandbox's own cgroups, and gone with its last process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Any
@@ -17,6 +18,7 @@ from cellwall.linux.syscalls import mapped_overlay, mounts
 from cellwall.linux.syscalls.libc import do_all
 
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV
+_LOOK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STICKY = 0o1777
 _FOR_ALL = 0o755
 
@@ -98,6 +100,28 @@ def _show_image(area: str, image: dict[str, Any]) -> None:
     root = mapped_overlay.mount(image["tree"], image["ids"], area, 0)
     os.mkdir(root + image["placeholder"])
     os.chown(root + image["placeholder"], image["uid"], image["gid"])
+    for path in image["mount_points"]:
+        _mount_point(root, path)
+
+
+def _mount_point(root: str, path: str) -> None:
+    """Make the directory that a volume needs in an image's root, and those above it.
+
+    SECURITY: root of the host makes them in a tree whose links an image chose, so none is followed:
+    a link on the way is an error. So is it for `runsc`, which looks for the same path.
+    """
+    at = os.open(root, _LOOK)
+    for name in path.split("/")[1:]:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, _FOR_ALL, dir_fd=at)
+        above, at = at, -1
+        try:
+            at = os.open(name, _LOOK, dir_fd=above)
+        except NotADirectoryError as error:
+            raise NotADirectoryError(f"{path} leads through {name}, no directory") from error
+        finally:
+            os.close(above)
+    os.close(at)
 
 
 def _directory(path: str, mode: int) -> None:

@@ -25,7 +25,7 @@ from cellwall.jail.plan import image_plan, plan
 from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers
-from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
@@ -35,6 +35,7 @@ from cellwall.runtimes.base import (
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    refuse_hiding,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.child import Child
@@ -313,21 +314,18 @@ class JailRuntime:
             self._watchdog.wake()
         return sandbox
 
+    async def prepare_volumes(self) -> None:
+        """Start the process that mounts volumes ahead of the first."""
+        if not self.ids.rootless:
+            await self._volumes.prepare()
+
     async def _held(self, spec: SandboxSpec) -> Lease | None:
         """Have the volumes of a sandbox mounted."""
         if not spec.volumes:
             return None
         if self.ids.rootless:
             raise volumes_need_root()
-        from cellwall.model.volume import is_below  # most sandboxes have no volume
-
-        for each in spec.volumes:
-            for tree in spec.template.base_mounts if spec.image is None else ():
-                if is_below(each.path, tree) or is_below(tree, each.path):
-                    raise UsageError(
-                        f"volumes: {each.path} would hide the template's interpreter in {tree}",
-                        remedy="use another path, such as /data",
-                    )
+        refuse_hiding(spec)
         return await self._volumes.hold(spec.volumes)
 
     async def _let_go(self, lease: Lease | None) -> None:

@@ -57,6 +57,11 @@ class Holder:
         self._numbers = itertools.count(1)
         self._under_way: set[asyncio.Task[None]] = set()
 
+    async def prepare(self) -> None:
+        """Have the first volume sooner: the process that mounts them is started now."""
+        with contextlib.suppress(CellwallError, OSError):  # the start that needs it raises it
+            await self._keeper.prepare()
+
     async def hold(self, volumes: Sequence[VolumeRoot]) -> Lease:
         """Have volumes mounted for a sandbox; the caller must `release` them.
 
@@ -128,18 +133,31 @@ class Holder:
                 remedy="end the sandboxes that have it, then try again",
             )
 
-    async def view(self, volume: VolumeRoot, ids: Ids) -> int:
+    async def view(self, volume: VolumeRoot, ids: Ids, groups: Ids = ()) -> int:
         """Return a detached mount of a held volume, for one sandbox; the caller owns it.
 
-        Its files have the ids `ids`. Raises HostUnsupported, SandboxBroken.
+        Its files have the ids `ids`, and `groups` for groups if these are others. Raises
+        HostUnsupported, SandboxBroken.
         """
         mounted = self._mounted.get(volume.folder)
         if mounted is None:
             raise Conflict(f"volume {volume.name}: it is not held")
         self._check(mounted, volume)
         request = {"do": "view", "id": mounted.number, "read_only": volume.read_only}
-        (made,) = await self._keeper.ask({**request, "ids": [list(each) for each in ids]})
+        maps = {"ids": [list(each) for each in ids], "groups": [list(each) for each in groups]}
+        (made,) = await self._keeper.ask({**request, **maps})
         return made
+
+    async def attach(
+        self, process: int, views: Sequence[int], paths: Sequence[str], owner: tuple[int, int]
+    ) -> None:
+        """Attach views at paths of the mount namespace of a process, of which `process` is a pidfd.
+
+        SECURITY: the process runs our own code, which waits, and no other has that namespace.
+        Directories that are missing are made, for `owner`. Raises HostUnsupported, SandboxBroken.
+        """
+        request = {"do": "attach", "paths": list(paths), "owner": list(owner)}
+        await self._keeper.ask(request, [process, *views])
 
     async def release(self, lease: Lease) -> None:
         """Give up what a lease holds; volumes without leases are unmounted. Idempotent."""

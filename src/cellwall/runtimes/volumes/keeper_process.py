@@ -1,7 +1,8 @@
 """The host's half of `jail.volumes.keeper`: the process of one engine that has volumes mounted.
 
 Runs on asyncio in the engine process. Which volumes may be mounted is decided in `holder`. The
-process starts with the first volume and ends with the engine's end of their socket.
+process starts with the first volume, or ahead of it, and ends with the engine's end of their
+socket.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _TIMEOUT_S = 60.0
 _BUNDLE = (
     "cellwall.jail.processes.id_namespaces",
     "cellwall.jail.protocol.fds",
+    "cellwall.jail.volumes.attachment",
     "cellwall.jail.volumes.keeper",
     "cellwall.linux.syscalls",
 )
@@ -42,6 +44,12 @@ class KeeperProcess:
         self._lock = asyncio.Lock()
         self.generation = 0
         """Number of processes that have ended; what they had mounted is unmounted."""
+
+    async def prepare(self) -> None:
+        """Start the process ahead of its use. Raises CapacityError, OSError."""
+        async with self._lock:
+            if self._helper is None:
+                self._started()
 
     async def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> list[int]:
         """Return the descriptors of the answer to a request; the caller owns them.
@@ -62,8 +70,10 @@ class KeeperProcess:
 
     def _started(self) -> HelperProcess:
         bundle = build_bundle(self._state_dir, _BUNDLE, _ENTRY)
+        folder = self._state_dir / "volumes"
         try:
-            made = helper_process.start(bundle, after=[str(self._state_dir / "volumes")])
+            folder.mkdir(mode=0o700, exist_ok=True)
+            made = helper_process.start(bundle, after=[str(folder)])
         except OSError as error:
             raise shortage(error.errno, "start the keeper of volumes", error) or error from error
         made.control.settimeout(_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The words of commands that name an image: `--image` and `--user`."""
+"""The words of commands about what a sandbox has from elsewhere: an image, its user, volumes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ ServersImage = Annotated[
 ]
 User = Annotated[
     str | None, typer.Option(help="A user of the image, such as root; default: the image's.")
+]
+
+Volume = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME:PATH[:ro]", help="Show a volume at a path inside; repeatable."),
 ]
 
 

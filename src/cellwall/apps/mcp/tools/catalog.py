@@ -19,13 +19,18 @@ from cellwall.model.errors import UsageError
 from cellwall.model.network import NO_NETWORK, NetworkPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from mcp_types import Tool
 
+    from cellwall.model.volume import VolumeMount
+
 _KEPT_S = 5.0
 """Seconds for which the last look is reused: a template built meanwhile is offered afterwards."""
 _BEST = ("data", "python")
+_MAKES = ("run_code", "create_sandbox")
+"""Tools that make a sandbox."""
 _ON_IMAGES = ("python", "bash")
 """Languages that are offered on an image: its own interpreters run them, if it has them."""
 """Templates by preference: the first built one is used for a call that names none."""
@@ -84,12 +89,18 @@ class Catalog:
     """Cached view of the available languages and templates."""
 
     def __init__(
-        self, state_dir: Path, network: NetworkPolicy = NO_NETWORK, image: str | None = None
+        self,
+        state_dir: Path,
+        network: NetworkPolicy = NO_NETWORK,
+        image: str | None = None,
+        volumes: Sequence[VolumeMount] = (),
     ) -> None:
         """`state_dir` contains the templates; `network` is the policy of every sandbox.
 
         `image`: what the operator named as the root of every sandbox, instead of a template.
+        `volumes`: what every sandbox sees of the operator's volumes.
         """
+        self._volumes = _kept(volumes)
         self._network = network
         self._image = image
         self._store = TemplateStore(state_dir)
@@ -115,6 +126,9 @@ class Catalog:
         }
         return Available(languages or ("python",), built)
 
+    def _volumes_of(self, tool: str) -> str:
+        return self._volumes if tool in _MAKES else ""
+
     def tools(self) -> list[Tool]:
         """Return the tools as a client sees them."""
         from mcp_types import Tool, ToolAnnotations
@@ -125,7 +139,8 @@ class Catalog:
         return [
             Tool(
                 name=name,
-                description=_described(name, here, self._network, self._image),
+                description=_described(name, here, self._network, self._image)
+                + self._volumes_of(name),
                 input_schema=_input_schema(model.model_json_schema(), name, here),
                 output_schema=OUTPUTS[name],
                 annotations=ToolAnnotations(
@@ -139,9 +154,15 @@ class Catalog:
         ]
 
 
+def _kept(volumes: Sequence[VolumeMount]) -> str:
+    """Return what a model needs to know of volumes."""
+    said = (f"{each.path}{' (read-only)' if each.read_only else ''}" for each in volumes)
+    return f" Files in {', '.join(said)} outlive the sandbox." if volumes else ""
+
+
 def _described(name: str, here: Available, network: NetworkPolicy, image: str | None) -> str:
     text = DESCRIPTIONS[name]
-    if name not in ("run_code", "create_sandbox"):
+    if name not in _MAKES:
         return text
     if image is not None:
         return f"{text} Its root is the container image {image}. {_outside(network)}"

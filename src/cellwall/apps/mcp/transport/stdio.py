@@ -14,7 +14,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
+    from cellwall.model.volume import VolumeMount
 
 
 def run(
@@ -35,23 +36,42 @@ def run(
     network: object = None,
     image: str | None = None,
     user: str | None = None,
+    volumes: Sequence[str] | None = None,
 ) -> None:
     """Serve on an event loop of its own; SIGTERM and SIGINT end it like the end of stdin.
 
-    `network` is the network policy of every sandbox, `image` its root and `user` its user there:
-    the operator's choice and not the client's.
+    `network` is the network policy of every sandbox, `image` its root, `user` its user there,
+    and `volumes` what it sees: the operator's choice and not the client's.
     """
 
     async def main() -> None:
         engine = engine_of()
         # What is no policy ends this before a client waits.
         policy = NO_NETWORK if network is None else engine.outside.checked(network)
-        operators = {"network": None if policy.is_none else policy, "image": image, "user": user}
+        mounts = _found(engine, volumes)
+        operators = {
+            "network": None if policy.is_none else policy,
+            "image": image,
+            "user": user,
+            "volumes": mounts or None,
+        }
         if image is not None:
             await _bring(engine, image, user)
-        await _serve(engine, budget_chars, Catalog(engine.state_dir, policy, image), operators)
+        catalog = Catalog(engine.state_dir, policy, image, mounts)
+        await _serve(engine, budget_chars, catalog, operators)
 
     asyncio.run(main())
+
+
+def _found(engine: Engine, volumes: Sequence[str] | None) -> tuple[VolumeMount, ...]:
+    """Return volumes that exist; what is none ends this before a client waits."""
+    if not volumes:
+        return ()
+    from cellwall.model.volume import mounts_of
+
+    mounts = mounts_of(volumes)
+    engine.volumes.attached(mounts)
+    return mounts
 
 
 async def _bring(engine: Engine, image: str, user: str | None) -> None:
