@@ -60,7 +60,9 @@ def test_mcp_shows_the_operators_volumes_and_no_others() -> None:
     assert "kept" in kept
 
 
-@pytest.mark.parametrize("word", ["absent:/data", f"{NAME}:/etc", "no path"])
+@pytest.mark.parametrize(
+    "word", ["absent:/data", f"{NAME}:/etc", "no path"], ids=["absent", "system", "no-path"]
+)
 @pytest.mark.usefixtures("volumes")
 def test_what_is_no_volume_ends_mcp_before_a_client_waits(word: str) -> None:
     done = command_line.start("mcp", "--volume", word)
