@@ -114,9 +114,9 @@ async def _refusal(engine: Engine, number: int) -> str:
     """The words of the refusal when call `number` fails; "" if there is no such call."""
     real = clone_request.encoded
 
-    def encoded(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
+    def encoded(shape: plan.Shape, uid: int, guest: Any, start: str, **more: Any) -> bytes:
         assert start == clone_request.ALONE
-        return real(shape, uid, {**guest, "fail_at": number}, start, is_told=is_told)
+        return real(shape, uid, {**guest, "fail_at": number}, start, **more)
 
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -66,8 +66,8 @@ async def _step(engine: Engine, number: int) -> str:
     """The words of the refusal when call `number` fails; "" if there was no such call."""
     real = clone_request.encoded
 
-    def encoded(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
-        return real(shape, uid, {**guest, "fail_at": number}, start, is_told=is_told)
+    def encoded(shape: plan.Shape, uid: int, guest: Any, start: str, **more: Any) -> bytes:
+        return real(shape, uid, {**guest, "fail_at": number}, start, **more)
 
     try:
         with pytest.MonkeyPatch.context() as patch:

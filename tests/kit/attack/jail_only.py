@@ -59,6 +59,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_image_root": "a jail's; `test_attack_image_walls` has the others'",
     "test_attack_image_probes": "on images, in jails and containers; gVisor's kernel is the same",
     "test_attack_image_build": "builds in the jail, which serves every wall",
+    "test_attack_image_chroot": "root of an image, on each runtime",
     "test_attack_image_places": "root of an image, on each runtime",
     "test_attack_image_shared": "two sandboxes on one image, on each runtime",
     "test_attack_image_walls": "gVisor and containers on images, with the jail's probes",
