@@ -220,6 +220,7 @@ _OWN_FILES = {
     "open in sealing.py",  # and the key of stored secrets
     "os.open in sealing.py",
     "made.unlink in sealing.py",
+    "tarfile.open in template_parts.py",  # in memory: files of a request become a context
 }
 _OWN_METHODS = {"self", "self._anchoring", "self._refusals", "self.notices"}  # open, no file
 
