@@ -342,8 +342,10 @@ class Tree:
         try:
             source = tar.extractfile(member)
             while source is not None and (piece := source.read(_PIECE)):
-                _write(fd, piece)
-            os.ftruncate(fd, member.size)
+                if piece == _ZEROS:  # a hole, as sparse files have them
+                    os.ftruncate(fd, os.lseek(fd, len(piece), os.SEEK_CUR))
+                else:
+                    _write(fd, piece)
             os.fchown(fd, member.uid, member.gid)
             os.fchmod(fd, member.mode & 0o7777)
             os.utime(fd, ns=(_ns(member), _ns(member)))
@@ -367,10 +369,7 @@ class Tree:
 
 
 def _write(fd: int, piece: bytes) -> None:
-    """Append to a file; a piece of zeros is a hole in it, as sparse files have them."""
-    if piece == _ZEROS[: len(piece)]:
-        os.lseek(fd, len(piece), os.SEEK_CUR)
-        return
+    """Append to a file, all of it."""
     left = memoryview(piece)
     while left:
         left = left[os.write(fd, left) :]
