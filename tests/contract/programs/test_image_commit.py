@@ -166,6 +166,11 @@ def test_commands_have_the_user_that_is_named(tmp_path: Path) -> None:
             done = await sandbox.commands.run(line, user="app", stdin="in\n")
             want = "uid=1001(app) gid=1001 groups=1001,60(more)\n/home/app\nin\nout\n"
             assert (done.stdout, done.stderr) == (want, "e\n")
+            status = await sandbox.commands.run(["/bin/cat", "/proc/self/status"], user="app")
+            signals = [
+                line for line in status.stdout.splitlines() if line[:6] in {"SigIgn", "SigBlk"}
+            ]
+            assert signals == [f"{name}:\t{0:016}" for name in ("SigBlk", "SigIgn")]
             number = await sandbox.commands.run(["id", "-u"], user="4000:50")
             assert number.stdout == "4000\n"
             started = await sandbox.commands.start("id -un > /dev/tty", pty=(24, 80), user="app")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import signal
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from cellwall.guest.channel.errors import refusal_from
 from cellwall.guest.files.accounts import Account
 from cellwall.guest.process import processes
+from cellwall.guest.process.programs import SIGNALS_TO_RESET
 
 _FIRST_FREE_FD = 10
 _DESCRIPTORS = range(4)
@@ -60,7 +62,9 @@ def _become(account: Account, program: Program, tell: int) -> NoReturn:
     try:
         gc.freeze()  # no object that has a descriptor may be finalised
         tell = fcntl.fcntl(tell, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
-        processes.reset_signals()
+        for each in SIGNALS_TO_RESET:
+            signal.signal(each, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.setsid()
         for kind, number, *rest in program.actions:
             _connect(kind, number, rest)
