@@ -32,7 +32,7 @@ def test_each_tenant_has_names_of_its_own(tmp_path: Path) -> None:
     store.put("../bob", "task:1", "sha256:b")
     again = OwnTemplates(tmp_path)
     assert [(each.name, each.image) for each in again.all("alice")] == [("task:1", "sha256:b")]
-    assert (again.count("sha256:a"), again.count("sha256:b")) == (0, 2)
+    assert (again.images()["sha256:a"], again.images()["sha256:b"]) == (0, 2)
     again.remove("alice", "task:1")
     with pytest.raises(NotFound):
         store.get("alice", "task:1")

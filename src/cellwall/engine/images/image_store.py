@@ -22,7 +22,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,8 +93,8 @@ class ImageStore:
         self._uses: dict[str, int] = {}
         self.gives_up: Callable[[str], bool] = lambda _digest: True
         """Gives up what this engine has ready on an image; False if a sandbox is on it."""
-        self.is_kept: Callable[[str], bool] = lambda _digest: False
-        """Reports whether an image is to stay, although other images need room."""
+        self.kept: Callable[[], Collection[str]] = lambda: ()
+        """Returns the ids of images that are to stay, although other images need room."""
         self._unpacking = asyncio.Lock()
 
     # -- use -------------------------------------------------------------------------------
@@ -285,6 +285,8 @@ class ImageStore:
             raise _no_runtime()
         self._let_others(stored.digest, name)
         with _alone(path, name):
+            for each in sharing.without(stored, self.images()):
+                self._write(each)
             (path / "image.json").unlink()
             self._known.pop(stored.digest, None)
             await runtime.remove_image(path / "tree")
@@ -305,17 +307,20 @@ class ImageStore:
         if not self._most_bytes:
             return
         async with self._unpacking:
-            others = [each for each in self.images() if each.digest != newest.digest]
-            for each in sorted(others, key=self.used_at):
-                if self._has_room():
-                    return
-                if self.is_kept(each.digest):
-                    continue
-                with contextlib.suppress(Conflict):
-                    await self._remove(each, each.digest)
-            if self._has_room():
+            kept = await asyncio.to_thread(self.kept)
+            spared = {newest.digest, *kept}
+            while not self._has_room():
+                outermost = sharing.outermost(self.images(), spared)
+                if not outermost:
+                    break
+                oldest = min(outermost, key=self.used_at)
+                try:
+                    await self._remove(oldest, oldest.digest)
+                except Conflict:
+                    spared.add(oldest.digest)
+            else:
                 return
-            if not self.is_kept(newest.digest):
+            if newest.digest not in kept:
                 with contextlib.suppress(Conflict):  # it was here before, and is in use
                     await self._remove(newest, newest.digest)
         raise CapacityError(

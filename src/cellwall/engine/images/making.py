@@ -34,5 +34,5 @@ def store_of(
     store = ImageStore(state_dir, registries, unpacker, most_bytes=settings.images_mb << 20)
     store.gives_up = gives_up
     own = OwnTemplates(state_dir)
-    store.is_kept = lambda digest: own.count(digest) > 0
+    store.kept = own.images
     return store

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -88,10 +89,10 @@ class OwnTemplates:
             kept = [each for each in _read(self._path(tenant)) if each.name != name]
             self._write(tenant, kept)
 
-    def count(self, image: str) -> int:
-        """Return how many names, of all tenants, mean an image."""
+    def images(self) -> Counter[str]:
+        """Return the images that names of all tenants mean, and how many mean each."""
         found = self._folder.glob("*.json")
-        return sum(each.image == image for path in found for each in _read(path))
+        return Counter(each.image for path in found for each in _read(path))
 
     def _path(self, tenant: str) -> Path:
         # SECURITY: never a tenant's own word, which could be a path.

@@ -6,7 +6,7 @@ there: one that goes leaves its files to those that share them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,32 @@ def above(image: Image, below: StoredImage) -> Image:
     return replace(image, layers=image.layers[len(image.layers) - missing :])
 
 
+def outermost(images: Sequence[StoredImage], spared: Collection[str]) -> list[StoredImage]:
+    """Return the images, but for those spared, that are below no other one.
+
+    What is below another one would give little room back: its files are the other one's, too.
+    """
+    below = {each.below for each in images}
+    return [each for each in images if each.digest not in below and each.digest not in spared]
+
+
+def without(gone: StoredImage, images: Iterable[StoredImage]) -> list[StoredImage]:
+    """Return the images over one that goes, as they are without it: over the one below that."""
+    return [
+        replace(
+            each,
+            below=gone.below,
+            own_bytes=min(each.size_bytes, each.own_bytes + gone.own_bytes),
+        )
+        for each in images
+        if each.below == gone.digest
+    ]
+
+
 def total_bytes(images: Sequence[StoredImage]) -> int:
     """Return what images take on disk: what is shared counts once, with the image below.
 
-    Without that one, each that shared its files counts whole.
+    Without any below, each of those that share its files counts whole.
     """
     here = {each.digest for each in images}
     return sum(each.own_bytes if each.below in here else each.size_bytes for each in images)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +158,6 @@ class TemplateDoor:
         self, build: BuildState, request: BuildRequest, context: Path | None, held: ExitStack
     ) -> BuildState:
         """Begin a build, which then owns `held`. Raises what sandboxes raise for their limits."""
-        from dataclasses import replace
-
         self._engine.outside.checked(request.network)
         cost = Cost.of(request.limits)
         if b"--from" in request.source:  # then a step may have two sandboxes
@@ -233,7 +232,7 @@ class TemplateDoor:
         async with self._naming:
             found = await self.get(tenant, name)
             stored = self._engine.images.get(found.image)
-            is_last = await asyncio.to_thread(self._own.count, found.image) == 1
+            is_last = (await asyncio.to_thread(self._own.images))[found.image] == 1
             if stored is not None and is_last and not self._engine.images.names_of(stored):
                 await self._remove_image(found)
             await asyncio.to_thread(self._own.remove, tenant, found.name)
