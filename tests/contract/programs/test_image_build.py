@@ -260,7 +260,8 @@ def test_a_step_costs_what_it_changed(tmp_path: Path) -> None:
             for each in (below, middle, stored)
         ]
         assert len({(tree / "bin/sh").stat().st_ino for tree in trees}) == 1
-        assert len({(tree / "etc/group").stat().st_ino for tree in trees}) == 2
+        # cron(8) reads no crontab that has several names: what lies in /etc is copied.
+        assert [(tree / "etc/group").stat().st_nlink for tree in trees] == [1, 1, 1]
         assert (trees[1] / "app/one").read_text() == "one\n"
         # Each is whole without the others, and a sandbox sees what the step saw.
         await engine.images.remove(below.digest)

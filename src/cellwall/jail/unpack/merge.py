@@ -1,9 +1,9 @@
-"""A tree that is what another one has become: made of hard links, so that it costs no bytes.
+"""A tree that is what another one has become: made of hard links, so that it costs few bytes.
 
 Used by `process`, after the layers have been unpacked over the other tree as an overlay (lower),
-whose changes lie in an upper directory. The invariants: no file is opened, and none is changed,
-because the lower tree belongs to another image; each name is looked up below an open directory, and
-no link is followed.
+whose changes lie in an upper directory. Files in some directories are copied. The invariants: no
+file of the lower tree is changed, because it belongs to another image; each name is looked up below
+an open directory, and no link is followed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from cellwall.jail.unpack.extract import Refused
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPAQUE = "user.overlay.opaque"
+_COPIED = ("etc/", "var/spool/")
+"""Directories whose files are copied: cron(8) reads no crontab that has several names."""
 _MOST_LEVELS = 1000
 DESCRIPTORS = 4 * _MOST_LEVELS
 """Number of descriptors that the process needs."""
@@ -32,6 +34,8 @@ class _Level(NamedTuple):
     out: int
     names: Iterator[Tuple[str, bool]]
     """What is in it, and whether the upper directory has it."""
+    path: str
+    """Where it is in the tree: empty at the top, else with a slash at its end."""
 
 
 class Merge:
@@ -51,7 +55,7 @@ class Merge:
     def make(self, lower: str, upper: str, out: str) -> None:
         """Fill `out`, an empty directory. Raises `Refused`, OSError."""
         below, above = os.open(lower, _DIRECTORY), os.open(upper, _DIRECTORY)
-        levels = [self._entered(below, above, os.open(out, _DIRECTORY))]
+        levels = [_entered((below, above, os.open(out, _DIRECTORY)), "")]
         while levels:
             level = levels[-1]
             name = next(level.names, None)
@@ -70,22 +74,17 @@ class Merge:
         found = os.lstat(name, dir_fd=source)
         if stat.S_ISCHR(found.st_mode):  # a whiteout: an unpacked tree has no device
             return None
-        self._count(found, is_changed)
         if not stat.S_ISDIR(found.st_mode):
-            _link(name, source, level.out, found)
+            copies = stat.S_ISREG(found.st_mode) and level.path.startswith(_COPIED)
+            self._count(found, is_own=is_changed or copies)
+            (_copy if copies and not is_changed else _link)(name, source, level.out, found)
             return None
+        self._count(found, is_own=is_changed)
         os.mkdir(name, 0o700, dir_fd=level.out)
         upper = os.open(name, _DIRECTORY, dir_fd=level.upper) if is_changed else -1
         lower = -1 if upper >= 0 and _is_opaque(upper) else _directory(name, level.lower)
-        return self._entered(lower, upper, os.open(name, _DIRECTORY, dir_fd=level.out))
-
-    def _entered(self, lower: int, upper: int, out: int) -> _Level:
-        changed: List[str] = [] if upper < 0 else os.listdir(upper)
-        hidden = set(changed)
-        names = [(name, True) for name in changed]
-        if lower >= 0:
-            names += [(name, False) for name in os.listdir(lower) if name not in hidden]
-        return _Level(lower, upper, out, iter(names))
+        out = os.open(name, _DIRECTORY, dir_fd=level.out)
+        return _entered((lower, upper, out), f"{level.path}{name}/")
 
     def _leave(self, level: _Level) -> None:
         """Give a directory its owner, mode and times, now that nothing changes it any more."""
@@ -97,17 +96,27 @@ class Merge:
             if fd >= 0:
                 os.close(fd)
 
-    def _count(self, found: os.stat_result, is_changed: bool) -> None:
+    def _count(self, found: os.stat_result, *, is_own: bool) -> None:
         self.inodes += 1
         identity = (found.st_dev, found.st_ino)
         if stat.S_ISREG(found.st_mode) and identity not in self._seen:
             self._seen.add(identity)
             self.bytes += found.st_size
-            self.own_bytes += found.st_size if is_changed else 0
+            self.own_bytes += found.st_size if is_own else 0
         if self.inodes > self._most_inodes:
             raise Refused(f"it has more than {self._most_inodes} files", "bound")
         if self.bytes > self._most_bytes:
             raise Refused(f"it has more than {self._most_bytes} bytes", "bound")
+
+
+def _entered(opened: Tuple[int, int, int], path: str) -> _Level:
+    lower, upper, out = opened
+    changed: List[str] = [] if upper < 0 else os.listdir(upper)
+    hidden = set(changed)
+    names = [(name, True) for name in changed]
+    if lower >= 0:
+        names += [(name, False) for name in os.listdir(lower) if name not in hidden]
+    return _Level(lower, upper, out, iter(names), path)
 
 
 def _directory(name: str, parent: int) -> int:
