@@ -46,9 +46,11 @@ class AsyncClient(AsyncClosing):
         """
         self._transport = transport or Transport(address, timeout_s)
         self.images = AsyncImages(self._transport)
-        self.volumes = AsyncVolumes(self._transport)
-        self.templates = AsyncTemplates(self._transport)
         """Images that the caller may name."""
+        self.volumes = AsyncVolumes(self._transport)
+        """Volumes of the caller's tenant."""
+        self.templates = AsyncTemplates(self._transport)
+        """Templates that the caller's tenant builds."""
         self.AsyncSandbox = Sandboxes(self)
         """`client.AsyncSandbox.create(…)`, as in the embedded library."""
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cellwall
 from cellwall.integrations.extras import missing
@@ -48,7 +47,7 @@ class CellwallOptions(EnvironmentOptions):
     user: str = "root"
     """User of the image that the sandbox is made for; root runs commands as any other."""
     build_network: list[str] | str | None = None
-    """Network of a Dockerfile's steps, such as `["deb.debian.org"]`; without it they have none."""
+    """Network of a Dockerfile's steps, such as `["mirror.example.org"]`; by default none."""
     limits: dict[str, int | float] = Field(default_factory=dict)
     """Differences from `Limits.agent()` and from what the task says of its resources."""
 
@@ -222,7 +221,7 @@ class CellwallEnvironment(BaseEnvironment):
             await asyncio.to_thread(shutil.copytree, whole, target, dirs_exist_ok=True)
 
 
-def _network(policy: NetworkPolicy) -> str | list[str] | Mapping[str, Any] | None:
+def _network(policy: NetworkPolicy) -> str | list[str] | None:
     """Return what `NetworkPolicy.of` of cellwall takes for a policy of Harbor's."""
     if policy.network_mode == NetworkMode.PUBLIC:
         return "open"

@@ -203,7 +203,7 @@ def test_program_holds_nothing_but_its_three_descriptors(arena: Arena, case: str
 
 
 @pytest.mark.parametrize("case", ["K15"])
-def test_stdin_that_nobody_reads_is_bounded(arena: Arena, case: str) -> None:
+def test_input_of_a_program_that_does_not_read_is_bounded(arena: Arena, case: str) -> None:
     with pytest.raises(UsageError, match="stdin"):
         arena.run("0", stdin=bytes((64 << 20) + 1))
     ended = arena.run("import time\ntime.sleep(0.2)", stdin=bytes(48 << 20))

@@ -126,7 +126,7 @@ CORPUS: Mapping[Any, Mapping[str, tuple[str, ...]]] = {
         "test_flood_that_a_limit_ends_is_still_counted": ("wall",),
         "test_forged_output_stays_text": ("K06", "K07", "K08", "K10"),
         "test_huge_value_is_left_out_and_the_answer_says_so": ("K11-nested",),
-        "test_stdin_that_nobody_reads_is_bounded": (),
+        "test_input_of_a_program_that_does_not_read_is_bounded": (),
         "test_slow_reader_stops_the_writer_and_not_the_host": (),
         "test_output_after_the_deadline_is_not_in_the_result": (),
         "test_program_holds_nothing_but_its_three_descriptors": (),

@@ -157,24 +157,6 @@ def test_a_volume_has_the_inodes_that_its_answer_says(place: Path, store: Volume
 # -- what stays ------------------------------------------------------------------------------
 
 
-def test_ten_thousand_files_are_there_in_the_next_engine(place: Path, store: VolumeStore) -> None:
-    store.create("data", 128, inodes=11_000)
-
-    async def written(engine: Engine) -> None:
-        async with sandbox_of(engine, DATA) as sandbox:
-            code = "for n in range(10_000): open(f'/data/{n}', 'w').write(str(n))"
-            await ran(sandbox, code)
-
-    async def read(engine: Engine) -> None:
-        async with sandbox_of(engine, READ) as sandbox:
-            code = "import os; print(all(open(f'/data/{n}').read() == str(n) for n in range(10_000)"
-            assert await ran(sandbox, f"{code}), len(os.listdir('/data')))") == "True 10000"
-
-    inside(place, written)
-    inside(place, read)
-    waiting.wait_until(lambda: not loops_of(place), "the end of the loop device")
-
-
 def test_sandboxes_on_templates_and_images_share_files_by_inner_ids(
     place: Path, store: VolumeStore, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -588,15 +570,3 @@ def test_gvisor_and_the_jail_share_a_volume(place: Path, store: VolumeStore) -> 
 
     inside(place, work)
     waiting.wait_until(lambda: not loops_of(place), "the end of the loop device")
-
-
-@pytest.mark.usefixtures("_gvisor")
-def test_a_volume_is_full_at_its_last_block_under_gvisor(place: Path, store: VolumeStore) -> None:
-    store.create("data", 4)
-
-    async def work(engine: Engine) -> None:
-        async with sandbox_of(engine, DATA, runtime="gvisor") as sandbox:
-            whole, blocks, more = map(int, (await ran(sandbox, FILL)).split())
-            assert (whole, blocks, more) == (4 * MIB, 4 * MIB, 0)
-
-    inside(place, work)

@@ -122,7 +122,7 @@ def build(  # noqa: PLR0913, PLR0917 - each is a choice of the caller's
 
     \b
     cellwall images build -t task:1 .
-    cellwall images build -t task:2 --allow deb.debian.org:80 .
+    cellwall images build -t task:2 --allow mirror.example.org:80 .
     """
     from cellwall.apps.cli.one_program import network_of
     from cellwall.engine.images.builder import BuildRequest

@@ -111,7 +111,7 @@ def _lockdown(lockdown: Lockdown) -> list[str]:
         lines.append(f"Landlock ABI {lockdown.landlock_abi}: write {' '.join(lockdown.write)}")
     else:
         lines.append("Landlock: this kernel has none")
-    lines.append("seccomp: allow-list of jail/seccomp.policy, everything else is refused")
+    lines.append("seccomp: allow-list of linux/seccomp.policy, everything else is refused")
     for name in lockdown.allows_more:
         lines.append(f"seccomp: and what linux/{name} names is allowed as well")
     if lockdown.refusals:

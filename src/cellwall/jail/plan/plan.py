@@ -18,10 +18,12 @@ from cellwall.jail.plan import views
 from cellwall.linux.syscalls import mounts as m
 
 UNCOUNTED = "no_memory_cgroup.policy"
-DEBUG = "debug.policy"
-ROOT_INSIDE = "root_inside.policy"
 """Name of the policy file with system calls that are refused where no cgroup counts memory, because
 they take memory that nothing else counts."""
+DEBUG = "debug.policy"
+"""Name of the policy file with what tracers need besides."""
+ROOT_INSIDE = "root_inside.policy"
+"""Name of the policy file with what root inside an image may do besides."""
 INSIDE_UID = 1000
 HOME = "/home/user"
 TEMPLATE_ROOT = "/opt/env"

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _KEPT_S = 5.0
 """Seconds for which the last look is reused: a template built meanwhile is offered afterwards."""
 _BEST = ("data", "python")
+"""Templates by preference: the first built one is used for a call that names none."""
 _MAKES = ("run_code", "create_sandbox")
 """Tools that make a sandbox."""
 _ON_IMAGES = ("python", "bash")
 """Languages that are offered on an image: its own interpreters run them, if it has them."""
-"""Templates by preference: the first built one is used for a call that names none."""
 
 DESCRIPTIONS = {
     "run_code": "Run a program once in a fresh, isolated sandbox that is destroyed afterwards. "
