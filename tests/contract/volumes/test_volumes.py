@@ -306,7 +306,7 @@ def test_a_killed_keeper_is_told_and_the_next_sandbox_has_the_files(
     async def work(engine: Engine) -> None:
         async with sandbox_of(engine, DATA) as sandbox:
             await ran(sandbox, "open('/data/x', 'w').write('kept')")
-            pids = [p for p in children(os.getpid()) if is_keeper(p)]
+            pids = keepers()
             os.kill(pids[0], signal.SIGKILL)
             with pytest.raises((SandboxBroken, Conflict)):
                 await engine.create_sandbox(volumes=READ)
@@ -322,19 +322,25 @@ def test_an_engine_that_has_made_ready_has_its_keeper_before_the_first_volume(
 ) -> None:
     async def work(engine: Engine) -> None:
         await engine.prepare_volumes()
-        (keeper,) = [p for p in children(os.getpid()) if is_keeper(p)]
+        # A moment after execve(2) a process has no arguments in /proc yet.
+        await asyncio.to_thread(waiting.wait_until, lambda: bool(keepers()), "the keeper")
+        (keeper,) = keepers()
         await asyncio.to_thread(store.create, "data", 16)
         async with sandbox_of(engine, DATA) as sandbox:
             await ran(sandbox, "open('/data/x', 'w').write('kept')")
-            assert [p for p in children(os.getpid()) if is_keeper(p)] == [keeper]
+            assert keepers() == [keeper]
 
     inside(place, work)
-    assert not [p for p in children(os.getpid()) if is_keeper(p)]
+    assert not keepers()
 
 
-def is_keeper(pid: int) -> bool:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    return words[-1].endswith(b"/volumes")
+def keepers() -> list[int]:
+    """The keepers of this process's engines, once each has its arguments in /proc."""
+
+    def last_word(pid: int) -> bytes:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")[-1]
+
+    return [pid for pid in children(os.getpid()) if last_word(pid).endswith(b"/volumes")]
 
 
 # -- one writer, many readers ----------------------------------------------------------------
