@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,16 +143,23 @@ def _unfiltered(program: bytes, *arguments: str) -> str:
 
 QUEUES = r"""
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/ipc.h>
 #include <sys/msg.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
-int main(void) {
-    int made = 0;
+int main(int argc, char **argv) {
+    int key = atoi(argv[1]), made = 0;
     for (int i = 0; i < 50; i++) {
-        made += shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600) >= 0;
-        made += msgget(IPC_PRIVATE, IPC_CREAT | 0600) >= 0;
-        made += semget(IPC_PRIVATE, 1, IPC_CREAT | 0600) >= 0;
+        int shm = shmget(key + i, 4096, IPC_CREAT | 0600);
+        int msg = msgget(key + i, IPC_CREAT | 0600);
+        int sem = semget(key + i, 1, IPC_CREAT | 0600);
+        made += (shm >= 0) + (msg >= 0) + (sem >= 0);
+        if (argc > 2) {
+            shmctl(shm, IPC_RMID, 0);
+            msgctl(msg, IPC_RMID, 0);
+            semctl(sem, 0, IPC_RMID);
+        }
     }
     printf("%d\n", made);
     return 0;
@@ -159,20 +167,29 @@ int main(void) {
 """
 
 
-def _host_objects() -> list[list[str]]:
-    """Key and id of each; the rest changes with the use that others make of theirs."""
+def _host_objects(first: int) -> int:
+    """How many objects of the host have one of the fifty keys."""
     tables = (Path("/proc/sysvipc", name).read_text() for name in ("shm", "msg", "sem"))
-    return [line.split()[:2] for table in tables for line in table.splitlines()]
+    keys = [line.split()[0] for table in tables for line in table.splitlines()[1:]]
+    return sum(first <= int(key) < first + 50 for key in keys)
 
 
 def test_ipc_objects_are_gone_with_the_sandbox(arena: Arena, tmp_path: Path) -> None:
     """E19"""
     program = compiled(QUEUES, tmp_path)
-    before = _host_objects()
+    key = (1 << 30) | (secrets.randbits(23) << 6)
     with arena.leaving_nothing():
-        run = arena.run("chmod +x queues; ./queues", "bash", files={"queues": program})
+        line = f"chmod +x queues; ./queues {key}"
+        run = arena.run(line, "bash", files={"queues": program})
     assert run.stdout.splitlines()[1:] == ["150"]
-    assert _host_objects() == before
+    assert _host_objects(key) == 0
+    # Without a namespace of its own the same program leaves them on the host.
+    try:
+        assert _unfiltered(program, str(key)).split()[-1:] == ["150"]
+        assert _host_objects(key) == 150
+    finally:
+        _unfiltered(program, str(key), "remove")
+    assert _host_objects(key) == 0
 
 
 CLOCK = r"""

@@ -8,17 +8,9 @@ import signal
 from cellwall.guest.channel.errors import Refusal
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-# Python ignores the first two and init some of the others; an exec keeps ignored signals ignored.
-SIGNALS_TO_RESET = (
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+# Python ignores SIGPIPE and SIGXFSZ, init some more, and the engine's own parent perhaps others
+# (nohup does); an exec keeps ignored signals ignored. Two are libc's own, and are not in this set.
+SIGNALS_TO_RESET = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 
 
 def find_program(name: str, path: str) -> str:
