@@ -8,6 +8,9 @@ room. An end of stream here means that the host is gone, and then nothing of the
 
 from __future__ import annotations
 
+# The C module under `socket`: the Python class over it makes enum members of every constant, and a
+# fork pays for each page that it writes to.
+import _socket
 import os
 from collections.abc import Callable
 
@@ -20,10 +23,12 @@ from cellwall.guest.channel.frames import (
     Header,
     encode,
 )
+from cellwall.guest.channel.init_link import MOST_FILES, MSG_CMSG_CLOEXEC, descriptors_in
 from cellwall.guest.channel.loop import READ, WRITE, Loop
 
 QUEUE_BYTES = 1024 * 1024
 _READ_BYTES = 64 * 1024
+_ROOM_FOR_FILES = _socket.CMSG_SPACE(MOST_FILES * 4)
 
 
 class HostGone(Exception):
@@ -44,6 +49,9 @@ class Channel:
         self._is_reading = True
         self._is_writing = False
         self._loop: Loop | None = None
+        self._receiving: _socket.socket | None = None
+        """The descriptor as a socket, once descriptors may come with frames."""
+        self._files: list[int] = []
 
     def open(self, fd: int, loop: Loop, out_fd: int = -1) -> None:
         """Own the socket `fd` and begin to serve; with `out_fd`, a pipe, write there instead."""
@@ -75,6 +83,20 @@ class Channel:
             # The host would have to take this for an attack and kill the sandbox.
             raise Refusal("too_large", f"answer: header over {MAX_EVENT_HEADER_BYTES} bytes")
         self._queue += frame
+
+    def expect_files(self) -> None:
+        """Take descriptors that come with a frame from now on; `files` has them."""
+        if self._receiving is None:
+            kind = _socket.SOCK_STREAM
+            self._receiving = _socket.socket(_socket.AF_UNIX, kind, 0, self._fd)
+
+    def take_files(self, count: int) -> list[int]:
+        """Return the descriptors that came with the frame that is being handled; own them.
+
+        The frame says how many: more may have come with later frames that were read together.
+        """
+        taken, self._files = self._files[:count], self._files[count:]
+        return taken
 
     def take_over(self, unread: bytes, unsent: bytes) -> None:
         """Continue after `first_program` has used the descriptor. Raises FrameError."""
@@ -110,7 +132,7 @@ class Channel:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, _READ_BYTES)
+            data = self._received()
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -119,6 +141,15 @@ class Channel:
             raise HostGone
         for header, body in self._decoder.feed(data):
             self._on_frame(header, body)
+
+    def _received(self) -> bytes:
+        if self._receiving is None:
+            return os.read(self._fd, _READ_BYTES)
+        data, ancillary, _flags, _from = self._receiving.recvmsg(
+            _READ_BYTES, _ROOM_FOR_FILES, MSG_CMSG_CLOEXEC
+        )
+        self._files += descriptors_in(ancillary)
+        return data
 
     def _write(self) -> None:
         try:

@@ -28,6 +28,9 @@ from cellwall.guest.channel.frames import (
 EXIT_UNSERVED = 75
 """Exit code of a context that got no work; never 0, which would say that it did some."""
 _SCM_CREDENTIALS = 2
+MSG_CMSG_CLOEXEC = 0x40000000
+MOST_FILES = 4
+_ROOM_FOR_FILES = _socket.CMSG_SPACE(MOST_FILES * 4)
 _LENGTHS_BYTES, _lengths_of = LENGTHS.size, LENGTHS.unpack
 
 
@@ -143,6 +146,27 @@ class Link:
             return -1
         return reading
 
+    def receive_files(self) -> list[int]:
+        """Receive the descriptors that init sends behind a request that says so."""
+        if self._socket is None:
+            raise LinkClosed("link: receive before connect")
+        byte, ancillary, _flags, _from = self._socket.recvmsg(1, _ROOM_FOR_FILES, MSG_CMSG_CLOEXEC)
+        if not byte:
+            raise LinkClosed("link: init hung up")
+        return descriptors_in(ancillary)
+
+    def forget(self) -> None:
+        """Forget a connection whose descriptor is not this process's."""
+        if self._socket is not None:
+            self._socket.detach()
+            self._socket = None
+
+    def move(self, address: str, descriptor: int, *, is_named: bool) -> None:
+        """Be the link to another init, over a connection that is open; this one's is gone."""
+        self.forget()
+        self._address, self._is_named = address, is_named
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptor)
+
     def wait_to_go_on(self) -> None:
         """Close the link and return once the host lets the held program begin; else exit."""
         header: Header = {}
@@ -164,6 +188,15 @@ class Link:
                 raise LinkClosed("link: init hung up")
             view = view[got:]
         return data
+
+
+def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors of a message, unix(7)."""
+    found: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            found += struct.unpack(f"{len(data) // 4}i", data)
+    return found
 
 
 def _credentials() -> tuple[int, int, bytes]:

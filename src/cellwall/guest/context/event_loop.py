@@ -34,6 +34,11 @@ class Background:
         """Id of the thread of the running cell, while the cell's code runs."""
         after_import("asyncio", self._lend)
 
+    @property
+    def open_loop(self) -> Any:  # noqa: ANN401  asyncio is imported late
+        """The loop, if there is one and it is open; else None."""
+        return None if self._loop is None or self._loop.is_closed() else self._loop
+
     def begin(self) -> None:
         """Become the running loop for this thread, where no other one runs."""
         self._thread = _thread.get_ident()

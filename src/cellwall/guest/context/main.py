@@ -138,6 +138,10 @@ class _Context:
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         if "random" in sys.modules:  # else no generator existed before the fork
             _reseed()
+        self._note_thread()
+
+    def _note_thread(self) -> None:
+        """Correct the id of the main thread after a fork without hooks."""
         threading: Any = sys.modules.get("threading")
         if threading is not None:
             # The fork ran no hooks (`processes.fork_quietly`), and this is the one thing they mend
@@ -185,9 +189,12 @@ class _Context:
         self._link.say(IDLE)
         try:
             header, source, stdin_fd = self._receive()
-            while header.get("op") == "idle":
-                self._forget_interrupt()
-                self._link.say(IDLE)
+            while header.get("op") != "execute":
+                if header.get("op") == "idle":
+                    self._forget_interrupt()
+                    self._link.say(IDLE)
+                else:
+                    self._copy(header)
                 header, source, stdin_fd = self._receive()
         except BaseException:
             self._link.close()
@@ -195,6 +202,17 @@ class _Context:
         if not header.get("held"):
             self._link.close()
         return header, source, stdin_fd
+
+    def _copy(self, header: dict[str, Any]) -> None:
+        """Be copied, or become a copy; a copy then says that it waits."""
+        from cellwall.guest.context import copies
+
+        background = getattr(self._notebook, "background", None)
+        loop = None if background is None else background.open_loop
+        if copies.serve(self._link, header, loop):
+            self._outbox.open(self._link)
+            self._note_thread()
+            self._link.say(IDLE)
 
     def _receive(self) -> tuple[dict[str, Any], bytes, int]:
         """Return what init sends; tasks that cells have left run until it comes."""

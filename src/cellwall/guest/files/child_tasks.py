@@ -95,12 +95,15 @@ class Workers:
         self._by_pid: dict[int, Worker] = {}
         self._late: Worker | None = None
 
-    def start(self, number: int, task: Task) -> None:
-        """Fork a worker; its `reply` or `fail` follows."""
+    def start(self, number: int, task: Task, files: tuple[int, int] = (-1, -1)) -> None:
+        """Fork a worker; its `reply` or `fail` follows.
+
+        `files` are descriptors that it has as input and output in the place of pipes; -1: a pipe.
+        """
         at_work = sum(isinstance(worker.output, Pump) for worker in self._by_pid.values())
         if at_work >= MOST_WORKERS:
             raise Refusal("busy", f"worker: {MOST_WORKERS} are at work; wait for one")
-        worker = self._fork(number, task, self._pump)
+        worker = self._fork(number, task, self._pump, files)
         assert isinstance(worker.output, Pump)  # noqa: S101  for the type checker only
         worker.output.begin(number, Meter(2**62))
 
@@ -120,7 +123,11 @@ class Workers:
         return GrantedOutput(self._loop, self._channel, fd, number)
 
     def _fork(
-        self, number: int, task: Task, make_output: Callable[[int, int], Pump | GrantedOutput]
+        self,
+        number: int,
+        task: Task,
+        make_output: Callable[[int, int], Pump | GrantedOutput],
+        files: tuple[int, int] = (-1, -1),
     ) -> Worker:
         pipes: list[int] = []
         try:
@@ -133,7 +140,15 @@ class Workers:
             raise refusal_from(error, "worker: start") from None
         input_r, input_w, output_r, output_w, report_r, report_w = pipes
         if pid == 0:
-            _become_worker(task, (input_r, output_w, report_w))
+            own_input, own_output = files
+            _become_worker(
+                task,
+                (
+                    own_input if own_input >= 0 else input_r,
+                    own_output if own_output >= 0 else output_w,
+                    report_w,
+                ),
+            )
         for fd in (input_r, output_w, report_w):
             os.close(fd)
         output = make_output(output_r, number)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cellwall.guest.channel.frames import Header
     from cellwall.guest.files.child_tasks import Task
 
-_COPY_BYTES = 256 * 1024
+COPY_BYTES = 256 * 1024
 _PERMISSION_BITS = 0o777  # neither setuid nor sticky bits travel
 _LATEST_MTIME = 2**33
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -115,12 +115,12 @@ class _Exactly:
         return data if len(data) == wanted else data + self.read(wanted - len(data))
 
 
-class _Packing:
+class Packing:
     """A tar stream being written."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._tar = tarfile.open(  # noqa: SIM115  closed by finish, which writes the end
-            mode="w|", fileobj=stream, bufsize=_COPY_BYTES, format=tarfile.PAX_FORMAT
+            mode="w|", fileobj=stream, bufsize=COPY_BYTES, format=tarfile.PAX_FORMAT
         )
         self.files = 0
         self.bytes = 0
@@ -166,11 +166,11 @@ def _pack(path: str, output_w: int) -> Header:
     top = os.path.realpath(path)
     status = os.stat(top)
     with os.fdopen(output_w, "wb", closefd=False) as stream:
-        packing = _Packing(stream)
+        packing = Packing(stream)
         if stat.S_ISDIR(status.st_mode):
             for visit in walk_tree(top):
                 if visit.moment != AFTER:
-                    packing.add(visit.name, _archived_name(visit), visit.status)
+                    packing.add(visit.name, archived_name(visit), visit.status)
         elif stat.S_ISREG(status.st_mode):
             packing.add(top, os.path.basename(path), status)
         else:
@@ -178,7 +178,8 @@ def _pack(path: str, output_w: int) -> Header:
         return packing.finish()
 
 
-def _archived_name(visit: Visit) -> str:
+def archived_name(visit: Visit) -> str:
+    """Return the path of a visited entry below the top."""
     return "/".join([*visit.parents, visit.name])
 
 
@@ -188,7 +189,7 @@ def _archived_name(visit: Visit) -> str:
 def _unpack(path: str, input_r: int) -> Header:
     is_new = not os.path.lexists(path)
     os.makedirs(path, exist_ok=True)
-    unpacking = _Unpacking(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    unpacking = Unpacking(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
         _unpack_all(unpacking, path, input_r)
     except Refusal as refusal:
@@ -201,10 +202,10 @@ def _unpack(path: str, input_r: int) -> Header:
     return {"files": unpacking.files, "bytes": unpacking.bytes}
 
 
-def _unpack_all(unpacking: _Unpacking, path: str, input_r: int) -> None:
+def _unpack_all(unpacking: Unpacking, path: str, input_r: int) -> None:
     try:
         with os.fdopen(input_r, "rb", closefd=False) as stream, tarfile.open(
-            mode="r|", fileobj=stream, bufsize=_COPY_BYTES
+            mode="r|", fileobj=stream, bufsize=COPY_BYTES
         ) as tar:
             for member in tar:
                 unpacking.add(tar, member)
@@ -213,7 +214,7 @@ def _unpack_all(unpacking: _Unpacking, path: str, input_r: int) -> None:
         raise Refusal("invalid", f"unpack into {path!r}: not a tar archive: {error}") from None
 
 
-class _Unpacking:
+class Unpacking:
     """A tree being written below one open directory."""
 
     def __init__(self, root_fd: int) -> None:
@@ -319,7 +320,7 @@ class _Unpacking:
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
     stream = tar.extractfile(member)
     while stream is not None:
-        piece = stream.read(_COPY_BYTES)
+        piece = stream.read(COPY_BYTES)
         if not piece:
             return
         yield piece

@@ -81,6 +81,20 @@ class ContextConnection:
         self._queue += memoryview(frame)[sent:]
         self._update()
 
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes that are no frame."""
+        self._queue += data
+        self._write()
+
+    def send_files(self, files: list[int]) -> None:
+        """Send descriptors behind a frame that was sent whole. Raises OSError.
+
+        The kernel counts those that were not received yet, for each user: another sandbox of the
+        same one may have used them up (ETOOMANYREFS).
+        """
+        rights = struct.pack(f"{len(files)}i", *files)
+        self._socket.sendmsg([b"\0"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+
     def _give_up(self, error: OSError) -> None:
         self.error = error
         self.close()

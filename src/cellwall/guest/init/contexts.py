@@ -16,7 +16,7 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cellwall.guest import drivers
 from cellwall.guest.channel.channel import Channel
@@ -36,6 +36,9 @@ from cellwall.guest.init.first_program import FirstProgram, serve
 from cellwall.guest.init.handover import HandOver, WrongWord
 from cellwall.guest.process import processes
 from cellwall.guest.process.processes import Exit, LivingUsage
+
+if TYPE_CHECKING:
+    from cellwall.guest.init.copying import Copies, Copying
 
 MOST_CONTEXTS = 32
 _MOST_CONNECTIONS = 8
@@ -71,6 +74,8 @@ class Context:
         """Resource usage of its latest cell."""
         self.birth: int | None = None
         """Id of the request that waits for this context to become ready."""
+        self.copying: Copying | None = None
+        """The copying of which this context is a part."""
         self.closings: list[int] = []
         """Ids of the requests that wait for this context to be gone."""
 
@@ -80,7 +85,7 @@ class Context:
 
         A context is `ending` when its connection is closed; it is killed for that.
         """
-        if self.execution is not None:
+        if self.execution is not None or self.copying is not None:
             return "busy"
         if self.idle_connection is not None and self.idle_connection.is_open:
             return "idle"
@@ -152,6 +157,8 @@ class Contexts:
         # The environment that a context finds; reading os.environ in every fork costs too much.
         self._environment = dict(os.environ)
         self._listener = ContextListener(loop, channel, self._on_connection)
+        self._copies: Copies | None = None
+        """Made on first use: most sandboxes are never copied."""
         self._by_name: dict[str, Context] = {}
         self._by_pid: dict[int, Context] = {}
         self._missing: dict[str, Refusal] = {}
@@ -383,6 +390,19 @@ class Contexts:
         context.closings.append(request)
         context.kill()
 
+    def copy(self, request: Request) -> None:
+        """Have an idle context copied, or made a copy."""
+        if self._copies is None:
+            from cellwall.guest.init.copying import Copies
+
+            self._copies = Copies(self._channel, self._config)
+        self._copies.begin(request, self._find)
+
+    def cancel_copy(self, request: int) -> None:
+        """End a copying that the host no longer waits for."""
+        if self._copies is not None:
+            self._copies.cancel(request)
+
     def listing(self) -> list[Header]:
         """Return name, language and state of each context."""
         return [
@@ -447,6 +467,8 @@ class Contexts:
             self._on_call(context, connection, header, body)
         elif event == "input":
             self._on_input(context, connection, header)
+        elif self._copies is not None and self._copies.hear(context, connection, header):
+            return
         elif execution is None:
             # A thread that a cell left behind may display something after its cell is over. There
             # is no request to which it could belong.
@@ -514,6 +536,8 @@ class Contexts:
             context.stderr.hold()
             execution.finish(None)
         context.idle_connection = connection
+        if self._copies is not None:
+            self._copies.note_idle(context)
         if not context.was_ready:
             context.was_ready = True
             if context.birth is not None:
@@ -529,7 +553,9 @@ class Contexts:
         """Handle the end of a process; return True if it was a context."""
         context = self._by_pid.get(pid)
         if context is None:
-            return False
+            return self._copies is not None and self._copies.on_exit(pid, end)
+        if self._copies is not None:
+            self._copies.on_context_exit(context)
         # Its last messages may still be in a kernel queue, even on a connection not yet accepted.
         self._listener.drain()
         for connection in tuple(context.connections):

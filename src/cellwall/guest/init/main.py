@@ -24,7 +24,7 @@ from cellwall.guest.channel.channel import Channel, HostGone
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.channel.frames import FrameError, Header
 from cellwall.guest.channel.handshake import USUAL_CONTEXTS, ready
-from cellwall.guest.channel.init_link import Link
+from cellwall.guest.channel.init_link import MOST_FILES, Link
 from cellwall.guest.channel.loop import READ, Loop
 from cellwall.guest.channel.pipes import Sinks
 from cellwall.guest.channel.requests import Request
@@ -94,6 +94,9 @@ class Init:
             "context_create": self._context_create,
             "context_close": self._context_close,
             "context_list": self._context_list,
+            "copy": self._contexts.copy,
+            "become": self._contexts.copy,
+            "expect_files": self._expect_files,
             "file_read": files.read,
             "file_write": files.write,
             "file_stat": files.stat,
@@ -104,6 +107,8 @@ class Init:
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
             "root_get": self._root_get,
+            "areas_get": self._areas_get,
+            "areas_put": self._areas_put,
             "port_connect": self._port_connect,
             "port_list": self._port_list,
             "close": self._close,
@@ -237,8 +242,8 @@ class Init:
         job = self._job(request)
         if job is not None:
             job.signal(number)
-        elif number == signal.SIGKILL:
-            self._workers.cancel(request.id)
+        elif number == signal.SIGKILL and not self._workers.cancel(request.id):
+            self._contexts.cancel_copy(request.id)
 
     def _interrupt(self, request: Request) -> None:
         self._contexts.interrupt(request.text("context"))
@@ -286,6 +291,10 @@ class Init:
     def _context_list(self, _request: Request) -> tuple[Header, bytes]:
         return {"contexts": self._contexts.listing()}, b""
 
+    def _expect_files(self, _request: Request) -> tuple[Header, bytes]:
+        self._channel.expect_files()
+        return {}, b""
+
     def _move(self, request: Request) -> tuple[Header, bytes] | None:
         try:
             return self._files.move(request)
@@ -311,6 +320,31 @@ class Init:
 
     def _root_get(self, request: Request) -> None:
         self._workers.start(request.id, snapshot.snapshot(self._config.get("changes") or "/"))
+
+    def _areas_get(self, request: Request) -> tuple[Header, bytes] | None:
+        return self._copy_areas(request, 1)
+
+    def _areas_put(self, request: Request) -> tuple[Header, bytes] | None:
+        return self._copy_areas(request, 0)
+
+    def _copy_areas(self, request: Request, stream: int) -> tuple[Header, bytes] | None:
+        """Copy files to or from the descriptor that came, as standard `stream` of a worker."""
+        from cellwall.guest.files import areas  # most sandboxes are never copied
+
+        taken = self._channel.take_files(request.integer("files", low=0, high=MOST_FILES))
+        home = str(self._config["home"])
+        try:
+            if len(taken) != 1:
+                raise Refusal("invalid", f"{request.op}: {len(taken)} descriptors came with it")
+            if stream and areas.are_empty(home):
+                return {"files": 0, "bytes": 0}, b""
+            task = areas.departure(home) if stream else areas.arrival(home)
+            files = (-1, taken[0]) if stream else (taken[0], -1)
+            self._workers.start(request.id, task, files)
+        finally:
+            for number in taken:
+                os.close(number)
+        return None
 
     def _port_connect(self, request: Request) -> None:
         self._opened_ports().connect(request)

@@ -61,6 +61,12 @@ _ONE_THREAD_EACH = (
 _PATIENCE_S = 2.0
 """Seconds that an already ending thread, such as matplotlib's font timer, may take."""
 
+_FOR_COPIES = (
+    "cellwall.guest.context.copies",
+    "cellwall.guest.files.areas",
+    "cellwall.guest.init.copying",
+)
+"""Modules that are loaded when a session is copied, or made a copy."""
 _CELLS = ("1 + 1", "print(2)", "[1, 'two', 3.0]", "{'a': b'1'}", "None", "1 / 0", "(", "import os")
 _MAGICS = ("%who", "pwd", "%%time\n1", "!true")
 _PROGRAM = b"import sys\nprint(1)\nresult = {'a': 1}\n[1]\n"
@@ -136,7 +142,9 @@ def recall() -> None:
 
 
 def warm_sessions(*, is_rehearsed: bool = True) -> None:
-    """Build IPython's shell where it is installed, and run cells."""
+    """Build IPython's shell where it is installed, and run cells; load what copies need."""
+    for name in _FOR_COPIES:
+        importlib.import_module(name)
     with _single_threaded_libraries():
         _run_cells()
         _require_one_thread("running a first cell")

@@ -9,15 +9,17 @@ memory grow without a cap.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import json
 import os
+import socket
 import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.runtimes.channel.frames import FrameError, check_frame, parse_header, strict_json
@@ -27,6 +29,7 @@ from cellwall.runtimes.channel.replies import (
     REPLY,
     REPLY_WITH_CHUNKS,
     ChannelLost,
+    GuestRefused,
     Listener,
     Reply,
     Single,
@@ -146,6 +149,10 @@ class GuestChannel:
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
         self._last_id = 0
+        self._sends_files = False
+        """Whether the guest takes descriptors that come with a frame."""
+        self._files: Sequence[int] = ()
+        """Descriptors that go with the next frame."""
         self._stray = 0
         """Number of late frames since the engine last gave a request up. Only the engine resets it,
         so a guest that keeps sending reaches the cap."""
@@ -255,6 +262,47 @@ class GuestChannel:
         self._stray = 0
         self.send({**fields, "op": op, "id": self._last_id})
 
+    async def request_with_files(
+        self, op: str, files: Sequence[int], body: bytes = b"", **fields: object
+    ) -> Reply:
+        """Send a request with descriptors, which the guest gets; wait for the one reply.
+
+        The descriptors are this method's: it closes them once they are sent. Only over a unix
+        socket. If it is cancelled, the guest is told to give up. Raises GuestRefused, ChannelLost.
+        """
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        try:
+            await self._expect_files(op)
+            self._files = files
+            fields["files"] = len(files)
+            number = self.open(op, Single(future, None), REPLY, fields, body)
+        finally:
+            self._files = ()
+            for each in files:
+                os.close(each)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.send({"op": "signal", "id": number, "signal": 9})
+            raise
+        finally:
+            self.forget(number)
+
+    async def _expect_files(self, op: str) -> None:
+        if not isinstance(self._sock, socket.socket):
+            raise GuestRefused("unsupported", f"{op}: this channel carries no descriptors")
+        if not self._sends_files:
+            await self.request("expect_files")
+            self._sends_files = True
+        await self.wait_writable(0)
+
+    def _send_first(self, head: bytes, body: bytes | memoryview) -> int:
+        files, self._files = self._files, ()
+        if files and isinstance(self._sock, socket.socket):
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
+            return self._sock.sendmsg((head, body), [rights])
+        return self._sock.sendmsg((head, body)) if body else self._sock.send(head)
+
     def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
         """Write one frame now, or queue what the socket does not take."""
         if self._lost is not None:
@@ -268,7 +316,7 @@ class GuestChannel:
             self._out.add(body)
             return
         try:
-            sent = self._sock.sendmsg((head, body)) if body else self._sock.send(head)
+            sent = self._send_first(head, body)
         except BlockingIOError:
             sent = 0
         except OSError as error:

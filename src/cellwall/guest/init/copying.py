@@ -1,0 +1,351 @@
+"""Init's part in copying a context: ask it, list what its clone has to walk, report the end.
+
+`init/main.py` owns the table and reports exits to it; `context/copies.py` is the other side. Init
+believes nothing that the context says about memory or files: it reads /proc of the clone, which
+stands still. What it makes of that is walked by the clone, or by the context that becomes a copy,
+with their rights and no others.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cellwall.guest.channel.errors import Refusal, refusal_from
+from cellwall.guest.channel.init_link import MOST_FILES
+from cellwall.guest.process import processes
+from cellwall.guest.transplant import lists, walker
+from cellwall.guest.transplant.lists import OpenFile, Pipes, Sizes, Source
+from cellwall.guest.transplant.memory_map import Base, Unlike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cellwall.guest.channel.channel import Channel
+    from cellwall.guest.channel.frames import Header
+    from cellwall.guest.channel.requests import Request
+    from cellwall.guest.init.context_connections import ContextConnection
+    from cellwall.guest.init.contexts import Context
+    from cellwall.guest.process.processes import Exit
+
+_MOST_MAPS_BYTES = 4 << 20
+_MOST_NUMBER = 2**20
+_MADE_ANEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+_FILE, _BASE, _LINK = range(3)
+"""Order of the descriptors of a process that becomes a copy, below the most that it may have."""
+
+
+class Copying(NamedTuple):
+    """One request, to copy a context or to make it a copy."""
+
+    request: int
+    context: Context
+    is_source: bool
+    base: Base | None
+    """What the image is compared with; None: the context itself is written down as a base."""
+    sizes: Sizes | None
+    numbers: list[int]
+    """Numbers of a copy's descriptors while it becomes one: the image, the base, its socket."""
+    said: dict[str, Any]
+    """What the source said of its clone."""
+    clone: list[ContextConnection]
+    """The clone's connection, once it has one."""
+
+
+class Copies:
+    """All copying that is under way."""
+
+    def __init__(self, channel: Channel, config: dict[str, Any]) -> None:
+        self._channel = channel
+        self._config = config
+        self._under_way: list[Copying] = []
+        self._clones: dict[int, Copying] = {}
+
+    def begin(self, request: Request, find: Callable[[str], Context]) -> None:
+        """Ask an idle context to be copied (`copy`), or to become a copy (`become`)."""
+        files = self._channel.take_files(request.integer("files", low=0, high=MOST_FILES))
+        try:
+            copying = self._begun(request, find(request.text("context")), files)
+        finally:
+            for number in files:
+                os.close(number)
+        self._under_way.append(copying)
+        copying.context.copying = copying
+
+    def _begun(self, request: Request, context: Context, files: list[int]) -> Copying:
+        is_source = request.op == "copy"
+        self._check(request, context, files)
+        most = request.integer("open_files", low=16, high=_MOST_NUMBER)
+        numbers = [most - 1 - n for n in (_FILE, _BASE, _LINK)]
+        sizes = None if is_source else _sizes_of(request)
+        base = Base(request.body) if request.body else None
+        asked: Header = {"op": request.op, "numbers": numbers}
+        asked["reseed"] = request.flag("reseed", default=True)
+        connection = context.idle_connection
+        assert connection is not None  # noqa: S101  for the type checker only
+        connection.send(asked)
+        if not connection.is_sent:
+            raise Refusal("busy", f"{request.op}: the context does not read; try again")
+        try:
+            connection.send_files(files)
+        except OSError as error:
+            context.kill()  # it waits for what will not come
+            raise refusal_from(error, f"{request.op}: hand over its files") from None
+        return Copying(request.id, context, is_source, base, sizes, numbers, {}, [])
+
+    def _check(self, request: Request, context: Context, files: list[int]) -> None:
+        op = request.op
+        if not walker.IS_KNOWN or self._config.get("is_image") or context.language != "python":
+            raise Refusal(
+                "unsupported", f"{op}: only contexts in Python of a template can be copied"
+            )
+        if context.state != "idle" or context.copying is not None:
+            raise Refusal("busy", f"{op}: context {context.name!r} is {context.state}")
+        if len(files) != (2 if request.body else 1):
+            raise Refusal("invalid", f"{op}: {len(files)} descriptors came with it")
+        threads = _threads_of(context.pid)
+        if request.op == "copy" and threads != 1:
+            raise Refusal(
+                "unsupported",
+                f"copy: {context.name!r} has {threads - 1} threads beside its own; end them",
+            )
+
+    # -- what contexts say ---------------------------------------------------------------------
+
+    def hear(self, context: Context, connection: ContextConnection, header: Header) -> bool:
+        """Handle a message about copying; return False if it comes out of turn."""
+        copying, event = context.copying, header.get("ev")
+        if copying is None:
+            return False
+        if event == "copied" and copying.is_source and connection is context.idle_connection:
+            return self._on_copied(copying, header)
+        if event == "copy" and copying.is_source and not copying.clone:
+            context.connections.remove(connection)
+            copying.clone.append(connection)
+            self._write_down(copying)
+            return True
+        if event == "parked" and not copying.is_source and connection is context.idle_connection:
+            self._transform(copying)
+            return True
+        return False
+
+    def _on_copied(self, copying: Copying, header: Header) -> bool:
+        if copying.said:
+            return False
+        pid = header.get("pid")
+        if type(pid) is not int or pid <= 1:
+            self._fail(copying, Refusal("internal", f"copy: {header.get('why', 'no clone')}"))
+            return True
+        copying.said.update(header)
+        self._clones[pid] = copying
+        self._write_down(copying)
+        return True
+
+    def _write_down(self, copying: Copying) -> None:
+        """Tell the clone what to write, once it stands still and its pid is known."""
+        if not copying.clone or not copying.said:
+            return
+        try:
+            message, answer, body = self._listed(copying)
+        except Unlike as error:
+            self._give_up(copying, Refusal("unsupported", f"copy: {error}"))
+            return
+        except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+            # The numbers are the context's; what /proc says can change if it lied about its pid.
+            self._give_up(copying, Refusal("internal", f"copy: its clone cannot be read: {error}"))
+            return
+        copying.said["answer"], copying.said["body"] = answer, body
+        copying.clone[0].send_raw(message)
+
+    def _listed(self, copying: Copying) -> tuple[bytes, Header, bytes]:
+        said = copying.said
+        pid, files = int(said["pid"]), [int(each) for each in said["files"]]
+        maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
+        pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if copying.base is None:
+                pipes = Pipes(int(said["link"]), files[0], -1)
+                message, data = lists.base_message(maps, pagemap, pipes)
+                return message, {}, data
+            return self._image(copying, maps, pagemap, files)
+        finally:
+            os.close(pagemap)
+
+    def _image(
+        self, copying: Copying, maps: str, pagemap: int, files: list[int]
+    ) -> tuple[bytes, Header, bytes]:
+        """Return what the clone is told, the host's answer, and its body."""
+        assert copying.base is not None  # noqa: S101  for the type checker only
+        said, pid = copying.said, int(copying.said["pid"])
+        own = {*files, int(said["link"]), *(int(each) for each in said["own"])}
+        opened, left = _files_of(pid, own, copying.numbers)
+        source = Source(
+            maps=maps,
+            pagemap=pagemap,
+            files=opened,
+            directory=os.readlink(f"/proc/{pid}/cwd"),
+            mask=_umask_of(pid),
+            tid_address=int(said["tid_address"]),
+        )
+        pipes = Pipes(int(said["link"]), *files)
+        image_fd = copying.numbers[_FILE]
+        message, (records, strings) = lists.image_message(source, copying.base, pipes, image_fd)
+        left += self._others(copying.context, pid)
+        return message, {"records": records, "strings": strings, "left": left}, b""
+
+    def _others(self, context: Context, clone: int) -> list[str]:
+        """Return what else runs in the sandbox, and is not copied."""
+        names = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        count = len(names - {1, os.getpid(), context.pid, clone, *self._clones})
+        return [f"{count} other processes"] if count else []
+
+    def _transform(self, copying: Copying) -> None:
+        """Tell a context that stands still how to become the copy."""
+        assert copying.sizes and copying.base  # noqa: S101, PT018  for the type checker only
+        pid, numbers = copying.context.pid, copying.numbers
+        try:
+            maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
+            pipes = Pipes(numbers[_LINK], numbers[_FILE], numbers[_BASE])
+            with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
+                message = lists.become_message(
+                    maps, pagemap.fileno(), copying.base, pipes, copying.sizes
+                )
+        except (Unlike, OSError) as error:
+            self._fail(copying, Refusal("unsupported", f"become: {error}"))
+            copying.context.kill()
+            return
+        connection = copying.context.idle_connection
+        assert connection is not None  # noqa: S101  for the type checker only
+        connection.send_raw(message)
+
+    def note_idle(self, context: Context) -> None:
+        """Report that a context which became a copy waits for work."""
+        copying = context.copying
+        if copying is not None and not copying.is_source:
+            self._done(copying)
+            self._channel.send({"ev": "reply", "id": copying.request, "pid": context.pid})
+
+    # -- its end -------------------------------------------------------------------------------
+
+    def on_exit(self, pid: int, end: Exit) -> bool:
+        """Handle the end of a process; return True if it was a clone."""
+        copying = self._clones.pop(pid, None)
+        if copying is None:
+            return False
+        if copying in self._under_way:
+            answer = copying.said.get("answer")
+            if answer is None or end.exit_code or end.signal:
+                how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
+                self._fail(copying, Refusal("internal", f"copy: its clone ended by {how}"))
+            else:
+                self._done(copying)
+                fields = {"ev": "reply", "id": copying.request, **answer}
+                self._channel.send(fields, copying.said["body"])
+        return True
+
+    def on_context_exit(self, context: Context) -> None:
+        """Report the end of a context that was to be copied, or to become a copy."""
+        if context.copying is not None:
+            self._give_up(context.copying, Refusal("no_context", "copy: the context has ended"))
+
+    def cancel(self, request: int) -> None:
+        """End a request that the host no longer waits for."""
+        for copying in list(self._under_way):
+            if copying.request == request:
+                self._give_up(copying, Refusal("cancelled", "copy: it was cancelled"))
+
+    def _give_up(self, copying: Copying, refusal: Refusal) -> None:
+        pid = copying.said.get("pid")
+        if pid in self._clones:
+            processes.signal_process(pid, 9)
+        for connection in copying.clone:
+            connection.close()
+        self._fail(copying, refusal)
+
+    def _fail(self, copying: Copying, refusal: Refusal) -> None:
+        self._done(copying)
+        self._channel.send(
+            {
+                "ev": "fail",
+                "id": copying.request,
+                "code": refusal.code,
+                "message": refusal.message[:2000],
+            }
+        )
+
+    def _done(self, copying: Copying) -> None:
+        if copying in self._under_way:
+            self._under_way.remove(copying)
+        if copying.context.copying is copying:
+            copying.context.copying = None
+
+
+def _sizes_of(request: Request) -> Sizes:
+    names = ("pages", "table", "records", "strings")
+    return Sizes(*(request.integer(name, low=0, high=2**40) for name in names))
+
+
+def _threads_of(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 1
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(_MOST_MAPS_BYTES)
+    if len(data) == _MOST_MAPS_BYTES:
+        raise Unlike("it has too many mappings")
+    return data
+
+
+def _umask_of(pid: int) -> int:
+    for line in _read(f"/proc/{pid}/status").decode("ascii", "replace").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022
+
+
+def _files_of(pid: int, own: set[int], taken: list[int]) -> tuple[list[OpenFile], list[str]]:
+    """Return the open files of a process that its copy gets, and what of them it does not get.
+
+    Raises Unlike for a file that could not be opened again.
+    """
+    found: list[OpenFile] = []
+    left: list[str] = []
+    streams = {_identity(pid, number): number for number in (1, 2)}
+    for number in sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd")):
+        if number in own or number < 3:
+            continue
+        if number in taken:
+            raise Unlike(f"its descriptor {number} is one of the highest; close some files")
+        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        stream = streams.get(_identity(pid, number), -1)
+        if stream < 0 and not path.startswith("/"):
+            left.append(f"descriptor {number} ({path.partition(':')[0]})")
+            continue
+        if path.endswith(" (deleted)") and stream < 0:
+            raise Unlike(f"it has an open file that was removed: {path[: -len(' (deleted)')]}")
+        position, flags = _file_state(pid, number)
+        found.append(OpenFile(number, path, flags & ~_MADE_ANEW, position, stream))
+    return found, left
+
+
+def _identity(pid: int, number: int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(f"/proc/{pid}/fd/{number}")
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISFIFO(found.st_mode) else None
+
+
+def _file_state(pid: int, number: int) -> tuple[int, int]:
+    """Return position and flags of an open file, proc_pid_fdinfo(5)."""
+    fields = dict(
+        line.split(":", 1)
+        for line in _read(f"/proc/{pid}/fdinfo/{number}").decode("ascii", "replace").splitlines()
+        if ":" in line
+    )
+    return int(fields["pos"]), int(fields["flags"], 8)

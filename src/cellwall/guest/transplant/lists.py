@@ -1,0 +1,365 @@
+"""The lists that a parked context walks: to write its image, and to become one (design/0041).
+
+Made by init, of what the kernel says about a process that stands still. An image is the pages that
+differ from the base of its fork-server, a table of where they lie, and a list of calls: those that
+another process of that fork-server, once it is like the base, has to make.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from cellwall.guest.transplant import memory_map, walker
+from cellwall.guest.transplant.memory_map import Base, Change, Piece, Region, Unlike
+
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 1, 2, 0x10, 0x20
+_MAP_NORESERVE, _MAP_POPULATE = 0x4000, 0x8000
+_READ, _WRITE = 1, 2
+_MSG_WAITALL = 0x100
+_MADV_DONTNEED = 4
+_F_SETFD = 2
+_SIGACTION_BYTES, _SIGSET_BYTES = 32, 8
+_SIGNALS = [number for number in range(1, 65) if number not in (9, 19)]
+_STRINGS = 1 << 20
+"""Offset of what records point to, from the first record, in bytes."""
+_MOST_STRINGS = 8 << 20
+_EXTENT_BYTES = 16
+_COUNTS_BYTES = 16
+
+
+class Sizes(NamedTuple):
+    """The lengths of an image's parts, which lie behind one another, in bytes."""
+
+    pages: int
+    table: int
+    records: int
+    strings: int
+
+
+class OpenFile(NamedTuple):
+    """A descriptor of a process that its copy gets, too."""
+
+    number: int
+    path: str
+    flags: int
+    """Flags of open(2), without those that make or empty a file."""
+    position: int
+    source: int = -1
+    """The standard stream that it is a copy of; -1: the file at `path`."""
+
+
+class Source(NamedTuple):
+    """What the kernel says of a process that is to be written down."""
+
+    maps: str
+    pagemap: int
+    """Descriptor of its /proc/PID/pagemap."""
+    files: list[OpenFile]
+    directory: str
+    mask: int
+    """umask(2)."""
+    tid_address: int
+    """Address where libc keeps the id of its thread; 0: not known."""
+
+
+class Pipes(NamedTuple):
+    """Descriptors of a parked process."""
+
+    link: int
+    """Its socket to init."""
+    file: int
+    """The pipe to which it writes its image, or the file of the image that it reads."""
+    base: int
+    """The file of the base."""
+
+
+class Program:
+    """A list of records, and what they point to."""
+
+    def __init__(self, place: int, reserved: int = 0) -> None:
+        """It will lie at `place`; its first `reserved` records are filled in by `message`."""
+        self._place = place
+        self._records = [b""] * reserved
+        self.strings = bytearray()
+
+    @property
+    def records(self) -> bytes:
+        """All records."""
+        return b"".join(self._records)
+
+    @property
+    def strings_place(self) -> int:
+        """Address of what records point to."""
+        return self._place + _STRINGS
+
+    def put(self, data: bytes) -> int:
+        """Add what a record points to; return its address."""
+        address = self.strings_place + len(self.strings)
+        self.strings += data + bytes(-len(data) % 8)
+        return address
+
+    def path(self, path: str) -> int:
+        """Add a path; return its address."""
+        return self.put(os.fsencode(path) + b"\0")
+
+    def add(
+        self,
+        step: str | int,
+        *arguments: int,
+        expected: int | None = None,
+        stores: tuple[int, ...] = (),
+    ) -> None:
+        """Add a record; its result is put at each address of `stores`, two at most."""
+        self._records.append(walker.record(step, *arguments, expected=expected, stores=stores))
+
+    def argument(self, records_on: int, number: int) -> int:
+        """Return the address of an argument of a record to come; the next one is 0 records on."""
+        index = len(self._records) + records_on
+        return self._place + index * walker.RECORD_BYTES + 8 + 8 * number
+
+    def map_file(self, path: str, place: int, size: int, rights: int, offset: int) -> None:
+        """Map a part of a file privately at `place`."""
+        fd_places = (self.argument(1, 4), self.argument(2, 0))
+        self.add("open", self.path(path), os.O_RDONLY | os.O_CLOEXEC, stores=fd_places)
+        self.add("mmap", place, size, rights, _MAP_PRIVATE | _MAP_FIXED, 0, offset, expected=place)
+        self.add("close", 0)
+
+    def map_zeros(self, start: int, end: int) -> None:
+        """Map pages of zeros that can be written to."""
+        kind = _MAP_PRIVATE | _MAP_FIXED | _MAP_ANONYMOUS | _MAP_NORESERVE
+        self.add("mmap", start, end - start, _READ | _WRITE, kind, -1, 0, expected=start)
+
+    def map_base(self, fd: int, base: Base) -> None:
+        """Map the base for reading."""
+        kind = _MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
+        self.add("mmap", walker.BASE, base.size, _READ, kind, fd, 0, expected=walker.BASE)
+
+    def unmap(self, ranges: list[tuple[int, int]]) -> None:
+        """Unmap ranges of addresses."""
+        for start, end in ranges:
+            self.add("munmap", start, end - start)
+
+    def message(self, link: int, more: dict[int, bytes]) -> bytes:
+        """Return what is sent over the socket `link` of the process that walks this list.
+
+        Its reserved records receive the parts: what the records point to, and `more` by place.
+        """
+        parts = {self.strings_place: bytes(self.strings), **more}
+        for index, (place, data) in enumerate(parts.items()):
+            size = len(data)
+            receive = ("recvfrom", link, place, size, _MSG_WAITALL)
+            # To receive nothing would be to wait for something.
+            self._records[index] = (
+                walker.record(*receive, expected=size) if size else walker.record("gettid")
+            )
+        records = self.records
+        if max(len(records), *map(len, parts.values())) > _MOST_STRINGS or len(records) > _STRINGS:
+            raise Unlike("it has too many mappings or open files")
+        return len(records).to_bytes(8, "little") + records + b"".join(parts.values())
+
+
+def base_message(maps: str, pagemap: int, pipes: Pipes) -> tuple[bytes, bytes]:
+    """Return what makes a process write its own pages down as the base, and the base's map."""
+    made = Program(walker.LIST, 1)
+    data = bytearray(os.fsencode("\n".join(memory_map.lines_of(maps))) + b"\0")
+    for region in memory_map.kept_regions(maps):
+        flags = _existing(pagemap, region.start, region.end)
+        data += flags
+        for start, end in memory_map.runs(flags, region.start):
+            made.add(walker.COMPARE, start, end, -1, 0, walker.LONGEST)
+    made.add(walker.SEND, pipes.file)
+    made.add("exit", 0)
+    return made.message(pipes.link, {}), bytes(data)
+
+
+def image_message(
+    source: Source, base: Base, pipes: Pipes, image_fd: int
+) -> tuple[bytes, tuple[int, int]]:
+    """Return what makes a process write its image, and the bytes of the image's own list.
+
+    `image_fd`: the number that the image will have in the process that becomes one. Raises Unlike.
+    """
+    change = memory_map.change(base.maps, source.maps)
+    readable = _readable(change.new)
+    blob = Program(walker.BLOB)
+    actions = blob.put(bytes(_SIGACTION_BYTES * 65))
+    _rebuild(blob, change, readable, image_fd)
+    _restore_state(blob, source, actions)
+    made = Program(walker.LIST, 3)
+    made.map_base(pipes.base, base)
+    for number in _SIGNALS:
+        place = actions + number * _SIGACTION_BYTES
+        made.add("rt_sigaction", number, 0, place, _SIGSET_BYTES)
+    for piece in change.pieces:
+        _compare(made, piece, readable, (base, source.pagemap))
+    parts = {walker.BLOB: blob.records, blob.strings_place: bytes(blob.strings)}
+    made.add(walker.SEND, pipes.file)
+    made.add(walker.TABLE, pipes.file)
+    for place, size in (
+        *((place, len(data)) for place, data in parts.items()),
+        (walker.STATE, walker.REGISTERS_BYTES),
+        (walker.COUNTS, _COUNTS_BYTES),
+    ):
+        made.add("write", pipes.file, place, size, expected=size)
+    made.add("exit", 0)
+    return made.message(pipes.link, parts), (len(blob.records), len(blob.strings))
+
+
+def become_message(maps: str, pagemap: int, base: Base, pipes: Pipes, sizes: Sizes) -> bytes:
+    """Return what makes a process with the map `maps` like the base, and then like an image.
+
+    Raises Unlike.
+    """
+    made = Program(walker.LIST, 1)
+    change = memory_map.change(maps, base.maps)
+    if any(not region.is_anonymous for region in change.new):
+        raise Unlike("it is of another fork-server")
+    made.map_base(pipes.base, base)
+    _rebuild(made, change, {}, -1)
+    for region, (flags, _place) in base.kept.items():
+        for start, end in memory_map.runs(flags, region.start):
+            place = walker.BASE + base.place_of(region, start)
+            made.add(walker.RESTORE, start, end, place, walker.PAGE)
+        other = memory_map.without(_existing(pagemap, region.start, region.end), flags)
+        for start, end in memory_map.runs(other, region.start):
+            if region.is_anonymous:
+                made.add(walker.RESTORE, start, end, walker.ZEROS, 0)
+            else:  # the base has them as they are in the file
+                made.add("madvise", start, end - start, _MADV_DONTNEED)
+    offset = sizes.pages
+    for place, size, most in (
+        (walker.EXTENTS, sizes.table, walker.MOST_EXTENTS * _EXTENT_BYTES),
+        (walker.BLOB, sizes.records, _STRINGS),
+        (walker.BLOB + _STRINGS, sizes.strings, _MOST_STRINGS),
+        (walker.STATE, walker.REGISTERS_BYTES, walker.REGISTERS_BYTES),
+        (walker.COUNTS, _COUNTS_BYTES, _COUNTS_BYTES),
+    ):
+        if not 0 <= size <= most:
+            raise Unlike("its image has parts of impossible sizes")
+        made.add("pread64", pipes.file, place, size, offset, expected=size)
+        offset += size
+    made.add(walker.GO_ON, walker.BLOB)
+    return made.message(pipes.link, {})
+
+
+def _readable(regions: list[Region]) -> dict[Region, str]:
+    """Return the paths of those regions whose files can be mapped once more."""
+    points = _overlays() if any(each.path.startswith("/") for each in regions) else []
+    found = {}
+    for region in regions:
+        if region.path.startswith("/"):
+            for path in (region.path, *(f"{point}{region.path}" for point in points)):
+                if _is_file(path, region.inode):
+                    found[region] = path
+                    break
+    return found
+
+
+def _overlays() -> list[str]:
+    """Return where overlays are mounted: a map names their files from the top of the lower tree."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return [line.split()[4] for line in file if " - overlay " in line]
+
+
+def _is_file(path: str, inode: int) -> bool:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_ino == inode
+
+
+def _rebuild(made: Program, change: Change, readable: dict[Region, str], image_fd: int) -> None:
+    """Add what makes one map of the other; with `image_fd`, also what fills it."""
+    made.unmap(change.gone)
+    if change.heap_end:
+        made.add("brk", change.heap_end, expected=change.heap_end)
+    for region in change.new:
+        if region in readable:
+            size = region.end - region.start
+            path = readable[region]
+            made.map_file(path, region.start, size, _READ | _WRITE, region.offset)
+        else:
+            made.map_zeros(region.start, region.end)
+    if image_fd >= 0:
+        made.add(walker.LOAD, image_fd, 0)
+    for region in change.new:
+        if region.protection != _READ | _WRITE:
+            size = region.end - region.start
+            made.add("mprotect", region.start, size, region.protection)
+
+
+def _restore_state(made: Program, source: Source, actions: int) -> None:
+    """Add what a process has besides its memory, and its return from the place where it stood."""
+    made.add("chdir", made.path(source.directory))
+    made.add("umask", source.mask)
+    for file in source.files:
+        made.add("dup2", 0, file.number)  # so that no other file gets the number meanwhile
+    for file in source.files:
+        if file.source >= 0:
+            made.add("dup2", file.source, file.number, expected=file.number)
+        else:
+            _reopen(made, file)
+    for number in _SIGNALS:
+        made.add("rt_sigaction", number, actions + number * _SIGACTION_BYTES, 0, _SIGSET_BYTES)
+    if source.tid_address:
+        made.add("gettid", stores=(source.tid_address,))
+    made.add(walker.RESUME)
+
+
+def _reopen(made: Program, file: OpenFile) -> None:
+    places = (made.argument(1, 0), made.argument(2, 0))
+    made.add("open", made.path(file.path), file.flags, stores=places)
+    made.add("dup2", 0, file.number, expected=file.number)
+    made.add("close", 0)
+    if file.position:
+        made.add("lseek", file.number, file.position, os.SEEK_SET, expected=file.position)
+    if file.flags & os.O_CLOEXEC:
+        made.add("fcntl", file.number, _F_SETFD, 1)
+
+
+def _existing(pagemap: int, start: int, end: int) -> bytes:
+    """Return a byte for each page of a range: whether it exists."""
+    count = (end - start) // walker.PAGE
+    return memory_map.existing(os.pread(pagemap, count * 8, start // walker.PAGE * 8))
+
+
+def _compare(
+    made: Program, piece: Piece, readable: dict[Region, str], known: tuple[Base, int]
+) -> None:
+    """Add what finds the pages of a piece that are not the base's, or the file's, or zeros.
+
+    `known`: the base, and the process's /proc/PID/pagemap.
+    """
+    longest = walker.LONGEST_READ if piece.is_stack else walker.LONGEST
+    if piece.file in readable:
+        _compare_to_file(made, piece.file, readable[piece.file])
+        return
+    if piece.file is not None:  # where there is no such file, what it has not read yet is lost
+        made.add(walker.COMPARE, piece.start, piece.end, walker.ZEROS, 0, longest)
+        return
+    base, pagemap = known
+    found = _existing(pagemap, piece.start, piece.end)
+    if piece.kept is not None:
+        flags = base.flags(piece.kept, piece.start, piece.end)
+        for start, end in memory_map.runs(flags, piece.start):
+            place = walker.BASE + base.place_of(piece.kept, start)
+            made.add(walker.COMPARE, start, end, place, walker.PAGE, longest)
+        found = memory_map.without(found, flags)
+    for start, end in memory_map.runs(found, piece.start):
+        made.add(walker.COMPARE, start, end, walker.ZEROS, 0, longest)
+
+
+def _compare_to_file(made: Program, region: Region, path: str) -> None:
+    """Compare with a file as far as it reaches: behind its end there is nothing to read."""
+    left = os.stat(path).st_size - region.offset
+    pages = -(-left // walker.PAGE) * walker.PAGE
+    size = min(region.end - region.start, pages)
+    if size > 0:
+        made.map_file(path, walker.FILES, size, _READ, region.offset)
+        end = region.start + size
+        base, step = walker.FILES, walker.PAGE
+        made.add(walker.COMPARE, region.start, end, base, step, walker.LONGEST)
+        made.unmap([(walker.FILES, walker.FILES + size)])
