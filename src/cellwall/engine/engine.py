@@ -33,7 +33,7 @@ from cellwall.engine.programs.compile_cache import CompileCache
 from cellwall.engine.programs.compile_stage import CacheScope, Compiled, Compiler, SandboxWork
 from cellwall.engine.programs.oneshot import Stage, begin, explain, purpose_of, run_stage
 from cellwall.engine.programs.requests import Plan, Request, plan
-from cellwall.engine.sandbox import AsyncSandbox
+from cellwall.engine.sandbox import AsyncSandbox, EngineParts
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.templates.store import TemplateStore, state_dir
@@ -50,11 +50,12 @@ from cellwall.runtimes.base import (
 )
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.tasks import Tasks
-from cellwall.surface.tools.tools import Tools, box_of
+from cellwall.surface.tools.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.images.image_store import ImageStore
+    from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
@@ -462,11 +463,47 @@ class Engine:
             live.trust = trust
             if spec.has_network:
                 await self._opened(live, chosen, egress, wanted, tenant)
-            sandbox = AsyncSandbox(
-                live, self._tasks, partial(self._released, chosen), box, self.outside, tenant
+            return self._kept(live, chosen, box, tenant)
+
+    def _kept(
+        self, live: ClaimedSandbox, runtime: Runtime, box: Offer | None, tenant: str
+    ) -> AsyncSandbox:
+        """Return a claimed sandbox as the one that its owner holds."""
+        parts = EngineParts(self._tasks, self.outside, lambda: self.copies)
+        sandbox = AsyncSandbox(live, parts, partial(self._released, runtime), box, tenant)
+        self._sandboxes[sandbox.id] = sandbox
+        return sandbox
+
+    @cached_property
+    def copies(self) -> Copies:
+        """The forks and snapshots of this engine's sandboxes."""
+        from cellwall.engine.state.copies import Copies, Host  # most engines copy none
+
+        return Copies(
+            Host(
+                folder=self.state_dir,
+                most_bytes=self.settings.snapshots_mb << 20,
+                runtime_of=lambda sandbox: self._runtimes.get(sandbox.isolation.runtime),
+                claim=self._claim_copy,
+                adopt=self._adopt_copy,
+                discard=self._release,
             )
-            self._sandboxes[sandbox.id] = sandbox
-            return sandbox
+        )
+
+    async def _claim_copy(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
+        with self._calling():
+            return await self._claim(runtime, spec)
+
+    async def _adopt_copy(
+        self, live: ClaimedSandbox, runtime: Runtime, heritage: Heritage
+    ) -> AsyncSandbox:
+        """Make a claimed sandbox that has become a copy one that its owner holds."""
+        with self._calling():
+            live.trust = heritage.trust
+            if live.spec.has_network and not heritage.policy.is_none:
+                egress = Egress.of(heritage.policy, None, {})
+                await self._opened(live, runtime, egress, (), heritage.tenant)
+            return self._kept(live, runtime, heritage.tools, heritage.tenant)
 
     async def prepare_volumes(self) -> None:
         """Have the first volume sooner, on the runtime that is used by default."""
@@ -569,6 +606,8 @@ class Engine:
         await self._no_caller.wait()
         for sandbox in list(self._sandboxes.values()):
             await sandbox.close()
+        if "copies" in vars(self):
+            self.copies.close()
         await self._tasks.cancel()
         await self.outside.aclose()
         await self._pool.aclose()

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
 from cellwall.engine.attempts.stages import Stages
@@ -27,6 +27,7 @@ from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
+from cellwall.model.snapshot import DAY_S
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.parts.network import Outside
     from cellwall.engine.parts.ports import Ports
+    from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
+    from cellwall.model.snapshot import Fork, Snapshot
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
 
@@ -54,22 +57,29 @@ class _Watch:
     on_start: OnStart | None
 
 
+class EngineParts(NamedTuple):
+    """The parts of an engine that its sandboxes use."""
+
+    tasks: Tasks
+    outside: Outside
+    copies: Callable[[], Copies]
+
+
 class AsyncSandbox:
     """One live sandbox."""
 
     def __init__(
         self,
         live: ClaimedSandbox,
-        tasks: Tasks,
+        parts: EngineParts,
         on_closed: Callable[[AsyncSandbox], None],
         tools: Offer | None,
-        outside: Outside,
         tenant: str,
     ) -> None:
         """Called by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
+        tasks, self._outside, self._copies = parts
         self.live = live
         self._tools = tools
-        self._outside = outside
         self._tenant = tenant
         self._tasks = tasks
         self._on_closed = on_closed
@@ -403,6 +413,45 @@ class AsyncSandbox:
         from cellwall.surface.shared.kept_output import for_model
 
         return await for_model(self, result, budget_chars)
+
+    # -- state -----------------------------------------------------------------------------
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether the proxy opens its TLS, for secrets or rules about requests."""
+        return self.live.network is not None and self.live.network.has_opened
+
+    async def fork(self, count: int = 1, *, reseed: bool = True) -> list[Fork[AsyncSandbox]]:
+        """Return copies of this sandbox: its Python session and its files, each on its own.
+
+        Between cells only; this sandbox goes on meanwhile. Each entry has a sandbox or the error in
+        its place, and what the copies have not, such as other processes. Random generators that
+        programs share are seeded anew unless `reseed` is false. Raises Conflict with the reason if
+        the session cannot be copied, HostUnsupported, CapacityError.
+        """
+        return await self._copies().fork(self, self._heritage(), count, reseed=reseed)
+
+    async def snapshot(self, name: str | None = None, *, expires_s: float = DAY_S) -> Snapshot:
+        """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
+
+        Raises as `fork`, and CapacityError if snapshots have no room.
+        """
+        return await self._copies().snapshot(self, self._heritage(), name, expires_s)
+
+    @staticmethod
+    async def restore(snapshot: str, *, reseed: bool = True) -> AsyncSandbox:
+        """Return a new sandbox that is the session of a snapshot, by its id or its name.
+
+        Of this event loop's engine. Raises NotFound.
+        """
+        from cellwall.engine.loop_engines import loop_engine
+
+        return await loop_engine().copies.restore(snapshot, "", reseed=reseed)
+
+    def _heritage(self) -> Heritage:
+        from cellwall.engine.state.copies import Heritage
+
+        return Heritage(self.live.spec, self.network, self.trust, self._tools, self._tenant)
 
     # -- life ------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ posture was read back and compared; no sandbox weaker than its spec can be obtai
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from cellwall.model.errors import HostUnsupported, UsageError
 
@@ -121,6 +122,50 @@ class VolumeRoot:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionImage:
+    """A session that was written down to two files: sizes, in bytes, and what is not in them."""
+
+    lineage: str
+    """The fork-server that the session came from: only its sandboxes can become this one."""
+    pages: int
+    """Size of the first part of the memory's file; the others follow it."""
+    table: int
+    records: int
+    strings: int
+    memory_bytes: int
+    files_bytes: int
+    """Size of the archive of the session's files; 0: it had none."""
+    left: tuple[str, ...] = ()
+    """What the session had and its copies have not, such as sockets and other processes."""
+
+
+class SessionFiles(NamedTuple):
+    """Descriptors of the two files of a session, which have no name."""
+
+    memory: int
+    archive: int
+
+    @classmethod
+    def new(cls, folder: Path) -> SessionFiles:
+        """Make empty ones on the file system of `folder`. Raises OSError."""
+        made: list[int] = []
+        try:
+            for _ in cls._fields:
+                flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+                made.append(os.open(folder, flags, 0o600))
+            return cls(*made)
+        except BaseException:
+            for fd in made:
+                os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Close both, which removes them once no sandbox has them mapped."""
+        for fd in self:
+            os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """Properties that a sandbox must have before it may start."""
 
@@ -147,6 +192,8 @@ class SandboxSpec:
     """The image whose tree is its root; None: the template's."""
     profile: Profile = "default"
     """Which system calls it may use; one with another profile than the default is not parked."""
+    lineage: str = ""
+    """The fork-server that it has to come from, because it is to become a copy; empty: any."""
     volumes: tuple[VolumeRoot, ...] = ()
     """The volumes that it sees; such a sandbox is never parked."""
     is_awaited: bool = True
@@ -385,6 +432,37 @@ class PreparesVolumes(Protocol):
 
     async def prepare_volumes(self) -> None:
         """Make ready, where this host has volumes at all."""
+
+
+@runtime_checkable
+class CopiesSessions(Protocol):
+    """A runtime that can write a live session down, and make fresh sandboxes that session."""
+
+    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
+        """Return the lineage of a sandbox, and of the images that are made of it."""
+
+    def keep_lineage(self, lineage: str) -> None:
+        """Keep what images of a lineage need until `let_lineage_go`. Raises NotFound."""
+
+    def let_lineage_go(self, lineage: str) -> None:
+        """Undo one `keep_lineage`."""
+
+    async def write_session(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, most_bytes: int
+    ) -> SessionImage:
+        """Write an idle session to empty files, to each at most so much.
+
+        The session goes on at once; only then its memory is written. Raises GuestRefused with the
+        reason if it cannot be copied, CapacityError if it is larger, SandboxBroken, ChannelLost.
+        """
+
+    async def become_session(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
+    ) -> None:
+        """Make a fresh sandbox of the image's lineage the session that the files describe.
+
+        Raises GuestRefused, SandboxBroken, ChannelLost; the sandbox must then be destroyed.
+        """
 
 
 @runtime_checkable

@@ -31,6 +31,10 @@ class WayOut(Protocol):
     policy: NetworkPolicy
     log: deque[dict[str, Any]]
 
+    @property
+    def has_opened(self) -> bool:
+        """Whether TLS is opened, for secrets or for rules about requests."""
+
     async def set(self, policy: NetworkPolicy) -> None:
         """Change the policy; connections that it does not allow are closed."""
 

@@ -71,6 +71,10 @@ class Contexts:
         """Names that the guest may still use, each with a future that is done when the guest has
         ended the previous context of that name."""
 
+    def names(self) -> list[str]:
+        """Return the names of the contexts that have an interpreter."""
+        return [name for name, context in self._known.items() if context.state == "alive"]
+
     def language(self, name: str) -> Language | None:
         """Return the language that a context runs; None if there is no context of that name."""
         context = self._known.get(called(name))

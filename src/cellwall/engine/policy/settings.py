@@ -93,6 +93,8 @@ class EngineSettings:
     images_mb: int = 20_480
     """Most MiB of unpacked images on disk, of all tenants; above it those that were used least
     recently go, unless a sandbox uses them. 0: no bound."""
+    snapshots_mb: int = 4096
+    """Most MiB of snapshots on disk, of all tenants, and of one session that is copied."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024

@@ -285,6 +285,7 @@ class Pool:
                 env=spec.own_env,
                 demand_hard=False,
                 start="fork",
+                lineage="",
             )
             bucket = self._buckets[key] = _Bucket(runtime, plain)
         return bucket

@@ -16,14 +16,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cellwall.jail.inspect import posture
 from cellwall.jail.plan import plan
 from cellwall.linux import seccomp
 from cellwall.linux import uid_ranges as uids
 from cellwall.linux.cgroups import hierarchies
-from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.launch import Settings
@@ -102,8 +102,17 @@ class Entry:
     live: int = 0
     starts: int = 0
     """Number of starts that callers waited for, of a quick one."""
+    images: int = 0
+    """Number of images of sessions, and of copying under way, that need it."""
+    base: asyncio.Task[Base] | None = None
+    """Task that makes what images of sessions are compared with."""
     completing: asyncio.Task[None] | None = None
     """Task that makes the fork-server ready for sessions."""
+
+    @property
+    def lineage(self) -> str:
+        """Name of the fork-server, different from any other's on this machine."""
+        return f"{self.server.pid}-{self.server.started_at:.9f}"
 
     @property
     def is_worn(self) -> bool:
@@ -117,8 +126,21 @@ class Entry:
         if self.completing is not None:
             self.completing.cancel()
             await asyncio.gather(self.completing, return_exceptions=True)
+        if self.base is not None:
+            self.base.cancel()
+            with contextlib.suppress(asyncio.CancelledError, CellwallError, OSError):
+                os.close((await self.base).fd)
         await self.server.aclose()
         self.uids.release()
+
+
+class Base(NamedTuple):
+    """The memory of a fresh session of a fork-server, which its images are compared with."""
+
+    fd: int
+    """Descriptor of a file that has no name; no sandbox gets it, or a duplicate."""
+    maps: bytes
+    """Its /proc/PID/maps."""
 
 
 class Placing(Protocol):
@@ -262,6 +284,16 @@ class ForkServers:
         await self.close_unused()
         return fresh
 
+    def of_lineage(self, lineage: str) -> Entry:
+        """Return the fork-server of that lineage. Raises NotFound if it has ended."""
+        for entry in self.entries:
+            if entry.lineage == lineage and entry.server.is_usable:
+                return entry
+        raise NotFound(
+            "snapshot: the fork-server that its session came from has ended",
+            remedy="a snapshot lives as long as the engine that made it; make another one",
+        )
+
     async def _complete(self, entry: Entry) -> None:
         """Make a fork-server ready for sessions; a request for one raises the failure."""
         server = entry.server
@@ -334,7 +366,7 @@ class ForkServers:
 
     async def close_unused(self) -> None:
         """End the retired fork-servers whose last sandbox has ended."""
-        for entry in [each for each in self._retired if each.live <= 0]:
+        for entry in [each for each in self._retired if each.live <= 0 and not each.images]:
             self._retired.remove(entry)
             await self._end(entry)
 

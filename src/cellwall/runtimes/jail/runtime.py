@@ -58,7 +58,14 @@ from cellwall.runtimes.shared.removal import remove_tree
 
 if TYPE_CHECKING:
     from cellwall.images.image import Image
-    from cellwall.runtimes.base import ImageBounds, UnpackedImage
+    from cellwall.runtimes.base import (
+        ImageBounds,
+        RuntimeSandbox,
+        SessionFiles,
+        SessionImage,
+        UnpackedImage,
+    )
+    from cellwall.runtimes.jail.fork_servers import Base
     from cellwall.runtimes.jail.id_mapper import Mapper
     from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
 
@@ -360,6 +367,8 @@ class JailRuntime:
     async def _fork_server(self, spec: SandboxSpec) -> Entry:
         if spec.image is not None:
             return await self._servers.for_images(spec.template)
+        if spec.lineage:
+            return self._servers.of_lineage(spec.lineage)
         if spec.purpose == "session":
             return await self._servers.get(spec.template)
         return await self._servers.for_program(spec.template, is_awaited=spec.is_awaited)
@@ -527,6 +536,61 @@ class JailRuntime:
         resources.entry.live -= 1
         resources.entry.uids.give_back(resources.uid_index)
         await self._servers.close_unused()
+
+    # -- copies of sessions -------------------------------------------------------------------
+
+    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
+        """Return the name of the fork-server that a sandbox came from."""
+        assert isinstance(sandbox, JailSandbox)  # noqa: S101  of this runtime
+        return sandbox.entry.lineage
+
+    def keep_lineage(self, lineage: str) -> None:
+        """Keep a fork-server for images of its sessions. Raises NotFound."""
+        self._servers.of_lineage(lineage).images += 1
+
+    def let_lineage_go(self, lineage: str) -> None:
+        """Let a fork-server end once its last sandbox has."""
+        for entry in self._servers.entries:
+            if entry.lineage == lineage:
+                entry.images -= 1
+        self._begin(self._servers.close_unused())
+
+    async def write_session(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, most_bytes: int
+    ) -> SessionImage:
+        """Write an idle session to files."""
+        from cellwall.runtimes.jail import copying  # most engines copy no session
+
+        assert isinstance(sandbox, JailSandbox)  # noqa: S101  of this runtime
+        base = await self._base(sandbox)
+        return await copying.write(sandbox, base, files, most_bytes)
+
+    async def become_session(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
+    ) -> None:
+        """Make a fresh sandbox the session of an image."""
+        from cellwall.runtimes.jail import copying
+
+        assert isinstance(sandbox, JailSandbox)  # noqa: S101  of this runtime
+        base = await self._base(sandbox)
+        await copying.become(sandbox, base, files, image, reseed=reseed)
+
+    async def _base(self, sandbox: JailSandbox) -> Base:
+        """Return the base of a sandbox's fork-server; the first use of one makes it."""
+        entry = sandbox.entry
+        if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
+            spec = replace(sandbox.spec, lineage=entry.lineage, env={}, own_env={}, volumes=())
+            entry.base = self._begin(self._made_base(replace(spec, has_network=False)))
+        return await asyncio.shield(entry.base)
+
+    async def _made_base(self, spec: SandboxSpec) -> Base:
+        from cellwall.runtimes.jail import copying
+
+        fresh = await self.start(spec)
+        try:
+            return await copying.base_of(fresh, self._state_dir)
+        finally:
+            await fresh.aclose()
 
     async def wait_settled(self) -> None:
         """Wait until all fork-servers have all their workers, for a caller that counts processes.

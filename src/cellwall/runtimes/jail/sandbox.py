@@ -113,6 +113,16 @@ class JailSandbox:
         return self._resources.channel
 
     @property
+    def entry(self) -> Entry:
+        """The fork-server that it came from."""
+        return self._resources.entry
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """The properties that it was started with."""
+        return self._spec
+
+    @property
     def is_closing(self) -> bool:
         """Whether the sandbox is being closed; its pid may soon belong to another process."""
         return self._closing is not None
@@ -139,6 +149,7 @@ class JailSandbox:
             and spec.has_network == self._spec.has_network
             and spec.image == self._spec.image
             and spec.volumes == self._spec.volumes
+            and spec.lineage in {"", self.entry.lineage}
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)

@@ -1,0 +1,1 @@
+"""Copies of live sandboxes: forks, and snapshots that are kept for later."""

@@ -1,0 +1,296 @@
+"""Forks of a live sandbox, and snapshots of it, for one engine.
+
+`AsyncSandbox.fork` and `snapshot` call it; the runtime writes a session down and makes a fresh
+sandbox that session (`CopiesSessions`). The invariant: a copy is a sandbox of its own from the
+start, claimed and confined as any other, with the limits, the network policy and the owner of its
+source; and what an image needs is kept until the image is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from cellwall.engine.parts.contexts import DEFAULT, MAIN
+from cellwall.model.errors import (
+    CapacityError,
+    CellwallError,
+    Conflict,
+    HostUnsupported,
+    NotFound,
+    SandboxBroken,
+)
+from cellwall.model.ids import new_id
+from cellwall.model.snapshot import Fork, Snapshot, check_count, check_name
+from cellwall.runtimes.base import CopiesSessions, SessionFiles
+from cellwall.runtimes.channel.replies import GuestRefused
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.model.limits import Limits
+    from cellwall.model.network import NetworkPolicy
+    from cellwall.runtimes.base import Runtime, SandboxSpec, SessionImage
+    from cellwall.surface.tools.tools import Offer
+
+_MOST_AT_ONCE = 4
+"""Most copies of one fork that are made at the same time."""
+
+
+class Heritage(NamedTuple):
+    """What a copy gets of its source besides memory and files."""
+
+    spec: SandboxSpec
+    policy: NetworkPolicy
+    trust: str | None
+    tools: Offer | None
+    tenant: str
+
+
+@dataclass(slots=True)
+class _Written:
+    """A session that was written down, and what it needs as long as it is kept."""
+
+    runtime: Runtime
+    image: SessionImage
+    files: SessionFiles
+    heritage: Heritage
+    left: tuple[str, ...]
+    users: int = 1
+    """Number of snapshots and of copies being made that need it."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.image.memory_bytes + self.image.files_bytes
+
+    def let_go(self) -> None:
+        """Give it up for one user; the last one removes it."""
+        self.users -= 1
+        if not self.users:
+            self.files.close()
+            assert isinstance(self.runtime, CopiesSessions)  # noqa: S101  it wrote the session
+            self.runtime.let_lineage_go(self.image.lineage)
+
+
+class Host(NamedTuple):
+    """The engine as copies need it."""
+
+    folder: Path
+    """Directory on whose file system sessions are written down."""
+    most_bytes: int
+    """Most bytes of all snapshots, and of one session."""
+    runtime_of: Callable[[AsyncSandbox], Runtime]
+    claim: Callable[[Runtime, SandboxSpec], Awaitable[ClaimedSandbox]]
+    adopt: Callable[[ClaimedSandbox, Runtime, Heritage], Awaitable[AsyncSandbox]]
+    """Makes a claimed sandbox one of the engine's, with its way out."""
+    discard: Callable[[ClaimedSandbox, Runtime], None]
+
+
+@dataclass(slots=True)
+class _Kept:
+    snapshot: Snapshot
+    written: _Written
+    expiry: asyncio.TimerHandle = field(repr=False)
+
+
+class Copies:
+    """The forks and snapshots of one engine."""
+
+    def __init__(self, host: Host) -> None:
+        """Nothing is kept yet."""
+        self._host = host
+        self._kept: dict[str, _Kept] = {}
+
+    # -- forks -----------------------------------------------------------------------------
+
+    async def fork(
+        self, source: AsyncSandbox, heritage: Heritage, count: int, *, reseed: bool
+    ) -> list[Fork[AsyncSandbox]]:
+        """Return `count` copies of a session, each with an error in its place if it failed.
+
+        Raises the error of the source: Conflict, HostUnsupported, CapacityError.
+        """
+        check_count(count)
+        written = await self._write_down(source, heritage)
+        try:
+            places = asyncio.Semaphore(_MOST_AT_ONCE)
+
+            async def one() -> Fork[AsyncSandbox]:
+                async with places:
+                    return await self._tried(written, reseed=reseed)
+
+            return list(await asyncio.gather(*(one() for _ in range(count))))
+        finally:
+            written.let_go()
+
+    async def _tried(self, written: _Written, *, reseed: bool) -> Fork[AsyncSandbox]:
+        try:
+            made = await self._revived(written, reseed=reseed)
+        except CellwallError as error:
+            return Fork(None, error, written.left)
+        return Fork(made, None, written.left)
+
+    # -- snapshots -------------------------------------------------------------------------
+
+    async def snapshot(
+        self, source: AsyncSandbox, heritage: Heritage, name: str | None, expires_s: float
+    ) -> Snapshot:
+        """Write a session down and keep it. Raises as `fork`."""
+        snapshot_id = new_id()
+        name = snapshot_id if name is None else check_name(name)
+        written = await self._write_down(source, heritage)
+        used = sum(each.written.size_bytes for each in self._kept.values())
+        if used + written.size_bytes > self._host.most_bytes:
+            written.let_go()
+            raise CapacityError(
+                f"snapshot: it has {written.size_bytes >> 20} MiB, and {used >> 20} of"
+                f" {self._host.most_bytes >> 20} MiB are in use",
+                retry_after_s=60.0,
+                remedy="delete others, or have the operator raise snapshots_mb",
+            )
+        now = time.time()
+        made = Snapshot(
+            snapshot_id,
+            name,
+            source.template,
+            now,
+            now + expires_s,
+            written.image.memory_bytes,
+            written.image.files_bytes,
+            written.left,
+        )
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(expires_s, self._drop, snapshot_id)
+        self._kept[snapshot_id] = _Kept(made, written, expiry)
+        return made
+
+    async def restore(self, wanted: str, tenant: str, *, reseed: bool = True) -> AsyncSandbox:
+        """Return a new sandbox that is the session of a snapshot, by its id or its name."""
+        written = self._find(wanted, tenant).written
+        written.users += 1
+        try:
+            return await self._revived(written, reseed=reseed)
+        finally:
+            written.let_go()
+
+    def snapshots(self, tenant: str) -> Sequence[Snapshot]:
+        """Return the snapshots of a tenant, the oldest first."""
+        return [each.snapshot for each in self._kept.values() if self._is_of(each, tenant)]
+
+    def get(self, wanted: str, tenant: str) -> Snapshot:
+        """Return a snapshot by its id or its name. Raises NotFound."""
+        return self._find(wanted, tenant).snapshot
+
+    def limits(self, wanted: str, tenant: str) -> Limits:
+        """Return the limits of the sandboxes that a snapshot gives. Raises NotFound."""
+        return self._find(wanted, tenant).written.heritage.spec.limits
+
+    def delete(self, wanted: str, tenant: str) -> None:
+        """Delete a snapshot; sandboxes that were made of it live on. Raises NotFound."""
+        self._drop(self._find(wanted, tenant).snapshot.id)
+
+    def close(self) -> None:
+        """Delete every snapshot."""
+        for snapshot_id in list(self._kept):
+            self._drop(snapshot_id)
+
+    def _drop(self, snapshot_id: str) -> None:
+        kept = self._kept.pop(snapshot_id, None)
+        if kept is not None:
+            kept.expiry.cancel()
+            kept.written.let_go()
+
+    def _find(self, wanted: str, tenant: str) -> _Kept:
+        own = [each for each in self._kept.values() if self._is_of(each, tenant)]
+        for key in ("id", "name"):
+            for kept in reversed(own):
+                if getattr(kept.snapshot, key) == wanted:
+                    return kept
+        raise NotFound(
+            f"snapshot {wanted[:64]!r}: there is none",
+            remedy="list the snapshots; each has an end, and they end with their engine",
+        )
+
+    @staticmethod
+    def _is_of(kept: _Kept, tenant: str) -> bool:
+        return kept.written.heritage.tenant == tenant
+
+    # -- both ------------------------------------------------------------------------------
+
+    async def _write_down(self, source: AsyncSandbox, heritage: Heritage) -> _Written:
+        """Write a session down; what it needs is kept until `let_go`."""
+        runtime = self._host.runtime_of(source)
+        _check(source, runtime)
+        assert isinstance(runtime, CopiesSessions)  # noqa: S101  checked
+        live = source.live
+        lineage = runtime.lineage_of(live.runtime_sandbox)
+        async with source.contexts.turn(MAIN, None) as (name, _):
+            live.check_alive()
+            await source.contexts.ensure(name)
+            runtime.keep_lineage(lineage)
+            files = SessionFiles.new(self._host.folder)
+            try:
+                with live.speaking():
+                    image = await runtime.write_session(
+                        live.runtime_sandbox, files, self._host.most_bytes
+                    )
+            except BaseException as error:
+                files.close()
+                runtime.let_lineage_go(lineage)
+                if isinstance(error, GuestRefused):
+                    raise _refused("copy the session", error) from None
+                raise
+            live.touch()
+        others = [name for name in source.contexts.names() if name != DEFAULT]
+        left = (*(f"context {name!r}" for name in others), *image.left)
+        return _Written(runtime, image, files, heritage, left)
+
+    async def _revived(self, written: _Written, *, reseed: bool) -> AsyncSandbox:
+        """Return a fresh sandbox that has become a session."""
+        runtime, heritage = written.runtime, written.heritage
+        assert isinstance(runtime, CopiesSessions)  # noqa: S101  it wrote the session
+        spec = replace(heritage.spec, sandbox_id=new_id(), lineage=written.image.lineage)
+        live = await self._host.claim(runtime, spec)
+        try:
+            with live.speaking():
+                await runtime.become_session(
+                    live.runtime_sandbox, written.files, written.image, reseed=reseed
+                )
+        except BaseException as error:
+            self._host.discard(live, runtime)
+            if isinstance(error, GuestRefused):
+                raise _refused("make the copy", error) from None
+            raise
+        live.touch()
+        return await self._host.adopt(live, runtime, heritage)
+
+
+def _refused(step: str, refusal: GuestRefused) -> CellwallError:
+    if refusal.reason in {"unsupported", "busy", "no_context", "too_large"}:
+        return Conflict(f"{step}: {refusal}", remedy="see docs/state.md for what can be copied")
+    if refusal.reason == "no_space":
+        return CapacityError(f"{step}: {refusal}", retry_after_s=1.0)
+    return SandboxBroken(f"{step}: {refusal}", remedy="see docs/state.md for what can be copied")
+
+
+def _check(source: AsyncSandbox, runtime: Runtime) -> None:
+    """Raise what says why a sandbox cannot be copied."""
+    spec = source.live.spec
+    if not isinstance(runtime, CopiesSessions):
+        raise HostUnsupported(
+            "copies",
+            f"fork: the runtime {runtime.name!r} cannot copy a session",
+            remedy="use runtime 'jail'",
+        )
+    for has, what, remedy in (
+        (spec.image is not None, "it is on an image", "use a template"),
+        (bool(spec.volumes), "it has volumes", "keep what is to be copied in its own files"),
+        (spec.start != "fork", "its interpreters share no layout", "leave start='exec' out"),
+        (source.has_secrets, "it has secrets", "create the copy's sandbox with them"),
+    ):
+        if has:
+            raise Conflict(f"fork: {source.id}: {what}", remedy=remedy)

@@ -1,0 +1,73 @@
+"""Copies of sandboxes: what a fork gives, and a snapshot as it is now."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cellwall.model.errors import CellwallError, UsageError
+
+MOST_FORKS = 256
+"""Most copies that one call makes."""
+DAY_S = 86_400.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Fork(Generic[S]):
+    """One copy of a sandbox, or why there is none."""
+
+    made: S | None
+    """The copy; None if it failed."""
+    error: CellwallError | None = None
+    """Why there is no copy."""
+    left_behind: tuple[str, ...] = ()
+    """What the source had and the copy has not, such as sockets and other processes."""
+
+    @property
+    def sandbox(self) -> S:
+        """The copy. Raises the error if there is none."""
+        if self.made is None:
+            raise self.error or CellwallError("fork: there is no copy")
+        return self.made
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A session that was written down, and can be made a sandbox again any number of times."""
+
+    id: str
+    name: str
+    template: str
+    created_at: float
+    """When it was made, in seconds since the epoch."""
+    expires_at: float
+    """When it is deleted."""
+    memory_bytes: int
+    """Size of what differs from a fresh session in memory."""
+    files_bytes: int
+    """Size of the archive of its files."""
+    left_behind: tuple[str, ...] = ()
+    """What the session had and its copies have not."""
+
+
+def check_name(name: str) -> str:
+    """Return the name of a snapshot. Raises UsageError if it cannot be one."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"snapshot: {name[:64]!r} cannot be a name",
+            remedy="use 1 to 63 letters, digits, '.', '_' and '-'; begin with a letter or a digit",
+        )
+    return name
+
+
+def check_count(count: int) -> int:
+    """Return the number of copies to make. Raises UsageError."""
+    if type(count) is not int or not 1 <= count <= MOST_FORKS:
+        raise UsageError(
+            f"fork: {count!r} is no number of copies", remedy=f"give 1 to {MOST_FORKS}"
+        )
+    return count
