@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cellwall.client import aconnect, connect
     from cellwall.embedded import Sandbox, arun, run
     from cellwall.embedded.images import Images
+    from cellwall.embedded.snapshots import Snapshots
     from cellwall.embedded.volumes import Volumes
     from cellwall.engine.engine import Engine
     from cellwall.engine.parts.commands import Command
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
     from cellwall.model.secret import Secret
+    from cellwall.model.snapshot import Fork, Snapshot
     from cellwall.model.volume import Volume, VolumeMount
     from cellwall.surface.tools.tools import Tool, ToolBox, ToolCall, ToolError
 
@@ -53,6 +55,7 @@ _HOMES = {
     "cellwall.client": ("aconnect", "connect"),
     "cellwall.embedded": ("Sandbox", "arun", "run"),
     "cellwall.embedded.images": ("Images",),
+    "cellwall.embedded.snapshots": ("Snapshots",),
     "cellwall.embedded.volumes": ("Volumes",),
     "cellwall.engine.parts.commands": ("Command",),
     "cellwall.engine.engine": ("Engine",),
@@ -82,6 +85,7 @@ _HOMES = {
     "cellwall.model.limits": ("Limits",),
     "cellwall.model.outcome": ("Isolation", "IsolationLevel", "Outcome", "Verdict"),
     "cellwall.model.secret": ("Secret",),
+    "cellwall.model.snapshot": ("Fork", "Snapshot"),
     "cellwall.model.volume": ("Volume", "VolumeMount"),
     "cellwall.surface.tools.tools": ("Tool", "ToolBox", "ToolCall", "ToolError"),
 }
@@ -104,6 +108,7 @@ __all__ = [
     "ExecutionError",
     "FileEntry",
     "FileError",
+    "Fork",
     "HostUnsupported",
     "ImageSteps",
     "Images",
@@ -120,6 +125,8 @@ __all__ = [
     "SandboxUnavailable",
     "Secret",
     "ServerUnreachable",
+    "Snapshot",
+    "Snapshots",
     "Terminal",
     "Tool",
     "ToolBox",

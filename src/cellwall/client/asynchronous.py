@@ -14,6 +14,7 @@ from cellwall.client.connection.attempts import Attempt
 from cellwall.client.connection.transport import Ask, Transport, segment
 from cellwall.client.images import AsyncImages
 from cellwall.client.sandbox import AsyncSandbox
+from cellwall.client.snapshots import AsyncSnapshots
 from cellwall.client.submitted import AsyncSubmitted
 from cellwall.client.templates.calls import AsyncTemplates
 from cellwall.client.volumes import AsyncVolumes
@@ -49,6 +50,8 @@ class AsyncClient(AsyncClosing):
         """Images that the caller may name."""
         self.volumes = AsyncVolumes(self._transport)
         """Volumes of the caller's tenant."""
+        self.snapshots = AsyncSnapshots(self._transport)
+        """Snapshots of the caller's tenant."""
         self.templates = AsyncTemplates(self._transport)
         """Templates that the caller's tenant builds."""
         self.AsyncSandbox = Sandboxes(self)
@@ -206,6 +209,15 @@ class AsyncClient(AsyncClosing):
         """Return an existing sandbox; leaving its `with` block closes it like a created one."""
         path = f"/sandboxes/{segment(sandbox_id, 'sandbox', remedy='list sandboxes')}"
         return AsyncSandbox(self._transport, await self._transport.json(Ask("GET", path)))
+
+    async def restore(self, snapshot: str, *, reseed: bool = True) -> AsyncSandbox:
+        """Return a new sandbox that is the session of a snapshot, by its id or its name.
+
+        Raises NotFound, QuotaExceeded, CapacityError.
+        """
+        path = f"/snapshots/{segment(snapshot, 'snapshot', remedy='list snapshots')}/restore"
+        ask = Ask("POST", path, body={"reseed": reseed}, is_held=True)
+        return AsyncSandbox(self._transport, await self._transport.json(ask))
 
     async def sandboxes(
         self, *, state: str | None = None, metadata: Mapping[str, str] | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.images import Images
 from cellwall.client.sandbox import AsyncSandbox
+from cellwall.client.snapshots import Snapshots
 from cellwall.client.submitted import Submitted
 from cellwall.client.templates.calls import Templates
 from cellwall.client.volumes import Volumes
@@ -38,6 +39,9 @@ class RemoteSandbox(SyncSandbox):
     def __init__(self, thread: Thread, remote: AsyncSandbox) -> None:
         super().__init__(thread, remote)
         self._remote = remote
+
+    def _twin(self, inner: AsyncSandbox) -> RemoteSandbox:
+        return RemoteSandbox(self._thread, inner)
 
     @property
     def status(self) -> str:
@@ -96,6 +100,8 @@ class Client(Closing):
         """Images that the caller may name."""
         self.volumes = Volumes(thread)
         """Volumes of the caller's tenant."""
+        self.snapshots = Snapshots(thread)
+        """Snapshots of the caller's tenant."""
         self.templates = Templates(thread)
         """Templates that the caller's tenant builds."""
 
@@ -131,6 +137,11 @@ class Client(Closing):
     def execution(self, execution_id: str) -> Submitted:
         """Return an execution that was submitted before, perhaps by another process."""
         return Submitted(self._thread, self._thread.subject.execution(execution_id))
+
+    def restore(self, snapshot: str, *, reseed: bool = True) -> RemoteSandbox:
+        """Return a new sandbox that is the session of a snapshot, by its id or its name."""
+        made = self._thread.call(lambda client, _put: client.restore(snapshot, reseed=reseed))
+        return RemoteSandbox(self._thread, made)
 
     def Sandbox(
         self,

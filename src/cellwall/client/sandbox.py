@@ -21,10 +21,11 @@ from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS, Installation
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.outcome import Verdict
+from cellwall.model.snapshot import DAY_S, Fork
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.tools.tools import box_of
 from cellwall.wire import asking
-from cellwall.wire.reading import execution_of, network_usage_of
+from cellwall.wire.reading import error_of, execution_of, network_usage_of, snapshot_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, NetworkUsage
+    from cellwall.model.snapshot import Snapshot
     from cellwall.surface.tools.tools import Offer, Tools
 
 
@@ -176,6 +178,38 @@ class AsyncSandbox:
         answer = await self._live.json(Ask("GET", "/logs", {"after": after, "limit": limit}))
         records: list[Json] = answer["records"]
         return records
+
+    # -- state -----------------------------------------------------------------------------
+
+    async def fork(self, count: int = 1, *, reseed: bool = True) -> list[Fork[AsyncSandbox]]:
+        """Return copies of this sandbox: its Python session and its files, each on its own.
+
+        Each entry has a sandbox or the error in its place, and what the copies have not. Random
+        generators that programs share are seeded anew unless `reseed` is false. Raises Conflict
+        with the reason if the session cannot be copied.
+        """
+        body = {"count": count, "reseed": reseed}
+        answer = await self._live.json(Ask("POST", "/fork", body=body, is_held=True))
+        return [
+            Fork(
+                None
+                if each["sandbox"] is None
+                else AsyncSandbox(self._live.transport, each["sandbox"], self._tools),
+                None if each["error"] is None else error_of(each["error"]),
+                tuple(each["left_behind"]),
+            )
+            for each in answer["forks"]
+        ]
+
+    async def snapshot(self, name: str | None = None, *, expires_s: float = DAY_S) -> Snapshot:
+        """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
+
+        Raises as `fork`, and CapacityError if snapshots have no room.
+        """
+        body = {"expires_s": expires_s, **asking.given(name=name)}
+        return snapshot_of(
+            await self._live.json(Ask("POST", "/snapshots", body=body, is_held=True))
+        )
 
     # -- running code ----------------------------------------------------------------------
 

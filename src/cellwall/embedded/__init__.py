@@ -21,6 +21,7 @@ from cellwall.surface.sync.loop_thread import LoopThread, Put, at_exit
 from cellwall.surface.sync.sandbox import SyncSandbox
 
 if TYPE_CHECKING:
+    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
     from cellwall.surface.shared.callbacks import OnEvent
@@ -129,6 +130,31 @@ class Sandbox(SyncSandbox):
         made = thread.call(lambda engine, _put: engine.create_sandbox(template, limits, **options))
         super().__init__(thread, made)
         self._made = made
+
+    @classmethod
+    def restore(
+        cls, snapshot: str, *, reseed: bool = True, runner: Runner | None = None
+    ) -> Sandbox:
+        """Return a new sandbox that is the session of a snapshot, by its id or its name.
+
+        Raises NotFound.
+        """
+        thread = runner or _default.get()
+        return cls._of(
+            thread,
+            thread.call(lambda engine, _put: engine.copies.restore(snapshot, "", reseed=reseed)),
+        )
+
+    @classmethod
+    def _of(cls, thread: LoopThread[Any], made: AsyncSandbox) -> Sandbox:
+        """Return the face of a sandbox that exists."""
+        face = cls.__new__(cls)
+        SyncSandbox.__init__(face, thread, made)
+        face._made = made
+        return face
+
+    def _twin(self, inner: AsyncSandbox) -> Sandbox:
+        return self._of(self._thread, inner)
 
     @property
     def posture(self) -> Mapping[str, Any]:

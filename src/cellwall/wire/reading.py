@@ -41,6 +41,7 @@ from cellwall.model.outcome import (
     Usage,
     Verdict,
 )
+from cellwall.model.snapshot import Snapshot
 
 Json = Mapping[str, Any]
 _LIMITS = frozenset(field.name for field in fields(Limits))
@@ -137,6 +138,20 @@ def command_result_of(value: Json) -> CommandResult:
         raise ValueError("command: it has no outcome yet")
     return CommandResult(
         value.get("stdout") or "", value.get("stderr") or "", outcome_of(value["outcome"])
+    )
+
+
+def snapshot_of(value: Json) -> Snapshot:
+    """Return the snapshot that an answer describes."""
+    return Snapshot(
+        id=value["id"],
+        name=value["name"],
+        template=value["template"],
+        created_at=seconds_of(value["created_at"]),
+        expires_at=seconds_of(value["expires_at"]),
+        memory_bytes=value["memory_bytes"],
+        files_bytes=value["files_bytes"],
+        left_behind=tuple(value["left_behind"]),
     )
 
 

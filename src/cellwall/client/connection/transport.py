@@ -8,6 +8,7 @@ which the server knows it, or no connection was made.
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -258,13 +259,16 @@ def present(params: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
 def segment(given: object, kind: str, *, remedy: str) -> str:
-    """Return a caller's id as a segment of a path; `NotFound` if no id has this form.
+    """Return a caller's id or name as a segment of a path; `NotFound` if none has this form.
 
     It is not quoted instead: `..` is unchanged by quoting, and leads to the parent.
     """
     text = str(given)
-    if text.isalnum() and text.isascii():
+    if _SEGMENT.fullmatch(text):
         return text
     raise NotFound(f"{kind} {text[:80]!r}: there is none of that id", remedy=remedy)
 

@@ -7,7 +7,7 @@ implementations say what each call does. Calls with many options are declared by
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage
+    from cellwall.model.snapshot import Fork, Snapshot
     from cellwall.surface.shared.callbacks import OnProgress
     from cellwall.surface.shared.forwards import Connection, Forward
 
@@ -170,6 +171,8 @@ class AnySandbox(Protocol):
     ) -> str: ...
     async def set_network(self, policy: object) -> NetworkPolicy: ...
     async def network_usage(self) -> NetworkUsage: ...
+    async def fork(self, count: int = ..., *, reseed: bool = ...) -> Sequence[Fork[Any]]: ...
+    async def snapshot(self, name: str | None = ..., *, expires_s: float = ...) -> Snapshot: ...
     async def install(
         self,
         packages: Iterable[str],

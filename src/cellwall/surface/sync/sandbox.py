@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
+from cellwall.model.snapshot import DAY_S, Fork
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Closing
 from cellwall.surface.sync.commands import SyncCommands
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage
+    from cellwall.model.snapshot import Snapshot
     from cellwall.surface.sync.loop_thread import LoopThread
     from cellwall.surface.sync.ports import SyncPorts
     from cellwall.surface.sync.protocols import AnySandbox
@@ -141,6 +143,32 @@ class SyncSandbox(Closing):
                     yield item
                 elif item.error is not None:
                     raise item.error
+
+    def fork(self, count: int = 1, *, reseed: bool = True) -> list[Fork[Self]]:
+        """Return copies of this sandbox: its Python session and its files, each on its own.
+
+        Each entry has a sandbox or the error in its place, and what the copies have not. Random
+        generators that programs share are seeded anew unless `reseed` is false. Raises Conflict
+        with the reason if the session cannot be copied.
+        """
+        made = self._thread.call(lambda _subject, _put: self._inner.fork(count, reseed=reseed))
+        return [
+            Fork(None if each.made is None else self._twin(each.made), each.error, each.left_behind)
+            for each in made
+        ]
+
+    def _twin(self, inner: Any) -> Self:  # noqa: ANN401 - as `inner` of the constructor
+        """Return the synchronous face of another sandbox of the same kind."""
+        raise NotImplementedError
+
+    def snapshot(self, name: str | None = None, *, expires_s: float = DAY_S) -> Snapshot:
+        """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
+
+        Raises as `fork`, and CapacityError if snapshots have no room.
+        """
+        return self._thread.call(
+            lambda _subject, _put: self._inner.snapshot(name, expires_s=expires_s)
+        )
 
     def interrupt(self, context: str = "main") -> None:
         """Raise KeyboardInterrupt in the code that the context runs now."""

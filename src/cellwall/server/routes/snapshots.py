@@ -1,0 +1,261 @@
+"""Routes of forks and snapshots of sandboxes.
+
+A copy is a sandbox as any other: it takes its place in the tenant's quota before it is made, and is
+in the store before the answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cellwall.engine.scheduling.admission import Cost
+from cellwall.model.errors import CapacityError
+from cellwall.server.core.errors import envelope
+from cellwall.server.core.times import rfc3339
+from cellwall.server.executions.sandboxes import SandboxRecord
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
+from cellwall.server.schemas import responses
+from cellwall.server.schemas import snapshots as schemas
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.engine.scheduling.fair_queue import Promise
+    from cellwall.model.snapshot import Fork, Snapshot
+    from cellwall.server.core.request import Request
+
+
+async def fork(request: Request) -> None:
+    """`POST /sandboxes/{sandbox_id}/fork`."""
+    body = await body_of(request, schemas.ForkBody)
+    source = sandbox(request)
+    promises, refusal = _promises(request, source, body.count)
+    try:
+        made = await source.sandbox.fork(len(promises), reseed=body.reseed)
+    except BaseException:
+        for promise in promises:
+            _give_back(request, promise)
+        raise
+    shown = [
+        await _kept(request, source, each, promise)
+        for each, promise in zip(made, promises, strict=True)
+    ]
+    refused: dict[str, Any] = {
+        "sandbox": None,
+        "error": _error(request, refusal),
+        "left_behind": [],
+    }
+    shown += [refused] * (body.count - len(promises))
+    source.log("forked", count=len(promises))
+    await request.answer({"forks": shown}, 201)
+
+
+def _promises(
+    request: Request, source: SandboxRecord, count: int
+) -> tuple[list[Promise], CapacityError | None]:
+    """Return a place for each copy, as far as there are some. Raises CapacityError for none."""
+    state = request.state
+    state.headroom.check()
+    state.kept.check(request.owner, 0)
+    found: list[Promise] = []
+    cost = Cost.of(source.sandbox.limits)
+    try:
+        while len(found) < count:
+            found.append(_place(request, cost))
+    except CapacityError as error:
+        if not found:
+            raise
+        return found, error
+    return found, None
+
+
+def _place(request: Request, cost: Cost) -> Promise:
+    """Return a place for one sandbox: on the server, and in what is promised. CapacityError."""
+    sandboxes = request.state.sandboxes
+    sandboxes.begin()
+    try:
+        return request.state.queue.hold(request.owner, cost)
+    except BaseException:
+        sandboxes.begun(None)
+        raise
+
+
+def _give_back(request: Request, promise: Promise) -> None:
+    """Give a place back for which no sandbox was made."""
+    promise.release()
+    request.state.sandboxes.begun(None)
+
+
+async def _kept(
+    request: Request, source: SandboxRecord, copy: Fork[AsyncSandbox], promise: Promise
+) -> dict[str, Any]:
+    """Return a copy as the answer shows it, once the store has it."""
+    left = list(copy.left_behind)
+    if copy.made is None:
+        _give_back(request, promise)
+        return {"sandbox": None, "error": _error(request, copy.error), "left_behind": left}
+    facts = _facts(source.template, source.metadata)
+    record = await _record(request, copy.made, promise, facts)
+    return {"sandbox": record.as_json(), "error": None, "left_behind": left}
+
+
+def _facts(template: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a record shows of a copy, which is of a session in Python on a template."""
+    return {
+        "name": None,
+        "language": "python",
+        "template": template,
+        "metadata": dict(metadata),
+        "clipped": {},
+        "image": None,
+        "volumes": None,
+    }
+
+
+async def _record(
+    request: Request, made: AsyncSandbox, promise: Promise, facts: dict[str, Any]
+) -> SandboxRecord:
+    """Make a copy one of the server's sandboxes."""
+    made.on_ended(lambda _reason: promise.release())
+    state = request.state
+    state.observer.created(request.owner)
+    record: SandboxRecord | None = None
+    try:
+        record = SandboxRecord(request.owner, made, facts)
+    finally:
+        state.sandboxes.begun(record)
+    audit = state.audit
+    try:
+        await state.sandboxes.keep(
+            record, *(() if audit is None else (audit.made(request, record),))
+        )
+    except BaseException:
+        await record.close()
+        raise
+    return record
+
+
+def _error(request: Request, error: BaseException | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    found: dict[str, Any] = envelope(error, request.request_id)["error"]
+    return found
+
+
+async def create(request: Request) -> None:
+    """`POST /sandboxes/{sandbox_id}/snapshots`."""
+    body = await body_of(request, schemas.SnapshotBody)
+    source = sandbox(request)
+    request.state.kept.check(request.owner, 0)
+    made = await source.sandbox.snapshot(body.name, expires_s=body.expires_s)
+    source.log("snapshot", snapshot=made.id)
+    await request.answer(_shown(made), 201, {"location": f"/snapshots/{made.id}"})
+
+
+async def index(request: Request) -> None:
+    """`GET /snapshots`."""
+    found = request.state.engine.copies.snapshots(request.owner)
+    await request.answer({"snapshots": [_shown(each) for each in found]})
+
+
+async def get(request: Request) -> None:
+    """`GET /snapshots/{snapshot_id}`."""
+    found = request.state.engine.copies.get(request.params["snapshot_id"], request.owner)
+    await request.answer(_shown(found))
+
+
+async def remove(request: Request) -> None:
+    """`DELETE /snapshots/{snapshot_id}`."""
+    wanted = request.params["snapshot_id"]
+    request.state.engine.copies.delete(wanted, request.owner)
+    await request.answer({"message": "deleted", "id": wanted})
+
+
+async def restore(request: Request) -> None:
+    """`POST /snapshots/{snapshot_id}/restore`."""
+    body = await body_of(request, schemas.RestoreBody)
+    state = request.state
+    copies = state.engine.copies
+    found = copies.get(request.params["snapshot_id"], request.owner)
+    state.headroom.check()
+    state.kept.check(request.owner, 0)
+    promise = _place(request, Cost.of(copies.limits(found.id, request.owner)))
+    try:
+        made = await copies.restore(found.id, request.owner, reseed=body.reseed)
+    except BaseException:
+        _give_back(request, promise)
+        raise
+    record = await _record(request, made, promise, _facts(found.template, {}))
+    headers = {"location": f"/sandboxes/{record.id}"}
+    await request.answer(record.as_json(), 201, headers)
+
+
+def _shown(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "id": snapshot.id,
+        "name": snapshot.name,
+        "template": snapshot.template,
+        "created_at": rfc3339(snapshot.created_at),
+        "expires_at": rfc3339(snapshot.expires_at),
+        "memory_bytes": snapshot.memory_bytes,
+        "files_bytes": snapshot.files_bytes,
+        "left_behind": list(snapshot.left_behind),
+    }
+
+
+_ONE = "/snapshots/{snapshot_id}"
+_TAGS = ("snapshots",)
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/fork",
+        fork,
+        "Copy a sandbox, its Python session and its files, any number of times",
+        {201: Answer("One entry for each copy: a sandbox, or the error.", schemas.Forks)},
+        body=schemas.ForkBody,
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/snapshots",
+        create,
+        "Keep a sandbox's session and files as they are now",
+        {201: Answer("It is kept until it expires.", schemas.Snapshot)},
+        body=schemas.SnapshotBody,
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "GET",
+        "/snapshots",
+        index,
+        "Your snapshots, the oldest first",
+        {200: Answer("The snapshots.", schemas.Snapshots)},
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "GET",
+        _ONE,
+        get,
+        "One of them, by its id or its name",
+        {200: Answer("The snapshot.", schemas.Snapshot)},
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "POST",
+        f"{_ONE}/restore",
+        restore,
+        "Make a new sandbox of a snapshot",
+        {201: Answer("The sandbox.", responses.Sandbox)},
+        body=schemas.RestoreBody,
+        tags=_TAGS,
+    ),
+    Endpoint(
+        "DELETE",
+        _ONE,
+        remove,
+        "Delete a snapshot; sandboxes that were made of it live on",
+        {200: Answer("It is gone.", responses.Done)},
+        tags=_TAGS,
+    ),
+)

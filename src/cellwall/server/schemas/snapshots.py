@@ -1,0 +1,81 @@
+"""Schemas of the routes of forks and snapshots: those that a caller may send, and the answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from cellwall.model.snapshot import MOST_FORKS
+from cellwall.server.schemas.base import StrictModel
+from cellwall.server.schemas.responses import Sandbox, Shown
+
+MOST_EXPIRES_S = 30 * 86_400
+SnapshotName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class ForkBody(StrictModel):
+    """Copies of a sandbox to make."""
+
+    count: int = Field(default=1, ge=1, le=MOST_FORKS, description="Number of copies.")
+    reseed: bool = Field(
+        default=True,
+        description="Whether the random generators that programs share are seeded anew.",
+    )
+
+
+class SnapshotBody(StrictModel):
+    """A snapshot to make."""
+
+    name: SnapshotName | None = Field(
+        default=None, description="By which it is found beside its id; by default its id."
+    )
+    expires_s: float = Field(
+        default=86_400.0, gt=0, le=MOST_EXPIRES_S, description="Seconds until it is deleted."
+    )
+
+
+class RestoreBody(StrictModel):
+    """A sandbox to make of a snapshot."""
+
+    reseed: bool = Field(
+        default=True,
+        description="Whether the random generators that programs share are seeded anew.",
+    )
+
+
+class Forked(Shown):
+    """One copy, or why there is none."""
+
+    sandbox: Sandbox | None = None
+    error: dict[str, Any] | None = Field(
+        default=None, description="The error, as in an error's answer."
+    )
+    left_behind: list[str] = Field(
+        description="What the source had and the copy has not, such as sockets."
+    )
+
+
+class Forks(Shown):
+    """The copies of a sandbox."""
+
+    forks: list[Forked]
+
+
+class Snapshot(Shown):
+    """A session that was written down."""
+
+    id: str
+    name: str
+    template: str
+    created_at: str
+    expires_at: str
+    memory_bytes: int = Field(description="Size of what differs from a fresh session in memory.")
+    files_bytes: int = Field(description="Size of the archive of its files.")
+    left_behind: list[str]
+
+
+class Snapshots(Shown):
+    """The snapshots there are."""
+
+    snapshots: list[Snapshot]
