@@ -18,7 +18,7 @@ from cellwall.server.http.endpoint import Endpoint
 from kit.servers import ADMIN, ALICE, BOB, MANAGER, Server, error_of, new_sandbox
 
 _NAMED = re.compile(r"\{(\w+)(?::\w+)?\}")
-OWNED = {"sandbox_id", "execution_id", "command_id"}
+OWNED = {"sandbox_id", "execution_id", "command_id", "snapshot_id"}
 BODIES: dict[str, dict[str, Any]] = {
     "ContextBody": {"name": "c"},
     "NetworkBody": {"mode": "none"},
@@ -39,6 +39,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "ImageBody": {"image": "python:3.12-slim"},
     "VolumeBody": {"name": "data", "size_mb": 1},
     "CopyBody": {"name": "copy"},
+    "ForkBody": {"count": 1},
+    "SnapshotBody": {"expires_s": 60},
+    "RestoreBody": {"reseed": True},
     "TemplateBody": {"name": "x", "dockerfile": "FROM scratch"},
     "ToolAnswer": {"result": 1},
 }
@@ -61,8 +64,10 @@ def alices(server: Server) -> dict[str, str]:
         f"/sandboxes/{sandbox}/commands", json={"argv": ["cat"], "background": True}
     ).json()["id"]
     execution = client.post("/execute", json={"code": "print('of-alice')"}).json()["execution_id"]
+    snapshot = client.post(f"/sandboxes/{sandbox}/snapshots", json={}).json()["id"]
     return {
         "sandbox_id": sandbox, "command_id": command, "execution_id": execution,
+        "snapshot_id": snapshot,
         "context": "main", "port": "8000", "path": "x", "call": "1", "name": "A_SECRET",
     }  # fmt: skip
 
@@ -137,6 +142,7 @@ def test_every_route_wants_the_scope_it_says(server: Server, endpoint: Endpoint)
     """API-2: less is refused before the thing is looked for; as much is not refused."""
     ids = dict.fromkeys(("sandbox_id", "command_id", "execution_id", "key_id"), "0" * 26)
     ids |= {"context": "main", "port": "8000", "path": "x", "call": "1", "name": "A_SECRET"}
+    ids |= {"snapshot_id": "0" * 26}
     ids |= {"image_id": f"sha256:{'0' * 64}", "pull_id": "0" * 26, "build_id": "0" * 26}
     names = list(SCOPES)
     for scope, key in SCOPES.items():

@@ -1,0 +1,151 @@
+"""Forks and snapshots over HTTP and by the SDK: what they have, whose they are, what they count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import cellwall
+from cellwall.model.errors import Conflict, NotFound
+from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, running
+
+SET = "import random\nvalue = 41\nopen('/home/user/note.txt', 'w').write('kept')"
+THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+TELL = "print(value, open('/home/user/note.txt').read())"
+
+
+@pytest.fixture(scope="module")
+def door() -> Iterator[Server]:
+    with running() as made:
+        yield made
+
+
+def told(client: httpx.Client, sandbox_id: str, code: str) -> str:
+    headers = {"Accept": "application/json"}
+    done = client.post(f"/sandboxes/{sandbox_id}/execute", json={"code": code}, headers=headers)
+    assert done.status_code == 200, done.text
+    text: str = done.json()["stdout"]
+    return text
+
+
+def test_forks_are_sandboxes_of_their_own(door: Server) -> None:
+    client = door.client()
+    source = new_sandbox(client, metadata={"run": "7"})
+    told(client, source, SET)
+    answer = client.post(f"/sandboxes/{source}/fork", json={"count": 2})
+    assert answer.status_code == 201, answer.text
+    forks = answer.json()["forks"]
+    assert [(each["error"], each["left_behind"]) for each in forks] == [(None, [])] * 2
+    ids = [each["sandbox"]["id"] for each in forks]
+    assert len({source, *ids}) == 3
+    told(client, ids[0], "value = 1")
+    assert [told(client, each, TELL) for each in (source, *ids)] == [
+        "41 kept\n", "1 kept\n", "41 kept\n",
+    ]  # fmt: skip
+    shown = client.get(f"/sandboxes/{ids[0]}").json()
+    assert (shown["metadata"], shown["status"]) == ({"run": "7"}, "running")
+    for each in (source, *ids):
+        assert client.delete(f"/sandboxes/{each}").status_code == 200
+
+
+def test_snapshot_outlives_its_source(door: Server) -> None:
+    client = door.client()
+    source = new_sandbox(client)
+    told(client, source, SET)
+    made = client.post(f"/sandboxes/{source}/snapshots", json={"name": "first"})
+    assert made.status_code == 201, made.text
+    client.delete(f"/sandboxes/{source}")
+    listed = client.get("/snapshots").json()["snapshots"]
+    assert [each["name"] for each in listed] == ["first"]
+    assert listed[0] == made.json() == client.get("/snapshots/first").json()
+    for _ in range(2):
+        box = client.post("/snapshots/first/restore", json={})
+        assert box.status_code == 201, box.text
+        assert told(client, box.json()["id"], TELL) == "41 kept\n"
+        client.delete(f"/sandboxes/{box.json()['id']}")
+    assert client.delete(f"/snapshots/{made.json()['id']}").status_code == 200
+    assert client.get("/snapshots/first").status_code == 404
+
+
+def test_snapshots_of_others_are_as_if_there_were_none(door: Server) -> None:
+    alice, bob = door.client(ALICE), door.client(BOB)
+    source = new_sandbox(alice)
+    made = alice.post(f"/sandboxes/{source}/snapshots", json={"name": "hers"}).json()
+    assert bob.get("/snapshots").json() == {"snapshots": []}
+    for wanted in (made["id"], "hers"):
+        for answer in (
+            bob.get(f"/snapshots/{wanted}"),
+            bob.post(f"/snapshots/{wanted}/restore", json={}),
+            bob.delete(f"/snapshots/{wanted}"),
+        ):
+            assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
+    assert alice.get("/snapshots/hers").status_code == 200  # the control: it is there
+    alice.delete("/snapshots/hers")
+
+
+def test_session_that_cannot_be_copied_says_why(door: Server) -> None:
+    client = door.client()
+    source = new_sandbox(client)
+    told(client, source, THREAD)
+    refused = client.post(f"/sandboxes/{source}/fork", json={})
+    assert (refused.status_code, error_of(refused)["code"]) == (409, "conflict"), refused.text
+    assert "threads" in error_of(refused)["message"]
+    assert told(client, source, "print(2)") == "2\n"
+
+
+def test_copies_take_their_places_on_the_server() -> None:
+    with running(most_sandboxes=3) as door:
+        client = door.client()
+        source = new_sandbox(client)
+        forks = client.post(f"/sandboxes/{source}/fork", json={"count": 4}).json()["forks"]
+        made = [each["sandbox"]["id"] for each in forks if each["sandbox"] is not None]
+        assert [each["error"] is None for each in forks] == [True, True, False, False]
+        assert forks[-1]["error"]["code"] == "capacity"
+        full = client.post(f"/sandboxes/{source}/fork", json={})
+        assert (full.status_code, error_of(full)["code"]) == (503, "capacity")
+        client.delete(f"/sandboxes/{made[0]}")
+        assert client.post(f"/sandboxes/{source}/fork", json={}).status_code == 201
+
+
+def test_sdk_has_the_same_calls(door: Server) -> None:
+    with cellwall.connect(door.address, api_key=ALICE) as client, client.Sandbox() as source:
+        source.run(SET)
+        (fork,) = source.fork()
+        assert fork.sandbox.run(TELL).stdout == "41 kept\n"
+        fork.sandbox.close()
+        made = source.snapshot("by-sdk", expires_s=60)
+        assert client.snapshots.get("by-sdk") == made
+        assert [each.id for each in client.snapshots.list()] == [made.id]
+        with client.restore("by-sdk") as later:
+            assert later.run(TELL).stdout == "41 kept\n"
+        client.snapshots.delete(made.id)
+        with pytest.raises(NotFound):
+            client.snapshots.get(made.id)
+        source.run(THREAD)
+        with pytest.raises(Conflict, match="threads"):
+            source.fork()
+
+
+def test_asynchronous_sdk_has_the_same_calls(door: Server) -> None:
+    async def main() -> list[Any]:
+        async with await cellwall.aconnect(door.address, api_key=ALICE) as client:
+            async with client.AsyncSandbox.create() as source:
+                await source.run(SET)
+                forks = await source.fork(2, reseed=False)
+                said = [(await each.sandbox.run(TELL)).stdout for each in forks]
+                for each in forks:
+                    await each.sandbox.close()
+                await source.snapshot("async", expires_s=60)
+            async with await client.restore("async") as later:
+                said.append((await later.run(TELL)).stdout)
+            await client.snapshots.delete("async")
+            return said
+
+    assert asyncio.run(main()) == ["41 kept\n"] * 3
