@@ -352,9 +352,9 @@ def test_hostile_session_delays_the_copies_of_no_other(arena: Arena, then: str) 
             async with _copied(benign) as (copy,):
                 assert await _said(copy, "print(x)") == "1"
             took = time.monotonic() - began
-            is_late = [each.done() for each in waiting]
-            for each in waiting:
-                each.cancel()
+            is_late = [task.done() for task in waiting]
+            for task in waiting:
+                task.cancel()
             ends = await asyncio.gather(*waiting, return_exceptions=True)
             for fork in [fork for end in ends if isinstance(end, list) for fork in end]:
                 await fork.sandbox.close()

@@ -30,6 +30,14 @@ pytestmark = [pytest.mark.root]
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
     made = Arena(lambda: Engine(settings=EngineSettings(pool_min=0, pool_max=0)))
+
+    async def forked() -> None:
+        """Have the base made, which a fork-server keeps."""
+        async with made.sandbox() as source:
+            for each in await _copies(source):
+                await each.close()
+
+    made.do(forked())
     yield made
     made.close()
 
