@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
+from cellwall.engine.history.room import HistoryRoom
 from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
@@ -136,6 +137,8 @@ class Engine:
         self._tasks = Tasks()
         self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
+        self.history_room = HistoryRoom(self.state_dir / "history", self.settings.history_mb)
+        """Room for checkpoints of its sandboxes' work areas."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
         self._under_way: set[ClaimedSandbox] = set()
@@ -462,9 +465,9 @@ class Engine:
             live.trust = trust
             if spec.has_network:
                 await self._opened(live, chosen, egress, wanted, tenant)
-            sandbox = AsyncSandbox(
-                live, self._tasks, partial(self._released, chosen), box, self.outside, tenant
-            )
+            released = partial(self._released, chosen)
+            share = self.history_room.of(tenant)
+            sandbox = AsyncSandbox(live, self._tasks, released, box, self.outside, share)
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 
