@@ -30,13 +30,15 @@ class Plan:
     """All directories, the deepest first."""
     left_out: list[Entry] = field(default_factory=list)
     """What only a program can make."""
+    retimed: int = 0
+    """Number of directories of which only the time changed, which what is in them did."""
     extra: int = 0
     """Number of entries that the checkpoint does not have."""
 
     @property
     def is_empty(self) -> bool:
         """Whether all is as it was."""
-        return not (self.removed or self.made or self.dressed)
+        return not (self.removed or self.made or self.dressed or self.retimed)
 
 
 def plan(current: Manifest, wanted: Manifest) -> Plan:
@@ -60,7 +62,10 @@ def plan(current: Manifest, wanted: Manifest) -> Plan:
         if path not in stays:
             (made.left_out if each.kind in _NEVER_MADE else made.made).append(each)
         elif _is_dressed(current.entries[path], each):
-            made.dressed.append(each)
+            is_retimed = _is_only_retimed(current.entries[path], each)
+            made.retimed += is_retimed
+            if not is_retimed:
+                made.dressed.append(each)
     made.folders = [each for each in wanted.entries.values() if each.kind == records.FOLDER]
     made.folders.sort(key=lambda each: each.path, reverse=True)
     return made
@@ -77,6 +82,13 @@ def _is_dressed(current: Entry, wanted: Entry) -> bool:
         return False
     said = [(each.mode, each.mtime_ns, each.uid, each.gid) for each in (current, wanted)]
     return said[0] != said[1]
+
+
+def _is_only_retimed(current: Entry, wanted: Entry) -> bool:
+    said = [
+        (each.kind == records.FOLDER, each.mode, each.uid, each.gid) for each in (current, wanted)
+    ]
+    return said[0] == said[1] and wanted.kind == records.FOLDER
 
 
 def _names(manifest: Manifest) -> dict[bytes, frozenset[bytes]]:

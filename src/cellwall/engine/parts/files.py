@@ -21,6 +21,7 @@ from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import GuestRefused, Reply
 from cellwall.surface.shared.arguments import check_path
+from cellwall.surface.shared.transaction import transaction
 from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:
@@ -283,16 +284,8 @@ class Files:
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Checkpoint]:
         """Roll the work area back if the block raises: `async with files.transaction():`."""
-        made = await self.checkpoint()
-        try:
+        async with transaction(self) as made:
             yield made
-        except BaseException:
-            if self._live.is_alive:
-                await self.rollback(made.id)
-            raise
-        finally:
-            if self._live.is_alive:
-                await self.drop(made.id)
 
     def forget_history(self) -> None:
         """Give up what is kept of the work area; for the sandbox, at its end."""
