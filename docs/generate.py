@@ -18,7 +18,15 @@ import runtime_tables
 
 DOCS = Path(__file__).resolve().parent
 PAGES = (
-    *("cli.md", "library.md", "network.md", "operations.md", "packages.md", "runtimes.md"),
+    *(
+        "cli.md",
+        "history.md",
+        "library.md",
+        "network.md",
+        "operations.md",
+        "packages.md",
+        "runtimes.md",
+    ),
     *("sdk.md", "server.md", "settings.md", "volumes.md"),
 )
 _TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)

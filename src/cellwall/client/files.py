@@ -12,13 +12,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from cellwall.client.connection.transport import Ask
-from cellwall.model.errors import FileError
+from cellwall.client.connection.transport import Ask, segment
+from cellwall.model.errors import FileError, NotFound
 from cellwall.model.files import FileEntry, Listing
+from cellwall.model.history import Checkpoint, FileChange, Rollback
+from cellwall.model.history import check_name as check_checkpoint_name
 from cellwall.surface.shared.arguments import check_path
+from cellwall.surface.shared.transaction import transaction
 from cellwall.surface.trees import local_files
+from cellwall.wire.reading import seconds_of
 
 if TYPE_CHECKING:
+    from cellwall.client.connection.transport import Json
     from cellwall.client.live import RemoteSandboxHandle
     from cellwall.client.watches import Watch
     from cellwall.surface.shared.callbacks import OnProgress
@@ -129,6 +134,65 @@ class Files:
 
         return Watch(self._live, check_path(path), recursive=recursive)
 
+    # -- history ---------------------------------------------------------------------------
+
+    async def checkpoint(self, name: str | None = None) -> Checkpoint:
+        """Keep the work area as it is now, on the server, until the sandbox ends.
+
+        Raises FileError, QuotaExceeded, Conflict.
+        """
+        body = {"name": check_checkpoint_name(name)}
+        ask = Ask("POST", "/checkpoints", body=body, is_held=True, is_repeatable=False)
+        return _checkpoint(await self._live.json(ask))
+
+    async def checkpoints(self) -> builtins.list[Checkpoint]:
+        """Return the checkpoints, the oldest first."""
+        answer = await self._live.json(Ask("GET", "/checkpoints"))
+        return [_checkpoint(each) for each in answer["checkpoints"]]
+
+    async def diff(
+        self, since: str | None = None, until: str | None = None
+    ) -> builtins.list[FileChange]:
+        """Return what differs between two checkpoints, by default from the latest to now.
+
+        Raises NotFound, FileError, Conflict.
+        """
+        answer = await self._diff(since, {"until": until})
+        return [FileChange.parse(each) for each in answer["changes"]]
+
+    async def diff_text(self, path: str, since: str | None = None, until: str | None = None) -> str:
+        """Return a unified diff of one file below the working directory, of up to 1 MiB."""
+        answer = await self._diff(since, {"until": until, "path": check_path(path)})
+        return str(answer["text"])
+
+    async def rollback(self, checkpoint_id: str) -> Rollback:
+        """Make the work area what it was at a checkpoint: content, modes, times and links.
+
+        Raises NotFound, Conflict while an execution or command runs, and FileError or Conflict if
+        it is incomplete, which the message says.
+        """
+        ask = Ask("POST", f"{_one(checkpoint_id)}/rollback", is_held=True)
+        return Rollback.parse(await self._live.json(ask))
+
+    async def drop(self, checkpoint_id: str) -> None:
+        """Forget a checkpoint. Raises NotFound."""
+        await self._live.json(Ask("DELETE", _one(checkpoint_id), is_repeatable=False))
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Checkpoint]:
+        """Roll the work area back if the block raises: `async with files.transaction():`."""
+        async with transaction(self) as made:
+            yield made
+
+    async def _diff(self, since: str | None, query: dict[str, str | None]) -> Json:
+        if since is None:
+            known = await self.checkpoints()
+            if not known:
+                raise NotFound("checkpoint: there is none of this sandbox", remedy="make one")
+            since = known[-1].id
+        params = {name: value for name, value in query.items() if value is not None}
+        return await self._live.json(Ask("GET", f"{_one(since)}/diff", params, is_held=True))
+
     # -- files and trees of the caller's ---------------------------------------------------
 
     async def upload(
@@ -202,6 +266,14 @@ class Files:
         async with contextlib.aclosing(self._live.pieces(ask)) as pieces:
             async for piece in pieces:
                 yield piece
+
+
+def _one(checkpoint_id: str) -> str:
+    return f"/checkpoints/{segment(checkpoint_id, 'checkpoint', remedy='list checkpoints')}"
+
+
+def _checkpoint(shown: Json) -> Checkpoint:
+    return Checkpoint.parse({**shown, "created_at": seconds_of(shown["created_at"])})
 
 
 def _octal(mode: int | None) -> str | None:

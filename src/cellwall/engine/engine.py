@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
+from cellwall.engine.history.room import HistoryRoom
 from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
@@ -137,6 +138,8 @@ class Engine:
         self._tasks = Tasks()
         self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
+        self.history_room = HistoryRoom(self.state_dir / "history", self.settings.history_mb)
+        """Room for checkpoints of its sandboxes' work areas."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
         self._under_way: set[ClaimedSandbox] = set()
@@ -470,7 +473,8 @@ class Engine:
     ) -> AsyncSandbox:
         """Return a claimed sandbox as the one that its owner holds."""
         parts = EngineParts(self._tasks, self.outside, lambda: self.copies)
-        sandbox = AsyncSandbox(live, parts, partial(self._released, runtime), box, tenant)
+        released, share = partial(self._released, runtime), self.history_room.of(tenant)
+        sandbox = AsyncSandbox(live, parts, released, box, share)
         self._sandboxes[sandbox.id] = sandbox
         return sandbox
 

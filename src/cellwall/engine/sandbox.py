@@ -34,6 +34,7 @@ from cellwall.surface.shared.closing import Opening
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.history.room import Share
     from cellwall.engine.parts.network import Outside
     from cellwall.engine.parts.ports import Ports
     from cellwall.engine.state.copies import Copies, Heritage
@@ -74,13 +75,13 @@ class AsyncSandbox:
         parts: EngineParts,
         on_closed: Callable[[AsyncSandbox], None],
         tools: Offer | None,
-        tenant: str,
+        share: Share,
     ) -> None:
         """Called by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         tasks, self._outside, self._copies = parts
         self.live = live
         self._tools = tools
-        self._tenant = tenant
+        self._tenant = share.tenant
         self._tasks = tasks
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -90,7 +91,7 @@ class AsyncSandbox:
         self._listeners: list[Callable[[str], None]] = []
         self.contexts = Contexts(live)
         self.commands = Commands(live, tasks)
-        self.files = Files(live)
+        self.files = Files(live, share)
         self._reaper = self._loop.call_later(self._next_check_s(), self._reap)
         live.channel.on_end(self._on_channel_ended)
 
@@ -492,6 +493,7 @@ class AsyncSandbox:
         self._closed = True
         self._reaper.cancel()
         self.live.stop_all(reason)
+        self.files.forget_history()
         self._on_closed(self)
         listeners, self._listeners = self._listeners, []
         for listener in listeners:

@@ -17,6 +17,7 @@ from cellwall.server.http.guards import Guard
 from cellwall.server.routes import (
     audit,
     batch,
+    checkpoints,
     commands,
     contexts,
     execute,
@@ -58,6 +59,7 @@ _HANDLERS: tuple[Endpoint, ...] = (
     *network.ENDPOINTS,
     *packages.ENDPOINTS,
     *contexts.ENDPOINTS,
+    *checkpoints.ENDPOINTS,
     *commands.ENDPOINTS,
     *files.ENDPOINTS,
     *signed.ENDPOINTS,

@@ -202,11 +202,14 @@ def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
         count = pool.parked + pool.starting + pool.destroying
         return Cost(count * IDLE.memory_mb, count * IDLE.processes) if count else NOTHING
 
+    tenants = Tenants(_tiers(settings), settings.tenants)
+    tenants.history_mb = engine.history_room.taken_mb
+    engine.history_room.most_mb_of = tenants.most_history_mb
     return FairQueue(
         settings.most_running,
         settings.most_queued,
         Machine(may_promise, parked, disk=is_on_disk),
-        Tenants(_tiers(settings), settings.tenants),
+        tenants,
         Overcommit(
             settings.overcommit_memory, settings.overcommit_processes, settings.overcommit_disk
         ),

@@ -178,6 +178,7 @@ NOT_AGAIN: Mapping[str, str] = {
     "test_attack_debug_profile": "the same filter, whatever the root",
     "test_attack_faults": "faults of a jail, and images' in `test_faults_images`",
     "test_attack_frames": "the engine's reading of the channel, before any root",
+    "test_attack_history": "the guest's code and the engine's, the same on every root",
     "test_attack_in_flight": "a jail without root, where there are no images",
     "test_attack_javascript": "a language of the template's",
     "test_attack_leaving": "an image's sandbox is never alone, so no end is foreseen",

@@ -28,6 +28,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_faults": "faults of a jail; the others' are `test_faults_docker`, "
     "`test_faults_gvisor` and `test_faults_whole_tree`",
     "test_attack_frames": _ENGINE,
+    "test_attack_history": _GUEST,
     "test_attack_javascript": "the wall is the same for every language; `test_conformance` has "
     "JavaScript on each",
     "test_attack_leaving": "an end is foreseen in a jail only; elsewhere it is waited for",

@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "PackagesBody": {"packages": ["six"]},
     "SecretBody": {"value": "a-value-of-a-test", "hosts": ["example.org"]},
     "SandboxChange": {"name": "n"},
+    "CheckpointBody": {"name": "c"},
     "CellBody": {"code": "1"},
     "CommandBody": {"argv": ["true"]},
     "SignalBody": {"signal": 15},
@@ -65,7 +66,9 @@ def alices(server: Server) -> dict[str, str]:
     ).json()["id"]
     execution = client.post("/execute", json={"code": "print('of-alice')"}).json()["execution_id"]
     snapshot = client.post(f"/sandboxes/{sandbox}/snapshots", json={}).json()["id"]
+    checkpoint = client.post(f"/sandboxes/{sandbox}/checkpoints", json={}).json()["id"]
     return {
+        "checkpoint_id": checkpoint,
         "sandbox_id": sandbox, "command_id": command, "execution_id": execution,
         "snapshot_id": snapshot,
         "context": "main", "port": "8000", "path": "x", "call": "1", "name": "A_SECRET",
@@ -142,7 +145,7 @@ def test_every_route_wants_the_scope_it_says(server: Server, endpoint: Endpoint)
     """API-2: less is refused before the thing is looked for; as much is not refused."""
     ids = dict.fromkeys(("sandbox_id", "command_id", "execution_id", "key_id"), "0" * 26)
     ids |= {"context": "main", "port": "8000", "path": "x", "call": "1", "name": "A_SECRET"}
-    ids |= {"snapshot_id": "0" * 26}
+    ids |= {"snapshot_id": "0" * 26, "checkpoint_id": "0" * 26}
     ids |= {"image_id": f"sha256:{'0' * 64}", "pull_id": "0" * 26, "build_id": "0" * 26}
     names = list(SCOPES)
     for scope, key in SCOPES.items():

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.attempts.verdicts import Cause
-from cellwall.model.errors import SandboxUnavailable
+from cellwall.model.errors import Conflict, SandboxUnavailable
 from cellwall.runtimes.channel.replies import ChannelLost
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class ClaimedSandbox:
         "channel",
         "claimed_kills",
         "ended_because",
+        "is_restoring",
         "isolation",
         "network",
         "running",
@@ -83,6 +84,8 @@ class ClaimedSandbox:
         self.unknown_kills = 0
         """Number of memory kills not attributed to any execution: more than one may have lost a
         process."""
+        self.is_restoring = False
+        """Whether its work area is being rolled back: nothing may begin in it meanwhile."""
         self.network: WayOut | None = None
         """Its way out; None if it has none."""
         self.trust: str | None = None
@@ -103,7 +106,12 @@ class ClaimedSandbox:
         return self.runtime_sandbox.readings()
 
     def readings_before(self) -> KernelReadings:
-        """Return the counters from before the work that starts now."""
+        """Return the counters from before the work that starts now.
+
+        Raises `Conflict` if nothing may start now.
+        """
+        if self.is_restoring:
+            raise Conflict("sandbox: its work area is being rolled back", remedy="try again")
         self.touch()
         fresh, self._fresh = self._fresh, None
         return self.readings() if fresh is None else fresh

@@ -8,6 +8,7 @@ stream written by hostile code; `tar_unpack` unpacks it.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
 from pathlib import Path
@@ -15,17 +16,21 @@ from typing import TYPE_CHECKING, Literal, overload
 
 from cellwall.engine.parts import transfers
 from cellwall.engine.policy.arguments import FILE_CAP_BYTES
-from cellwall.model.errors import FileError, SandboxBroken
+from cellwall.model.errors import Conflict, FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import GuestRefused, Reply
 from cellwall.surface.shared.arguments import check_path
+from cellwall.surface.shared.transaction import transaction
 from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.history.history import History
+    from cellwall.engine.history.room import Share
     from cellwall.engine.parts.transfers import Piece
     from cellwall.engine.parts.watches import Watch
+    from cellwall.model.history import Checkpoint, FileChange, Rollback
     from cellwall.surface.shared.callbacks import OnProgress
 
 _STEP_BYTES = 1024 * 1024
@@ -75,9 +80,12 @@ async def read_file(live: ClaimedSandbox, path: str, most_bytes: int) -> bytes:
 class Files:
     """File operations of one sandbox. Relative paths start at the working directory."""
 
-    def __init__(self, live: ClaimedSandbox) -> None:
+    def __init__(self, live: ClaimedSandbox, share: Share) -> None:
+        """`share` is the room for its checkpoints."""
         self._live = live
         self._watches: set[Watch] = set()
+        self._share = share
+        self._history: History | None = None
 
     async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
         self._live.check_alive()
@@ -223,6 +231,86 @@ class Files:
         from cellwall.engine.parts.watches import Watch
 
         return Watch(self._live, check_path(path), recursive, self._watches)
+
+    # -- history ---------------------------------------------------------------------------
+
+    async def checkpoint(self, name: str | None = None) -> Checkpoint:
+        """Keep the work area as it is now, outside of the sandbox, until the sandbox ends.
+
+        The work area is the working directory and all below it, volumes left out. Only content
+        that no earlier checkpoint has is stored. Raises FileError, QuotaExceeded, Conflict.
+        """
+        with self._of_history("checkpoint"):
+            return await self._opened_history().checkpoint(name)
+
+    async def checkpoints(self) -> builtins.list[Checkpoint]:
+        """Return the checkpoints, the oldest first."""
+        self._live.check_alive()
+        return [] if self._history is None else self._history.checkpoints()
+
+    async def diff(
+        self, since: str | None = None, until: str | None = None
+    ) -> builtins.list[FileChange]:
+        """Return what differs between two checkpoints, by default from the latest to now.
+
+        Changed times alone are no difference. Raises NotFound, FileError, Conflict.
+        """
+        with self._of_history("diff"):
+            return await self._opened_history().diff(since, until)
+
+    async def diff_text(self, path: str, since: str | None = None, until: str | None = None) -> str:
+        """Return a unified diff of one file below the working directory, of up to 1 MiB.
+
+        It is empty if both are equal. Raises NotFound, FileError.
+        """
+        with self._of_history("diff"):
+            return await self._opened_history().diff_text(path, since, until)
+
+    async def rollback(self, checkpoint_id: str) -> Rollback:
+        """Make the work area what it was at a checkpoint: content, modes, times and links.
+
+        What was added since is removed. Idle processes inside stop meanwhile; variables, open
+        files and processes stay as they are. Raises NotFound, Conflict while an execution or
+        command runs, and FileError or Conflict if it is incomplete, which the message says.
+        """
+        with self._of_history("rollback"):
+            return await self._opened_history().rollback(checkpoint_id)
+
+    async def drop(self, checkpoint_id: str) -> None:
+        """Forget a checkpoint. Raises NotFound."""
+        with self._of_history("drop"):
+            await self._opened_history().drop(checkpoint_id)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Checkpoint]:
+        """Roll the work area back if the block raises: `async with files.transaction():`."""
+        async with transaction(self) as made:
+            yield made
+
+    def forget_history(self) -> None:
+        """Give up what is kept of the work area; for the sandbox, at its end."""
+        if self._history is not None:
+            self._history.close()
+
+    def _opened_history(self) -> History:
+        self._live.check_alive()
+        self._live.touch()
+        if self._history is None:
+            from cellwall.engine.history.history import History  # most sandboxes keep none
+
+            self._history = History(self._live, self._share, read_file)
+        return self._history
+
+    @contextlib.contextmanager
+    def _of_history(self, step: str) -> Iterator[None]:
+        """Translate as `_translated` does; a tree that changes or a killed child is no defect."""
+        with self._translated(step):
+            try:
+                yield
+            except GuestRefused as refusal:
+                if refusal.reason not in {"busy", "internal", "cancelled"}:
+                    raise
+                raise Conflict(f"{step}: {refusal}", remedy="try again") from None
 
     # -- trees -----------------------------------------------------------------------------
 

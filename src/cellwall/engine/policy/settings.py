@@ -101,6 +101,9 @@ class EngineSettings:
     """Most bytes brought back by `collect` in one execution; they end up in our memory."""
     compile_cache_mb: int = 1024
     """Most MiB of what compilers made that are kept on disk, of all tenants; 0 keeps nothing."""
+    history_mb: int = 256
+    """Most MiB that the checkpoints of one sandbox's work area take on this machine's disk; 0: no
+    checkpoints."""
     compile_cache_days: float = 30.0
     """Days after its last use that something compiled is kept."""
 

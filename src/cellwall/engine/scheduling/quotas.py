@@ -47,6 +47,8 @@ class Quotas:
     stored_mb: int | None = 1024
     """MiB of the store's disk: bodies of waiting one-shots, and the answers, events and collected
     files kept of ended executions, beyond 4 KiB each."""
+    history_mb: int | None = 4096
+    """MiB of the server's disk that checkpoints of the tenant's sandboxes take together."""
     connections: int | None = None
     """Number of concurrent requests, streams, terminals and connections to ports; an eighth of
     `most_connections` where it is left out."""
@@ -215,6 +217,12 @@ class Tenants:
         self._tenants = dict(tenants or {})
         self._clock = clock
         self._uses: dict[str, Use] = {}
+        self.history_mb: Callable[[str], int] = lambda _tenant: 0
+        """Returns the MiB of a tenant's checkpoints, which the engine's `HistoryRoom` counts."""
+
+    def most_history_mb(self, tenant: str) -> int | None:
+        """Return how many MiB the checkpoints of a tenant may take; None: no bound of its own."""
+        return self._tiers[self.tier(tenant)].history_mb
 
     def tier(self, tenant: str) -> str:
         """Return the name of a tenant's tier."""
@@ -310,7 +318,7 @@ class Tenants:
             "tenant": tenant,
             "tier": self.tier(tenant),
             "quotas": asdict(use.quotas),
-            "use": use.as_json(),
+            "use": {**use.as_json(), "history_mb": self.history_mb(tenant)},
         }
 
     def all_json(self) -> list[dict[str, Any]]:

@@ -10,8 +10,10 @@ directories meanwhile.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -48,13 +50,16 @@ class _Level(NamedTuple):
     entered_as: Visit | None
 
 
-def walk_tree(top: str, *, is_one_system: bool = False) -> Iterator[Visit]:
+def walk_tree(
+    top: str, *, is_one_system: bool = False, most_names: int | None = None
+) -> Iterator[Visit]:
     """Visit everything below `top`, which becomes the working directory.
 
-    `is_one_system` leaves out directories that another file system is mounted on.
+    `is_one_system` leaves out directories that another file system is mounted on. A directory with
+    more than `most_names` entries is refused before their names take memory.
     """
     _enter(top)
-    levels = [_Level(iter(_names()), _here(), None)]
+    levels = [_Level(iter(_names(most_names)), _here(), None)]
     parents: list[str] = []
     while levels:
         name = next(levels[-1].names, None)
@@ -81,12 +86,17 @@ def walk_tree(top: str, *, is_one_system: bool = False) -> Iterator[Visit]:
         yield visit
         _enter(name)
         parents.append(name)
-        levels.append(_Level(iter(_names()), _here(), visit))
+        levels.append(_Level(iter(_names(most_names)), _here(), visit))
 
 
-def _names() -> list[str]:
+def _names(most: int | None) -> list[str]:
     with os.scandir(".") as entries:
-        return sorted(entry.name for entry in entries)
+        # `sys.maxsize` is the largest bound that islice takes.
+        bound = sys.maxsize if most is None else most + 1
+        names = sorted(entry.name for entry in itertools.islice(entries, bound))
+    if most is not None and len(names) > most:
+        raise Refusal("too_large", f"tree: has more than {most} files in one directory")
+    return names
 
 
 def _enter(name: str) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cellwall.guest.warm.fast_start import Handoff
 
 _MOST_SIGNAL = 64
+_MOST_SCANNED = 1_000_000
 _EXIT_HOST_GONE = 0
 _EXIT_BROKEN = 70
 _CONTEXT_MODULE = "cellwall.guest.context.main"
@@ -109,6 +110,10 @@ class Init:
             "root_get": self._root_get,
             "areas_get": self._areas_get,
             "areas_put": self._areas_put,
+            "tree_scan": self._tree_scan,
+            "tree_restore": self._tree_restore,
+            "hold": self._hold,
+            "release": self._release,
             "port_connect": self._port_connect,
             "port_list": self._port_list,
             "close": self._close,
@@ -345,6 +350,32 @@ class Init:
             for number in taken:
                 os.close(number)
         return None
+
+    def _tree_scan(self, request: Request) -> None:
+        from cellwall.guest.files import tree_scan  # most sandboxes keep no history
+
+        most_files = request.integer("files", low=1, high=_MOST_SCANNED)
+        path, content = self._files.resolve(request), request.flag("content")
+        self._workers.start(request.id, tree_scan.scan(path, most_files, content))
+
+    def _tree_restore(self, request: Request) -> None:
+        from cellwall.guest.files import tree_restore  # as above
+
+        self._workers.start(request.id, tree_restore.restoration(self._files.resolve(request)))
+
+    def _hold(self, _request: Request) -> tuple[Header, bytes]:
+        return {"held": self._signal_all(signal.SIGSTOP)}, b""
+
+    def _release(self, _request: Request) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> bool:
+        """Signal every other process; only pid 1 can: elsewhere they are not the sandbox's own."""
+        if os.getpid() != 1:
+            return False
+        with contextlib.suppress(ProcessLookupError):  # there is none
+            os.kill(-1, number)  # all but this process: kill(2)
+        return True
 
     def _port_connect(self, request: Request) -> None:
         self._opened_ports().connect(request)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _BOX = "/sandboxes/{sandbox_id}"
 _FILES = f"{_BOX}/files"
 _COMMAND = f"{_BOX}/commands/{{command_id}}"
+_CHECKPOINT = f"{_BOX}/checkpoints/{{checkpoint_id}}"
 _CONTEXT = f"{_BOX}/contexts/{{context}}"
 
 ACTIONS: Mapping[tuple[str, str], str] = {
@@ -45,6 +46,9 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", f"{_FILES}/move"): "file.move",
     ("PUT", f"{_FILES}/archive"): "file.unpack",
     ("POST", f"{_FILES}/sign"): "file.sign",
+    ("POST", f"{_BOX}/checkpoints"): "checkpoint.create",
+    ("POST", f"{_CHECKPOINT}/rollback"): "checkpoint.rollback",
+    ("DELETE", _CHECKPOINT): "checkpoint.drop",
     ("PUT", f"{_BOX}/network"): "network.change",
     ("POST", f"{_BOX}/packages"): "packages.install",
     ("PUT", "/signed/{token}"): "file.write",

@@ -109,6 +109,7 @@ class Quotas(Shown):
     file_mb: int | None
     output_mb: int | None
     stored_mb: int | None
+    history_mb: int | None
     connections: int | None
     least_isolation: Literal["process", "namespace", "kernel", "vm"] | None
     runtimes: list[str] | None
@@ -128,6 +129,7 @@ class QuotaUse(Shown):
     cpus: float
     file_mb: int
     stored_mb: float
+    history_mb: int
     connections: int
 
 

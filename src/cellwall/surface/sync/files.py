@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 from typing import TYPE_CHECKING, Literal, overload
 
+from cellwall.model.errors import SandboxUnavailable
 from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from cellwall.model.files import FileEntry
+    from cellwall.model.history import Checkpoint, FileChange, Rollback
     from cellwall.surface.shared.callbacks import OnProgress
     from cellwall.surface.sync.loop_thread import Put
     from cellwall.surface.sync.protocols import AnyWatch
@@ -126,6 +130,44 @@ class SyncFiles(Part):
             ),
             _told(on_progress),
         )
+
+    def checkpoint(self, name: str | None = None) -> Checkpoint:
+        """Keep the work area as it is now, outside of the sandbox."""
+        return self._do(lambda: self._inner.files.checkpoint(name))
+
+    def checkpoints(self) -> builtins.list[Checkpoint]:
+        """Return the checkpoints, the oldest first."""
+        return self._do(self._inner.files.checkpoints)
+
+    def diff(self, since: str | None = None, until: str | None = None) -> builtins.list[FileChange]:
+        """Return what differs between two checkpoints, by default from the latest to now."""
+        return self._do(lambda: self._inner.files.diff(since, until))
+
+    def diff_text(self, path: str, since: str | None = None, until: str | None = None) -> str:
+        """Return a unified diff of one file."""
+        return self._do(lambda: self._inner.files.diff_text(path, since, until))
+
+    def rollback(self, checkpoint_id: str) -> Rollback:
+        """Make the work area what it was at a checkpoint."""
+        return self._do(lambda: self._inner.files.rollback(checkpoint_id))
+
+    def drop(self, checkpoint_id: str) -> None:
+        """Forget a checkpoint."""
+        self._do(lambda: self._inner.files.drop(checkpoint_id))
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Checkpoint]:
+        """Roll the work area back if the block raises: `with files.transaction():`."""
+        made = self.checkpoint()
+        try:
+            yield made
+        except BaseException:
+            with contextlib.suppress(SandboxUnavailable):  # nothing is left to be rolled back
+                self.rollback(made.id)
+                self.drop(made.id)
+            raise
+        with contextlib.suppress(SandboxUnavailable):
+            self.drop(made.id)
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> SyncWatch:
         """Return an iterator over the changes in a directory from now on; close it after use."""

@@ -29,6 +29,7 @@ from cellwall.apps.cli.console.terminal import complain, visible
 from cellwall.apps.cli.one_program import network_of
 from cellwall.apps.cli.sandboxes import copy as sandbox_copy
 from cellwall.apps.cli.sandboxes import exec as sandbox_exec
+from cellwall.apps.cli.sandboxes import history as sandbox_history
 from cellwall.apps.cli.sandboxes import network as sandbox_network
 from cellwall.apps.cli.sandboxes import shell as sandbox_shell
 
@@ -42,7 +43,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for module in (sandbox_exec, sandbox_shell, sandbox_copy, sandbox_network):
+for module in (sandbox_exec, sandbox_shell, sandbox_copy, sandbox_history, sandbox_network):
     module.register(app)
 
 
