@@ -22,6 +22,7 @@ from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
+from cellwall.engine.parts.pausing import check_choice, check_pausing
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_profile, check_start
@@ -37,7 +38,7 @@ from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.templates.store import TemplateStore, state_dir
-from cellwall.model.errors import CellwallError, Conflict
+from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import (
@@ -86,6 +87,8 @@ class EngineStatistics:
 
     runs: int
     sandboxes: int
+    paused: int
+    """Number of the sandboxes that are paused."""
     background_failures: int
     pool: PoolStatistics
     runtimes: Mapping[str, RuntimeStatistics]
@@ -422,6 +425,8 @@ class Engine:
         image: str | ImageRoot | None = None,
         user: str | None = None,
         volumes: object = None,
+        auto_pause_s: float | None = None,
+        resume: str = "auto",
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -436,8 +441,12 @@ class Engine:
         image's own. `volumes`: what `model.volume.mounts_of` takes, such as `{"data": "/data"}`
         or `["data:/data:ro"]`, of volumes that exist. `profile`: `debug` if its programs may trace
         one another, where the operator permits it. `packages`: Python packages to install
-        first, such as `["requests"]`. `tenant`: whose it is, for the records of its connections.
+        first, such as `["requests"]`. `auto_pause_s`: seconds without activity after which it
+        pauses instead of ending, at most the limit `idle_s`. `resume`: `auto` if a request to a
+        paused one resumes it, `manual` if it is refused. `tenant`: whose it is, for the records of
+        its connections.
         """
+        pauses = check_choice(auto_pause_s, resume, self.settings.paused_s)
         box = box_of(tools)
         wanted = self.check_packages(packages)
         policy = self.outside.checked(network, trust)
@@ -462,8 +471,11 @@ class Engine:
             live.trust = trust
             if spec.has_network:
                 await self._opened(live, chosen, egress, wanted, tenant)
+            if auto_pause_s is not None:
+                self._check_pausing(live, chosen)
             sandbox = AsyncSandbox(
-                live, self._tasks, partial(self._released, chosen), box, self.outside, tenant
+                *(live, self._tasks, partial(self._released, chosen), box, self.outside, tenant),
+                pauses,
             )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
@@ -504,6 +516,15 @@ class Engine:
                 await self._install(live, packages, tenant)
         except BaseException:
             live.kill("its network could not be opened, or its packages not installed")
+            self._release(live, runtime)
+            raise
+
+    def _check_pausing(self, live: ClaimedSandbox, runtime: Runtime) -> None:
+        """Destroy a claimed sandbox that its owner wants to pause, and that cannot be."""
+        try:
+            check_pausing(live)
+        except HostUnsupported:
+            live.kill("it cannot be paused")
             self._release(live, runtime)
             raise
 
@@ -556,6 +577,7 @@ class Engine:
         return EngineStatistics(
             runs=self._runs,
             sandboxes=len(self._sandboxes),
+            paused=sum(each.status == "paused" for each in self._sandboxes.values()),
             background_failures=self._tasks.failed,
             pool=self._pool.statistics(),
             runtimes={name: r.statistics() for name, r in self._runtimes.made.items()},

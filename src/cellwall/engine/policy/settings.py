@@ -95,6 +95,9 @@ class EngineSettings:
     recently go, unless a sandbox uses them. 0: no bound."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
+    paused_s: float = 86_400.0
+    """Most seconds that a sandbox is paused, altogether or since its life was last extended; then
+    it ends."""
     collect_bytes: int = 64 * 1024 * 1024
     """Most bytes brought back by `collect` in one execution; they end up in our memory."""
     compile_cache_mb: int = 1024

@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -25,6 +25,7 @@ from cellwall.jail.inspect.posture import PostureMismatch
 from cellwall.jail.plan import plan
 from cellwall.linux import owner_label, seccomp
 from cellwall.linux.cgroups import hierarchies
+from cellwall.linux.cgroups.freezer import Freezer
 from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.linux.syscalls import landlock
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
@@ -488,7 +489,13 @@ class DockerRuntime:
                     remedy="run cellwall where the Docker daemon runs",
                 )
             paths.append((hierarchy, path))
-        return Groups(tuple(paths))
+        return Groups(tuple(paths), freezer=self._freezer(made, own))
+
+    def _freezer(self, made: str, own: Mapping[str, str]) -> Freezer | None:
+        """Return the freezer that the daemon uses, where killed processes must be thawed: on v1."""
+        freezing = self._layout.v1_freezer
+        path = "" if freezing is None else f"{freezing.root}{own.get('freezer', '')}"
+        return Freezer(path, 1, is_own=False) if made in path else None
 
     # -- ends ---------------------------------------------------------------------------------
 

@@ -226,7 +226,7 @@ async def execute(request: Request) -> None:
 def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
     state, owner = request.state, sandbox(request)
     live = owner.sandbox
-    live.live.check_alive()
+    live.live.enter()
     state.queue.tenants.check_output(request.owner)
     source, stdin = decode.source(body), decode.stdin(body)
     spoken = live.contexts.language(body.context) if body.context != MAIN else None
