@@ -18,8 +18,8 @@ from pathlib import Path
 from cellwall.linux.cgroups.files import read, read_counter, read_whole, write
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 
-V1_STATE = "freezer.state"
-"""File of a v1 group that says and decides whether its processes are frozen."""
+FILES = {1: ("freezer.state", "THAWED"), 2: ("cgroup.freeze", "0")}
+"""File of a group by the version of its hierarchy, and what thaws the group."""
 _PATIENCE_S = 5.0
 """Seconds for every process to stop; one that waits for a disk takes as long as that."""
 _FIRST_LOOK_S = 0.0002
@@ -33,7 +33,7 @@ class Freezer:
         """`is_own`: the directory was made for this, and goes with the sandbox."""
         self.path = path
         self.is_own = is_own
-        self._version = version
+        self.version = version
         self._lock = threading.Lock()
         self._is_ending = False
 
@@ -74,7 +74,7 @@ class Freezer:
         """Let processes end that were killed; nothing is frozen afterwards. Idempotent."""
         with self._lock:
             self._is_ending = True
-            if self._version == 1:
+            if self.version == 1:
                 with contextlib.suppress(HostUnsupported):  # the directory is gone
                     self._order_now(frozen=False)
 
@@ -84,15 +84,14 @@ class Freezer:
                 self._order_now(frozen=frozen)
 
     def _order_now(self, *, frozen: bool) -> None:
-        if self._version == 2:
-            write(f"{self.path}/cgroup.freeze", "1" if frozen else "0")
-        else:
-            write(f"{self.path}/{V1_STATE}", "FROZEN" if frozen else "THAWED")
+        name, thaw = FILES[self.version]
+        freeze = "FROZEN" if self.version == 1 else "1"
+        write(f"{self.path}/{name}", freeze if frozen else thaw)
 
     def _is_frozen(self) -> bool:
-        if self._version == 2:
+        if self.version == 2:
             return read_counter(f"{self.path}/cgroup.events", b"frozen") == 1
-        return read(f"{self.path}/{V1_STATE}").strip() == b"FROZEN"
+        return read(f"{self.path}/{FILES[1][0]}").strip() == b"FROZEN"
 
     def _move(self, members: Callable[[], set[int]]) -> bool:
         """Move those that are not here yet; whether there was one."""
@@ -121,6 +120,7 @@ class Freezer:
 
 def thaw_v1(path: Path) -> None:
     """Let processes in a v1 group go on, so that those killed before end; nothing on v2."""
-    if (path / V1_STATE).exists():
+    name, thaw = FILES[1]
+    if (path / name).exists():
         with contextlib.suppress(HostUnsupported):
-            write(path / V1_STATE, "THAWED")
+            write(path / name, thaw)

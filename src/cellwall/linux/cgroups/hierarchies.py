@@ -51,10 +51,13 @@ class Layout:
 
     @property
     def all_used(self) -> tuple[Hierarchy, ...]:
-        """Every hierarchy in which directories are made, the one for freezing first."""
-        if self.freezing is None or self.freezing in self.hierarchies:
-            return self.hierarchies
-        return (self.freezing, *self.hierarchies)
+        """Every hierarchy in which an engine of this host may have directories.
+
+        Those for freezing come first: what is frozen there does not end elsewhere.
+        """
+        freezing = (self.freezing, self.v1_freezer)
+        extra = [each for each in freezing if each is not None and each not in self.hierarchies]
+        return (*dict.fromkeys(extra), *self.hierarchies)
 
     @property
     def lets_move_itself(self) -> bool:

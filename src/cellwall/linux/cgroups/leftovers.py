@@ -60,7 +60,7 @@ def _kill_and_remove(path: Path) -> bool:
     deadline = time.monotonic() + 2.0
     while True:
         try:
-            _kill_listed(path)
+            kill_listed(path)
             thaw_v1(path)  # a process frozen there does not end before
             path.rmdir()
         except FileNotFoundError:
@@ -75,7 +75,7 @@ def _kill_and_remove(path: Path) -> bool:
             return True
 
 
-def _kill_listed(path: Path) -> None:
+def kill_listed(path: Path) -> None:
     """Kill the processes listed in a cgroup, and none that reused one of their pids.
 
     SECURITY: a pid that is still listed after its pidfd was opened belongs to the pidfd's process.

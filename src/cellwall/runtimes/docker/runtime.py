@@ -54,6 +54,7 @@ from cellwall.runtimes.docker.inside import document
 from cellwall.runtimes.docker.sandbox import DockerSandbox, SandboxResources, note_limits
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.environment import inside_environment
+from cellwall.runtimes.shared.freezing import ThawGuard
 
 if TYPE_CHECKING:
     from cellwall.runtimes.volumes.holder import Holder
@@ -94,6 +95,7 @@ class DockerRuntime:
         self._live: set[DockerSandbox] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._left: set[str] = set()
+        self.guard = ThawGuard()
         """Containers, by id or name, that could not be removed because the daemon was away."""
         self._started = self._failed = 0
         self._next_cpu = 0
@@ -492,10 +494,16 @@ class DockerRuntime:
         return Groups(tuple(paths), freezer=self._freezer(made, own))
 
     def _freezer(self, made: str, own: Mapping[str, str]) -> Freezer | None:
-        """Return the freezer that the daemon uses, where killed processes must be thawed: on v1."""
-        freezing = self._layout.v1_freezer
-        path = "" if freezing is None else f"{freezing.root}{own.get('freezer', '')}"
-        return Freezer(path, 1, is_own=False) if made in path else None
+        """Return the freezer that the daemon uses, for when it does not thaw.
+
+        The daemon prefers v1 where it has controllers there.
+        """
+        for freezing, key in ((self._layout.v1_freezer, "freezer"), (self._layout.freezing, "")):
+            if freezing is not None:
+                path = f"{freezing.root or freezing.base}{own.get(key, '')}"
+                if made in path and os.path.exists(path + "/cgroup.procs"):
+                    return Freezer(path, freezing.version, is_own=False)
+        return None
 
     # -- ends ---------------------------------------------------------------------------------
 
@@ -560,11 +568,13 @@ class DockerRuntime:
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if "_volumes" in vars(self):
             await self._volumes.aclose()
+        await asyncio.to_thread(self.guard.end)
         self._ranges.close()
         self.daemon.close()
 
     def abandon(self) -> None:
         """Release the parent's descriptors without ending a container; for a forked child."""
+        self.guard.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()

@@ -29,6 +29,7 @@ from cellwall.runtimes.docker import posture
 from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
 from cellwall.runtimes.docker.daemon import Daemon, Refused
 from cellwall.runtimes.shared import network_listeners, work_area
+from cellwall.runtimes.shared.freezing import ThawGuard
 from cellwall.runtimes.shared.shedding import MemoryWatch
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Owner(Protocol):
     """What a sandbox needs of its runtime."""
 
     daemon: Daemon
+    guard: ThawGuard
 
     async def remove(self, sandbox: DockerSandbox, container: str) -> None:
         """Remove the container of a dead sandbox."""
@@ -229,6 +231,8 @@ class DockerSandbox:
         """Have the daemon stop the container's processes."""
         if self._watch is not None:
             self._watch.stop()
+        if self._resources.groups.freezer is not None:
+            await asyncio.to_thread(self._runtime.guard.add, self._resources.groups.freezer)
         try:
             await self._by_daemon(self._runtime.daemon.pause)
         except BaseException:
@@ -299,6 +303,8 @@ class DockerSandbox:
             with contextlib.suppress(CellwallError):
                 await self._asked
             self.kill()  # a pause that was under way came after the first one
+            if self._resources.groups.freezer is not None:
+                self._runtime.guard.drop(self._resources.groups.freezer)
         with contextlib.suppress(TimeoutError):  # the daemon is asked next
             async with asyncio.timeout(_END_S):
                 await self.wait_ended()

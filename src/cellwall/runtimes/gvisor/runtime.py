@@ -458,10 +458,11 @@ class GvisorRuntime:
         if "_groups" in vars(self):
             self._groups.close()
             del self._groups
-        self._freezer_threads.close()
+        await self._freezer_threads.aclose()
 
     def abandon(self) -> None:
         """Release the parent's descriptors without ending a sandbox; for a forked child."""
+        self._freezer_threads.guard.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()

@@ -574,10 +574,11 @@ class JailRuntime:
         await self._watchdog.aclose()
         if "_groups" in vars(self):
             self._groups.close()
-        self._freezer_threads.close()
+        await self._freezer_threads.aclose()
 
     def abandon(self) -> None:
         """Close the parent's descriptors in a forked child, and end nothing."""
+        self._freezer_threads.guard.abandon()
         if "_servers" in vars(self):
             self._servers.abandon()
         if "_mapper" in vars(self):

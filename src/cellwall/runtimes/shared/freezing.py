@@ -9,16 +9,79 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import CellwallError, SandboxBroken
+from cellwall.linux import own_module
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 
 if TYPE_CHECKING:
     from cellwall.linux.cgroups.engine_tree import EngineGroups
+    from cellwall.linux.cgroups.freezer import Freezer
     from cellwall.linux.cgroups.sandbox_groups import Groups
+
+
+class ThawGuard:
+    """The engine's end of the process that thaws what the engine leaves frozen."""
+
+    def __init__(self) -> None:
+        """Start nothing before the first group."""
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def add(self, freezer: Freezer) -> None:
+        """Have a group thawed when the engine ends. Raises HostUnsupported."""
+        try:
+            self._tell("+", freezer)
+        except OSError as error:
+            raise HostUnsupported(
+                "processes",
+                f"pause: start the process that thaws after the engine: {error.strerror}",
+                remedy="is this host short of memory or processes?",
+                errno=error.errno,
+            ) from error
+
+    def drop(self, freezer: Freezer) -> None:
+        """Forget a group that has ended."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._tell("-", freezer)
+
+    def _tell(self, sign: str, freezer: Freezer) -> None:
+        with self._lock:
+            process = self._process
+            if process is None or process.poll() is not None:
+                process = self._process = self._start()
+            assert process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe
+            process.stdin.write(f"{sign}{freezer.version} {freezer.path}\n".encode())
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            own_module.command("cellwall.linux.cgroups.thaw_guard:main"),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def end(self) -> None:
+        """End the process and wait for that."""
+        self.abandon()
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def abandon(self) -> None:
+        """Close this process's end of the pipe; in a forked child, nothing ends."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
 
 
 class FreezerThreads:
@@ -26,6 +89,10 @@ class FreezerThreads:
 
     A resume does not queue behind pauses.
     """
+
+    def __init__(self) -> None:
+        """Start nothing."""
+        self.guard = ThawGuard()
 
     @cached_property
     def pausing(self) -> ThreadPoolExecutor:
@@ -37,8 +104,9 @@ class FreezerThreads:
         """The thread that thaws."""
         return ThreadPoolExecutor(1, thread_name_prefix="cellwall-thaw")
 
-    def close(self) -> None:
-        """End the threads; no sandbox may be left."""
+    async def aclose(self) -> None:
+        """End the threads and the guard; no sandbox may be left."""
+        await asyncio.to_thread(self.guard.end)
         for name in ("pausing", "resuming"):
             if name in vars(self):
                 vars(self).pop(name).shutdown(wait=False)
@@ -73,7 +141,10 @@ class Freezing:
         await asyncio.shield(self._under_way)
 
     def _freeze(self) -> None:
-        self._tree.add_freezer(self._groups).freeze(self._groups.members)
+        freezer = self._tree.add_freezer(self._groups)
+        if freezer.version == 1:
+            self._threads.guard.add(freezer)
+        freezer.freeze(self._groups.members)
 
     def _thaw(self) -> None:
         if self._groups.freezer is not None:
@@ -85,3 +156,5 @@ class Freezing:
         if self._under_way is not None:
             with contextlib.suppress(CellwallError, asyncio.CancelledError):
                 await self._under_way
+        if self._groups.freezer is not None:
+            self._threads.guard.drop(self._groups.freezer)
