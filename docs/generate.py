@@ -19,7 +19,7 @@ import runtime_tables
 DOCS = Path(__file__).resolve().parent
 PAGES = (
     *("cli.md", "library.md", "network.md", "operations.md", "packages.md", "runtimes.md"),
-    *("sdk.md", "server.md", "settings.md", "volumes.md"),
+    *("sdk.md", "server.md", "settings.md", "state.md", "volumes.md"),
 )
 _TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
 _BLOCK = re.compile(r"<!-- (help|snippet): ?([^>]*?) -->\n```(\w+)\n.*?```\n", re.DOTALL)

@@ -19,6 +19,7 @@ from kit.places import ROOT
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
 NETWORK = sorted((ROOT / "docs" / "snippets" / "network").glob("*.py"))
 VOLUMES = sorted((ROOT / "docs" / "snippets" / "volumes").glob("*.py"))
+STATE = sorted((ROOT / "docs" / "snippets" / "state").glob("*.py"))
 AGENTS = [ROOT / "docs" / "snippets" / "agents" / "tools.py"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 Done = subprocess.CompletedProcess[str]
@@ -56,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "snippet", [*SNIPPETS, *NETWORK, *VOLUMES, *AGENTS], ids=lambda path: path.stem
+    "snippet", [*SNIPPETS, *NETWORK, *VOLUMES, *STATE, *AGENTS], ids=lambda path: path.stem
 )
 def test_snippet_runs(snippet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A machine whose registries are behind a mirror has them at private addresses.
@@ -107,6 +108,7 @@ def test_every_snippet_is_shown_and_help_is_current() -> None:
         ("sdk.md", folder.glob("sdk/*.py")),
         ("network.md", folder.glob("network/policy*.py")),
         ("volumes.md", VOLUMES),
+        ("state.md", STATE),
         ("packages.md", folder.glob("network/packages*.py")),
         ("add-a-runtime.md", folder.glob("runtimes/*.py")),
     )

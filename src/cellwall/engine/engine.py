@@ -446,7 +446,7 @@ class Engine:
         paused one resumes it, `manual` if it is refused. `tenant`: whose it is, for the records of
         its connections.
         """
-        pauses = check_choice(auto_pause_s, resume, self.settings.paused_s)
+        pauses = check_choice(auto_pause_s, resume, self.settings)
         box = box_of(tools)
         wanted = self.check_packages(packages)
         policy = self.outside.checked(network, trust)

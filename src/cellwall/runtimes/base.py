@@ -327,6 +327,14 @@ class Pauses(Protocol):
         """Let the processes go on. Raises HostUnsupported, SandboxBroken."""
 
 
+@runtime_checkable
+class PagesOut(Protocol):
+    """A live sandbox whose memory can be written to swap while it is paused."""
+
+    async def page_out(self) -> None:
+        """Write it to swap, where this machine has some; it comes back as it is used."""
+
+
 def no_pause(runtime: str) -> HostUnsupported:
     """Return the refusal of a pause by a runtime that cannot stop processes."""
     return HostUnsupported(

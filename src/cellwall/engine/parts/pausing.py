@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cellwall.model.errors import CellwallError, Conflict, SandboxBroken, UsageError
-from cellwall.runtimes.base import Pauses, no_pause
+from cellwall.runtimes.base import PagesOut, Pauses, no_pause
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.policy.settings import EngineSettings
     from cellwall.model.limits import Limits
     from cellwall.surface.shared.tasks import Tasks
 
@@ -42,9 +43,11 @@ class PauseChoice:
     """`auto`: a request resumes it. `manual`: only `resume` does, and a request is refused."""
     paused_s: float = 86_400.0
     """Most seconds that it is paused, altogether; then it ends."""
+    page_out_s: float | None = None
+    """Seconds of a pause after which its memory is written to swap."""
 
 
-def check_choice(auto_pause_s: float | None, resume: str, paused_s: float) -> PauseChoice:
+def check_choice(auto_pause_s: float | None, resume: str, settings: EngineSettings) -> PauseChoice:
     """Return a caller's choice. Raises UsageError."""
     if resume not in get_args(Resume):
         raise UsageError(f"resume: {resume!r} is not known", remedy="say 'auto' or 'manual'")
@@ -55,7 +58,8 @@ def check_choice(auto_pause_s: float | None, resume: str, paused_s: float) -> Pa
                 f"auto_pause_s: {auto_pause_s!r} is out of bounds",
                 remedy=f"give a number from 1 to {_IDLE_MOST_S:g}",
             )
-    return PauseChoice(auto_pause_s, "manual" if resume == "manual" else "auto", paused_s)
+    kind: Resume = "manual" if resume == "manual" else "auto"
+    return PauseChoice(auto_pause_s, kind, settings.paused_s, settings.page_out_s)
 
 
 def check_pausing(live: ClaimedSandbox) -> Pauses:
@@ -65,6 +69,12 @@ def check_pausing(live: ClaimedSandbox) -> Pauses:
         raise no_pause(live.isolation.runtime)
     found.check_pausing()
     return found
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    """Do what only saves memory; the sandbox may have ended."""
+    with contextlib.suppress(CellwallError):
+        await work
 
 
 class Pausing:
@@ -89,6 +99,7 @@ class Pausing:
         """Seconds of all earlier pauses."""
         self._used_s = 0.0
         """Seconds of earlier pauses, of those that the bound is for."""
+        self._paging: asyncio.TimerHandle | None = None
         self._ends_s = self._loop.time() + self._limits.life_s
         self._timer = self._loop.call_later(self._next_look_s(), self._look)
 
@@ -174,6 +185,13 @@ class Pausing:
                 raise error
             self._live.check_alive()
             self._state = "paused"
+            if self._choice.page_out_s is not None:
+                self._paging = self._loop.call_later(self._choice.page_out_s, self._page_out)
+
+    def _page_out(self) -> None:
+        found = self._live.runtime_sandbox
+        if self._state == "paused" and self._live.is_alive and isinstance(found, PagesOut):
+            self._tasks.spawn(_quietly(found.page_out()))
 
     async def _wait_steady(self) -> None:
         """Wait until no execution is being ended."""
@@ -212,6 +230,7 @@ class Pausing:
         """Undo `_hold`."""
         paused_s = self._loop.time() - self._since_s
         self._state = "running"
+        self._stop_paging()
         self._used_s += paused_s
         self._past_s += paused_s
         self._ends_s += paused_s
@@ -245,8 +264,14 @@ class Pausing:
         self._arm(self._choice.paused_s, self._on_too_long)
 
     def stop(self) -> None:
-        """Stop the clock of a sandbox that has ended."""
+        """Stop the clocks of a sandbox that has ended."""
         self._timer.cancel()
+        self._stop_paging()
+
+    def _stop_paging(self) -> None:
+        if self._paging is not None:
+            self._paging.cancel()
+            self._paging = None
 
     def _arm(self, delay_s: float, then: Callable[[], None]) -> None:
         self._timer.cancel()

@@ -179,6 +179,15 @@ class Groups:
         if _has(hierarchy, path, BUFFERS):
             self._set(buffers, str(size // _BUFFERS_PART))
 
+    def allow_swap(self, *, allowed: bool) -> None:
+        """Let v2 put memory on swap, or no more; what is there stays until it is used.
+
+        v1 bounds the sum of both from the start.
+        """
+        found = self._path("memory")
+        if found and found[0].version == 2 and _has(*found, "/memory.swap.max"):
+            self._set(found[1] + "/memory.swap.max", "max" if allowed else "0")
+
     def join(self, pid: int) -> None:
         """Move a process into every directory; it must start no child meanwhile.
 

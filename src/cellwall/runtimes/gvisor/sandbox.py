@@ -210,6 +210,10 @@ class GvisorSandbox:
         if self._watch is not None:
             self._watch.go_on()
 
+    async def page_out(self) -> None:
+        """Write its memory to swap, where this machine has some."""
+        await self._freezing.page_out()
+
     def kill(self) -> None:
         """Kill the pid namespace, and the cgroup where that is possible."""
         if self.volumes is not None:

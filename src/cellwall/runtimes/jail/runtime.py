@@ -50,7 +50,7 @@ from cellwall.runtimes.jail.fork_servers import (
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.worker import Worker
-from cellwall.runtimes.shared import network_listeners
+from cellwall.runtimes.shared import freezing, network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import OWN_PYTHON, image_environment, inside_environment
@@ -255,6 +255,7 @@ class JailRuntime:
         findings = [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
         if not self.answers_first:  # the first answer does not wait for what it does not need
             findings.append(await asyncio.to_thread(network_listeners.finding))
+            findings.append(freezing.finding(self.layout))
         return findings
 
     async def warm(self, template: BuiltTemplate) -> None:

@@ -295,6 +295,10 @@ class JailSandbox:
         """Let its processes go on."""
         await self._freezing.resume()
 
+    async def page_out(self) -> None:
+        """Write its memory to swap, where this machine has some."""
+        await self._freezing.page_out()
+
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""
         if self.volumes is not None:

@@ -17,11 +17,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cellwall.linux import own_module
-from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.linux.syscalls import page_out
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.runtimes.base import Finding
 
 if TYPE_CHECKING:
     from cellwall.linux.cgroups.engine_tree import EngineGroups
     from cellwall.linux.cgroups.freezer import Freezer
+    from cellwall.linux.cgroups.hierarchies import Layout
     from cellwall.linux.cgroups.sandbox_groups import Groups
 
 
@@ -112,6 +115,22 @@ class FreezerThreads:
                 vars(self).pop(name).shutdown(wait=False)
 
 
+def finding(layout: Layout) -> Finding:
+    """Return whether sandboxes can be paused here, and give their memory back meanwhile."""
+    where, areas = layout.freezing, page_out.swap_areas()
+    if where is None:
+        remedy = "mount cgroup2 and delegate a group to this user"
+        return Finding("pause", "CAUTION", "no cgroup can be made that freezes processes", remedy)
+    swap = f"swap: {', '.join(areas)}" if areas else "no swap, so no memory comes back"
+    detail = f"frozen by cgroup v{where.version} below {where.base}; {swap}"
+    if where.version == 1:
+        remedy = "mount cgroup2, where what is frozen ends with its engine by itself"
+        return Finding("pause", "CAUTION", detail, remedy)
+    return Finding(
+        "pause", "PASS", detail, "" if areas else "zramctl --find --size 1G; mkswap; swapon"
+    )
+
+
 class Freezing:
     """Pause and resume of one sandbox."""
 
@@ -119,7 +138,7 @@ class Freezing:
         self._tree = tree
         self._threads = threads
         self._groups = groups
-        self._under_way: asyncio.Future[None] | None = None
+        self._under_way: set[asyncio.Future[None]] = set()
         self._is_ended = False
 
     def check(self) -> None:
@@ -137,8 +156,10 @@ class Freezing:
     async def _do(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
         if self._is_ended:
             raise SandboxBroken("pause: the sandbox has ended")
-        self._under_way = asyncio.get_running_loop().run_in_executor(threads, work)
-        await asyncio.shield(self._under_way)
+        doing = asyncio.get_running_loop().run_in_executor(threads, work)
+        self._under_way.add(doing)
+        doing.add_done_callback(self._under_way.discard)
+        await asyncio.shield(doing)
 
     def _freeze(self) -> None:
         freezer = self._tree.add_freezer(self._groups)
@@ -149,12 +170,24 @@ class Freezing:
     def _thaw(self) -> None:
         if self._groups.freezer is not None:
             self._groups.freezer.thaw()
+        self._groups.allow_swap(allowed=False)
+
+    async def page_out(self) -> None:
+        """Write the memory of its processes to swap."""
+        await self._do(self._threads.pausing, self._page_out)
+
+    def _page_out(self) -> None:
+        if not page_out.swap_areas():
+            return
+        self._groups.allow_swap(allowed=True)
+        for pid in self._groups.members():
+            with contextlib.suppress(OSError):  # it has ended, or may not be advised
+                page_out.page_out(pid)
 
     async def end(self) -> None:
         """Wait for what is under way and begin nothing more; the sandbox has been killed."""
         self._is_ended = True
-        if self._under_way is not None:
-            with contextlib.suppress(CellwallError, asyncio.CancelledError):
-                await self._under_way
+        if self._under_way:
+            await asyncio.wait(self._under_way)
         if self._groups.freezer is not None:
             self._threads.guard.drop(self._groups.freezer)
