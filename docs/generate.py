@@ -27,7 +27,7 @@ PAGES = (
         "packages.md",
         "runtimes.md",
     ),
-    *("sdk.md", "server.md", "settings.md", "volumes.md"),
+    *("sdk.md", "server.md", "settings.md", "state.md", "volumes.md"),
 )
 _TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
 _BLOCK = re.compile(r"<!-- (help|snippet): ?([^>]*?) -->\n```(\w+)\n.*?```\n", re.DOTALL)

@@ -120,6 +120,9 @@ TARGETS: tuple[Target, ...] = (
     Target("image_docker", "the same against `docker run --rm` of the image, p50", "x", 0.12, 0.05),
     Target("image_live", "memory (PSS) that a live sandbox on an image adds", "MiB", 2, 1),
     Target("image_import", "import of an image against `tar xf` of its layer, p50", "x", 1.5, 1.0),
+    Target("pause", "first pause of a session, p50", "ms", 15, 10),
+    Target("pause_resume", "a cell that resumes its sandbox, p50", "ms", 10, 3),
+    Target("pause_500", "CPU time of 500 paused sandboxes", "%", 0, 0),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

@@ -52,7 +52,7 @@ def shown(value: float | None, unit: str) -> str:
     return f"{value:.1f}×" if unit == "x" and value >= 10 else f"{value:.2f} {_SIGN[unit]}"
 
 
-_SIGN = {"F": "F", "x": "×", "ms": "ms", "s": "s", "/s": "/s"}
+_SIGN = {"%": "%", "F": "F", "x": "×", "ms": "ms", "s": "s", "/s": "/s"}
 
 
 def row(figure: Figure) -> tuple[str, str, str, str, str, str]:

@@ -29,6 +29,7 @@ from cellwall_bench import (
     latency,
     mcp,
     outside,
+    pauses,
     programs,
     throughput,
 )
@@ -160,6 +161,9 @@ class Bench:
         yield "image_docker", 0, lambda _: images.against_docker("image_docker", n)
         yield "image_live", 0, lambda _: images.live("image_live", self.effort.live * 2 // 5)
         yield "image_import", 0, lambda _: images.unpacked("image_import", 5)
+        yield "pause", 0, lambda e: pauses.pause(e, "pause", python, n)
+        yield "pause_resume", 0, lambda e: pauses.resume(e, "pause_resume", python, n)
+        yield "pause_500", 0, lambda e: pauses.crowd(e, "pause_500", python, self.effort.live)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
 
     def _language_rows(

@@ -173,6 +173,8 @@ class AsyncClient(AsyncClosing):
         image: str | None = None,
         user: str | None = None,
         volumes: Mapping[str, str] | None = None,
+        auto_pause_s: float | None = None,
+        resume: str | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
@@ -183,7 +185,9 @@ class AsyncClient(AsyncClosing):
         operator permits, such as `python:3.12-slim`, whose tree is the root, and `user` one of its
         users, by default the image's own. `volumes`: volumes of the caller's tenant, such as
         `{"data": "/data"}`. `profile`: `debug` if its programs may trace one another, where the
-        operator permits it. Raises `ImageComing` while the image is being pulled.
+        operator permits it. `auto_pause_s`: seconds without activity after which it pauses instead
+        of ending. `resume`: `manual` if a request to a paused one is refused. Raises `ImageComing`
+        while the image is being pulled.
         """
         box = box_of(tools)
         body = {
@@ -199,6 +203,8 @@ class AsyncClient(AsyncClosing):
                 image=image,
                 user=user,
                 volumes=asking.volumes(volumes),
+                auto_pause_s=auto_pause_s,
+                resume=resume,
             ),
             **_place(template, (runtime, isolation, trust), demand_hard, start),
         }

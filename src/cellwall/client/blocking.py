@@ -45,8 +45,8 @@ class RemoteSandbox(SyncSandbox):
 
     @property
     def status(self) -> str:
-        """`running` until it is closed or has ended; asks the server."""
-        if self._remote.status == "running":
+        """`running` or `paused` until it is closed or has ended; asks the server."""
+        if self._remote.status != "stopped":
             self._thread.call(lambda _client, _put: self._remote.refresh())
         return self._remote.status
 

@@ -37,7 +37,7 @@ class RemoteSandboxHandle:
         self.limits = limits_of(facts["limits"])
         self.created_at = seconds_of(facts["created_at"])
         self.ends_at = seconds_of(facts["expires_at"])
-        self.is_alive = self.is_alive and facts["status"] == "running"
+        self.is_alive = self.is_alive and facts["status"] != "stopped"
 
     def path(self, below: str = "") -> str:
         """Return the path of an object of the sandbox."""

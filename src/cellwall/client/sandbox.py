@@ -58,9 +58,11 @@ class AsyncSandbox:
         return self._live.id
 
     @property
-    def status(self) -> Literal["running", "stopped"]:
+    def status(self) -> Literal["running", "paused", "stopped"]:
         """The server's last report; `refresh` asks again."""
-        return "running" if self._live.is_alive else "stopped"
+        if not self._live.is_alive:
+            return "stopped"
+        return "paused" if self._live.facts["status"] == "paused" else "running"
 
     @property
     def isolation(self) -> Isolation:
@@ -308,6 +310,18 @@ class AsyncSandbox:
         """Let the sandbox live `life_s` seconds from now."""
         self.limits.with_changes({"life_s": life_s})  # checks the number
         await self.change(life_s=life_s)
+
+    async def pause(self) -> None:
+        """Stop its processes where they are; return when they stand still. Idempotent.
+
+        Its deadlines, idle time and life stand still, too, and it uses no CPU time. A request
+        resumes it, or with `resume="manual"` is refused as Conflict; looking at it does neither.
+        """
+        self._live.take(await self._live.json(Ask("POST", "/pause", is_repeatable=True)))
+
+    async def resume(self) -> None:
+        """Let its processes go on; nothing happens if they run."""
+        self._live.take(await self._live.json(Ask("POST", "/resume", is_repeatable=True)))
 
     async def change(
         self,

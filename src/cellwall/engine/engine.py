@@ -23,6 +23,7 @@ from cellwall.engine.history.room import HistoryRoom
 from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
+from cellwall.engine.parts.pausing import check_choice, check_pausing
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_profile, check_start
@@ -38,7 +39,7 @@ from cellwall.engine.sandbox import AsyncSandbox, EngineParts
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.templates.store import TemplateStore, state_dir
-from cellwall.model.errors import CellwallError, Conflict
+from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import (
@@ -56,6 +57,7 @@ from cellwall.surface.tools.tools import Offer, Tools, box_of
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.images.image_store import ImageStore
+    from cellwall.engine.parts.pausing import PauseChoice
     from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
@@ -88,6 +90,8 @@ class EngineStatistics:
 
     runs: int
     sandboxes: int
+    paused: int
+    """Number of the sandboxes that are paused."""
     background_failures: int
     pool: PoolStatistics
     runtimes: Mapping[str, RuntimeStatistics]
@@ -426,6 +430,8 @@ class Engine:
         image: str | ImageRoot | None = None,
         user: str | None = None,
         volumes: object = None,
+        auto_pause_s: float | None = None,
+        resume: str = "auto",
         tenant: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
@@ -440,8 +446,12 @@ class Engine:
         image's own. `volumes`: what `model.volume.mounts_of` takes, such as `{"data": "/data"}`
         or `["data:/data:ro"]`, of volumes that exist. `profile`: `debug` if its programs may trace
         one another, where the operator permits it. `packages`: Python packages to install
-        first, such as `["requests"]`. `tenant`: whose it is, for the records of its connections.
+        first, such as `["requests"]`. `auto_pause_s`: seconds without activity after which it
+        pauses instead of ending, at most the limit `idle_s`. `resume`: `auto` if a request to a
+        paused one resumes it, `manual` if it is refused. `tenant`: whose it is, for the records of
+        its connections.
         """
+        pauses = check_choice(auto_pause_s, resume, self.settings)
         box = box_of(tools)
         wanted = self.check_packages(packages)
         policy = self.outside.checked(network, trust)
@@ -466,15 +476,22 @@ class Engine:
             live.trust = trust
             if spec.has_network:
                 await self._opened(live, chosen, egress, wanted, tenant)
-            return self._kept(live, chosen, box, tenant)
+            if auto_pause_s is not None:
+                self._check_pausing(live, chosen)
+            return self._kept(live, chosen, box, (tenant, pauses))
 
     def _kept(
-        self, live: ClaimedSandbox, runtime: Runtime, box: Offer | None, tenant: str
+        self,
+        live: ClaimedSandbox,
+        runtime: Runtime,
+        box: Offer | None,
+        owner: tuple[str, PauseChoice],
     ) -> AsyncSandbox:
         """Return a claimed sandbox as the one that its owner holds."""
         parts = EngineParts(self._tasks, self.outside, lambda: self.copies)
+        tenant, pauses = owner
         released, share = partial(self._released, runtime), self.history_room.of(tenant)
-        sandbox = AsyncSandbox(live, parts, released, box, share)
+        sandbox = AsyncSandbox(live, parts, released, box, share, pauses)
         self._sandboxes[sandbox.id] = sandbox
         return sandbox
 
@@ -507,7 +524,7 @@ class Engine:
             if live.spec.has_network and not heritage.policy.is_none:
                 egress = Egress.of(heritage.policy, None, {})
                 await self._opened(live, runtime, egress, (), heritage.tenant)
-            return self._kept(live, runtime, heritage.tools, heritage.tenant)
+            return self._kept(live, runtime, heritage.tools, (heritage.tenant, heritage.pauses))
 
     async def prepare_volumes(self) -> None:
         """Have the first volume sooner, on the runtime that is used by default."""
@@ -545,6 +562,15 @@ class Engine:
                 await self._install(live, packages, tenant)
         except BaseException:
             live.kill("its network could not be opened, or its packages not installed")
+            self._release(live, runtime)
+            raise
+
+    def _check_pausing(self, live: ClaimedSandbox, runtime: Runtime) -> None:
+        """Destroy a claimed sandbox that its owner wants to pause, and that cannot be."""
+        try:
+            check_pausing(live)
+        except HostUnsupported:
+            live.kill("it cannot be paused")
             self._release(live, runtime)
             raise
 
@@ -597,6 +623,7 @@ class Engine:
         return EngineStatistics(
             runs=self._runs,
             sandboxes=len(self._sandboxes),
+            paused=sum(each.status == "paused" for each in self._sandboxes.values()),
             background_failures=self._tasks.failed,
             pool=self._pool.statistics(),
             runtimes={name: r.statistics() for name, r in self._runtimes.made.items()},

@@ -21,6 +21,7 @@ from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.contexts import Contexts, called, inside
 from cellwall.engine.parts.files import Files, file_error
 from cellwall.engine.parts.network import change, policy_of
+from cellwall.engine.parts.pausing import PauseChoice, Pausing
 from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
 from cellwall.engine.programs.session_program import SessionProgram
 from cellwall.languages import registry
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
 
-Status = Literal["running", "stopped"]
+Status = Literal["running", "paused", "stopped"]
 _STREAM_HIGH = 256
 
 
@@ -76,6 +77,7 @@ class AsyncSandbox:
         on_closed: Callable[[AsyncSandbox], None],
         tools: Offer | None,
         share: Share,
+        pauses: PauseChoice,
     ) -> None:
         """Called by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         tasks, self._outside, self._copies = parts
@@ -86,13 +88,14 @@ class AsyncSandbox:
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self.created_at = time.time()
-        self._ends_s = self._loop.time() + live.spec.limits.life_s
         self._closed = False
         self._listeners: list[Callable[[str], None]] = []
         self.contexts = Contexts(live)
         self.commands = Commands(live, tasks)
         self.files = Files(live, share)
-        self._reaper = self._loop.call_later(self._next_check_s(), self._reap)
+        self._pauses = pauses
+        self._pausing = Pausing(live, tasks, pauses, self._end)
+        live.pausing = self._pausing
         live.channel.on_end(self._on_channel_ended)
 
     @staticmethod
@@ -109,8 +112,10 @@ class AsyncSandbox:
 
     @property
     def status(self) -> Status:
-        """`running` until it is closed or has ended."""
-        return "running" if self.live.is_alive else "stopped"
+        """`running` or `paused` until it is closed or has ended."""
+        if not self.live.is_alive:
+            return "stopped"
+        return "paused" if self._pausing.has_paused else "running"
 
     @property
     def isolation(self) -> Isolation:
@@ -139,8 +144,8 @@ class AsyncSandbox:
 
     @property
     def ends_at(self) -> float:
-        """End of its lifetime, in seconds since the epoch."""
-        return time.time() + self._ends_s - self._loop.time()
+        """End of its lifetime, in seconds since the epoch; of a paused one, if it resumed now."""
+        return time.time() + self._pausing.left_s
 
     def on_ended(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once with the reason when it ends; at once if it has.
@@ -208,7 +213,7 @@ class AsyncSandbox:
         from cellwall.engine.parts import packages as parts
 
         wanted = parts.checked(packages)
-        self.live.check_alive()
+        self.live.enter()
         return await parts.install(
             self.live,
             self._outside,
@@ -241,7 +246,7 @@ class AsyncSandbox:
         `output_kb` replaces the sandbox's limit of each stream; `tools` replace the sandbox's own
         for this run, and none is available if it is empty.
         """
-        self.live.check_alive()
+        self.live.enter()
         source, data = check_source(code), check_stdin(stdin)
         wanted = None if language is None else registry.find(language)
         limits = self.limits
@@ -400,7 +405,7 @@ class AsyncSandbox:
 
     async def interrupt(self, context: str = "main") -> None:
         """Raise KeyboardInterrupt in the code that the context runs now."""
-        self.live.check_alive()
+        self.live.enter()
         self.contexts.check(context)
         name = inside(called(context))
         for recorder in self.live.running:
@@ -452,7 +457,8 @@ class AsyncSandbox:
     def _heritage(self) -> Heritage:
         from cellwall.engine.state.copies import Heritage
 
-        return Heritage(self.live.spec, self.network, self.trust, self._tools, self._tenant)
+        policy, choice = self.network, self._pauses
+        return Heritage(self.live.spec, policy, self.trust, self._tools, self._tenant, choice)
 
     # -- life ------------------------------------------------------------------------------
 
@@ -460,27 +466,20 @@ class AsyncSandbox:
         """Let the sandbox live `life_s` seconds from now."""
         self.live.check_alive()
         self.limits.with_changes({"life_s": life_s})  # checks the number
-        self._ends_s = self._loop.time() + life_s
-        self._arm()
+        self._pausing.extend(life_s)
 
-    def _next_check_s(self) -> float:
-        idle_s = self.limits.idle_s - (time.monotonic() - self.live.active_at)
-        return max(0.05, min(idle_s, self._ends_s - self._loop.time()))
+    async def pause(self) -> None:
+        """Stop its processes where they are; return when they stand still. Idempotent.
 
-    def _arm(self) -> None:
-        self._reaper.cancel()
-        self._reaper = self._loop.call_later(self._next_check_s(), self._reap)
+        Its deadlines, idle time and life stand still, too, and it uses no CPU time. A request
+        resumes it, or with `resume="manual"` is refused as Conflict; looking at it does neither.
+        Raises HostUnsupported where the runtime cannot, SandboxUnavailable if it has ended.
+        """
+        await self._pausing.pause()
 
-    def _reap(self) -> None:
-        if self._loop.time() >= self._ends_s:
-            self._end(f"its life of {self.limits.life_s:g} s is over")
-        elif self.live.running:
-            self.live.touch()  # a running execution is activity
-            self._arm()
-        elif time.monotonic() - self.live.active_at >= self.limits.idle_s:
-            self._end(f"it was idle for {self.limits.idle_s:g} s")
-        else:
-            self._arm()
+    async def resume(self) -> None:
+        """Let its processes go on; nothing happens if they run."""
+        await self._pausing.resume()
 
     def _on_channel_ended(self) -> None:
         # An execution that runs in it gets a verdict, which says more (`_after`).
@@ -491,7 +490,7 @@ class AsyncSandbox:
         if self._closed:
             return
         self._closed = True
-        self._reaper.cancel()
+        self._pausing.stop()
         self.live.stop_all(reason)
         self.files.forget_history()
         self._on_closed(self)

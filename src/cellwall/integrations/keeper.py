@@ -61,7 +61,7 @@ class Keeper:
                 raise cellwall.UsageError("use a sandbox: it was closed", remedy="make a new one")
             if self._given is not None:
                 return self._given, False
-            if self._sandbox is not None and self._sandbox.status != "running":
+            if self._sandbox is not None and self._sandbox.status == "stopped":
                 self._sandbox, self._is_replaced = None, True
             if self._sandbox is None:
                 self._sandbox = self._new()

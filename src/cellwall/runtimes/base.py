@@ -353,6 +353,44 @@ class OpensListeners(Protocol):
         """
 
 
+@runtime_checkable
+class Pauses(Protocol):
+    """A live sandbox whose processes can be stopped where they are, and go on later.
+
+    `kill` and `aclose` end a paused one as any other, and its readings stay readable.
+    """
+
+    def check_pausing(self) -> None:
+        """Raise `HostUnsupported` if this host cannot pause it."""
+
+    async def pause(self) -> None:
+        """Stop every process; return when they stand still.
+
+        It runs if this raises. Never called while `resume` is under way. Raises HostUnsupported,
+        SandboxBroken.
+        """
+
+    async def resume(self) -> None:
+        """Let the processes go on. Raises HostUnsupported, SandboxBroken."""
+
+
+@runtime_checkable
+class PagesOut(Protocol):
+    """A live sandbox whose memory can be written to swap while it is paused."""
+
+    async def page_out(self) -> None:
+        """Write it to swap, where this machine has some; it comes back as it is used."""
+
+
+def no_pause(runtime: str) -> HostUnsupported:
+    """Return the refusal of a pause by a runtime that cannot stop processes."""
+    return HostUnsupported(
+        "pause",
+        f"pause: the runtime {runtime!r} cannot stop the processes of a sandbox",
+        remedy="use runtime 'jail', 'gvisor' or 'docker'",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeStatistics:
     """Counts for `/stats`, the console and tests."""

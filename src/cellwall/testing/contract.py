@@ -31,6 +31,7 @@ from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
 from cellwall.testing.contract_commands import CommandsContract
 from cellwall.testing.contract_limits import LimitsContract
+from cellwall.testing.contract_pauses import PausesContract
 from cellwall.testing.contract_streams import StreamsContract
 from cellwall.testing.contract_tools import ToolsContract
 
@@ -72,7 +73,9 @@ class Subject:
         self.runner.close()
 
 
-class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsContract):
+class RuntimeContract(
+    LimitsContract, CommandsContract, StreamsContract, ToolsContract, PausesContract
+):
     """All contract tests; subclass it, see the module."""
 
     runtime_name: ClassVar[str]

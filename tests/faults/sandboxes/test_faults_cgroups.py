@@ -249,10 +249,10 @@ def test_pid_that_left_the_cgroup_between_two_looks_is_not_killed(
     try:
         with monkeypatch.context() as patched:
             patched.setattr(os, "pidfd_open", leave_meanwhile)
-            leftovers._kill_listed(path)
+            leftovers.kill_listed(path)
         assert bystander.poll() is None
         _join(str(path), bystander.pid)
-        leftovers._kill_listed(path)  # the control: listed twice, it is killed
+        leftovers.kill_listed(path)  # the control: listed twice, it is killed
         assert bystander.wait(10) == -signal.SIGKILL
     finally:
         path.rmdir()

@@ -222,7 +222,7 @@ class _Shell:
             self._start_again(_ended(execution))
 
     def _sandbox_lives(self) -> bool:
-        return self._sandbox.status == "running"
+        return self._sandbox.status != "stopped"
 
     def _start_again(self, why: str) -> None:
         complain(

@@ -47,6 +47,7 @@ class Row:
     executions: int
     commands: int
     ends_in_s: float
+    status: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Camera:
     async def take(self) -> Picture:
         """Return how things are now, who uses most CPU first."""
         stats = await self._client.statistics()
-        sandboxes = await self._client.sandboxes(state="running")
+        sandboxes = await self._client.sandboxes(state="live")
         now_s = time.monotonic()
         since_s, self._taken_s = now_s - self._taken_s, now_s
         before, self._before = self._before, {}
@@ -158,6 +159,7 @@ class Camera:
             executions=metrics["executions"],
             commands=metrics["commands"],
             ends_in_s=sandbox.ends_at - time.time(),
+            status=metrics["status"],
         )
 
 
@@ -184,7 +186,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.id[:SHOWN],
         row.name,
         row.template,
-        "" if row.cpus is None else f"{row.cpus * 100:.0f}%",
+        _used(row),
         f"{row.cpu_s:.1f}s",
         f"{mebibytes(row.memory_bytes)}/{mebibytes(row.memory_limit_bytes)}",
         "" if row.processes_peak is None else str(row.processes_peak),
@@ -192,6 +194,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.commands),
         duration(row.ends_in_s),
     )
+
+
+def _used(row: Row) -> str:
+    if row.status == "paused":
+        return row.status
+    return "" if row.cpus is None else f"{row.cpus * 100:.0f}%"
 
 
 def _head(picture: Picture) -> list[str]:
@@ -203,7 +211,8 @@ def _head(picture: Picture) -> list[str]:
     if server is not None:
         pool = server["pool"]
         lines.append(
-            f"server: {server['sandboxes']} sandboxes, {server['running']} running, "
+            f"server: {server['sandboxes']} sandboxes, {server['paused']} paused, "
+            f"{server['running']} running, "
             f"{server['queued']} queued, {server['requests']} requests, {server['runs']} runs   "
             f"pool: {pool['parked']} parked, {pool['starting']} starting"
         )

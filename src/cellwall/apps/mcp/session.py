@@ -139,7 +139,7 @@ class Session:
         return len(self.running) + self._making >= MOST_SANDBOXES
 
     def _forget_ended(self) -> None:
-        ended = [key for key, each in self._sandboxes.items() if each.status != "running"]
+        ended = [key for key, each in self._sandboxes.items() if each.status == "stopped"]
         for key in ended[:-_MOST_ENDED]:
             del self._sandboxes[key]
 
@@ -157,7 +157,7 @@ class Session:
     @property
     def running(self) -> list[AnySandbox]:
         """Sandboxes that are alive."""
-        return [each for each in self._sandboxes.values() if each.status == "running"]
+        return [each for each in self._sandboxes.values() if each.status != "stopped"]
 
     async def destroy(self, sandbox_id: str) -> None:
         """Destroy one sandbox."""

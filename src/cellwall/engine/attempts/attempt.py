@@ -118,7 +118,9 @@ class Attempt:
         self.live = live
         self.work = work
         self.recorder = recorder or Recorder(work.limits, on_event)
+        live.knock()
         self._before: KernelReadings = live.readings_before()
+        self._paused_before_s = live.paused_s
         self._began_s = time.perf_counter()
         self._deadlines: Deadlines | None = None
         channel = live.channel
@@ -150,11 +152,15 @@ class Attempt:
         self._deadlines = Deadlines(
             self.work.limits, self.live.read_cpu_s, self._before.cpu_s, self._on_breach, self._share
         )
+        self.live.clocks.add(self._deadlines)
+        if self.live.pausing is not None and self.live.pausing.is_paused:
+            self._deadlines.hold()  # until it has resumed
 
     def _stop_clocks(self) -> None:
         """Stop the clocks and drop references to this object, which would form a cycle."""
         if self._deadlines is not None:
             self._deadlines.stop()
+            self.live.clocks.discard(self._deadlines)
         if self._grace is not None:
             self._grace.cancel()
         self._deadlines = self._grace = None
@@ -200,6 +206,7 @@ class Attempt:
         if self.work.stop is None or not self.live.channel.is_open:
             self.recorder.settle(cause)
             return
+        self.live.ending.add(self.recorder)
         self.work.stop(self.recorder.number)
         loop = asyncio.get_running_loop()
         if self.work.is_asked:
@@ -224,8 +231,13 @@ class Attempt:
         self.live.kill("the processes of a program did not stop at its limit")
 
     def cancel(self) -> None:
-        """End the work on request of its caller: `wait` returns `cancelled`. Idempotent."""
+        """End the work on request of its caller: `wait` returns `cancelled`. Idempotent.
+
+        A paused sandbox resumes for it.
+        """
         if not self.recorder.is_ended:
+            if self.live.pausing is not None:
+                self.live.pausing.wake()
             self._on_breach(Cause.CANCEL)
 
     def pause(self) -> None:
@@ -245,6 +257,13 @@ class Attempt:
 
         Raises `NotBegun` if the sandbox ended before it was ready for the work.
         """
+        try:
+            return await self._ended()
+        finally:
+            if self.recorder.is_ended:
+                self.live.ending.discard(self.recorder)
+
+    async def _ended(self) -> Outcome:
         calls = self.recorder.calls
         try:
             await self.recorder.waiter
@@ -255,12 +274,14 @@ class Attempt:
             self.resume()
             if self.recorder.is_ended:
                 self._let_go()
+        self.live.ending.add(self.recorder)
         if calls is not None:
             await calls.wait_ended()
         if self.recorder.cause is Cause.LOST and self.live.channel.is_unready:
             raise NotBegun(self.recorder.detail)
         self.recorder.raise_refusal()
-        wall_s = time.perf_counter() - self._began_s
+        paused_s = self.live.paused_s - self._paused_before_s
+        wall_s = time.perf_counter() - self._began_s - paused_s
         now = self.live.readings()
         kills = await self._aftermath.kills(now.oom_kills)
         if now.processes_refused > self._before.processes_refused and self._lives_on:
@@ -283,13 +304,14 @@ class Attempt:
         self._stop_clocks()
         self.live.channel.forget(self.recorder.number)
         self.live.running.discard(self.recorder)
+        self.live.ending.discard(self.recorder)
         self.recorder.calls = None
 
     async def _cancelled(self) -> None:
         """Stop the program of a cancelled caller; keep a living sandbox's context usable."""
         recorder, loop = self.recorder, asyncio.get_running_loop()
         recorder.waiter = loop.create_future()
-        self._on_breach(Cause.CANCEL)
+        self.cancel()
         if recorder.is_ended:
             return
         try:

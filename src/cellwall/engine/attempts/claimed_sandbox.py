@@ -18,6 +18,7 @@ from cellwall.model.errors import Conflict, SandboxUnavailable
 from cellwall.runtimes.channel.replies import ChannelLost
 
 if TYPE_CHECKING:
+    from cellwall.engine.attempts.deadlines import Deadlines
     from cellwall.engine.attempts.recorder import Recorder
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage, Outcome
@@ -45,6 +46,24 @@ class WayOut(Protocol):
         """Return an outcome with the use since the last one."""
 
 
+class Pausing(Protocol):
+    """A sandbox's pauses, which `engine.parts.pausing` makes."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its processes stand still."""
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds that its processes have stood still so far."""
+
+    def enter(self) -> None:
+        """Note a request: a paused sandbox begins to resume. Raises Conflict if it must not."""
+
+    def wake(self) -> None:
+        """Begin to resume, for a request to end something, which is never refused."""
+
+
 class ClaimedSandbox:
     """One claimed sandbox."""
 
@@ -54,10 +73,13 @@ class ClaimedSandbox:
         "begun",
         "channel",
         "claimed_kills",
+        "clocks",
         "ended_because",
+        "ending",
         "is_restoring",
         "isolation",
         "network",
+        "pausing",
         "running",
         "runtime_sandbox",
         "spec",
@@ -86,6 +108,12 @@ class ClaimedSandbox:
         process."""
         self.is_restoring = False
         """Whether its work area is being rolled back: nothing may begin in it meanwhile."""
+        self.clocks: set[Deadlines] = set()
+        """The clocks that run: they stand still while the sandbox does."""
+        self.ending: set[Recorder] = set()
+        """Executions and commands that are being ended, or whose end is being looked into."""
+        self.pausing: Pausing | None = None
+        """Its pauses; None for a sandbox of one program, which has none."""
         self.network: WayOut | None = None
         """Its way out; None if it has none."""
         self.trust: str | None = None
@@ -116,6 +144,11 @@ class ClaimedSandbox:
         fresh, self._fresh = self._fresh, None
         return self.readings() if fresh is None else fresh
 
+    @property
+    def paused_s(self) -> float:
+        """Seconds that it has been paused so far."""
+        return 0.0 if self.pausing is None else self.pausing.paused_s
+
     def read_cpu_s(self) -> float:
         """Return the CPU seconds of its process tree since the start."""
         return self.readings().cpu_s
@@ -124,6 +157,21 @@ class ClaimedSandbox:
         """Raise `SandboxUnavailable`, with the reason, if it has ended."""
         if not self.is_alive:
             raise self._unavailable()
+
+    def enter(self) -> None:
+        """Begin a request of its owner's: it is in use, and resumes if it is paused.
+
+        What is sent meanwhile waits in the channel. Raises SandboxUnavailable, and Conflict if it
+        is paused and its owner resumes it by hand.
+        """
+        self.check_alive()
+        self.knock()
+
+    def knock(self) -> None:
+        """Do what `enter` does for what has begun earlier, also if the sandbox has ended."""
+        if self.pausing is not None:
+            self.pausing.enter()
+        self.touch()
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:

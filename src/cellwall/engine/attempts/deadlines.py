@@ -33,7 +33,7 @@ class Deadlines:
 
     __slots__ = (
         *("_base_s", "_cpu", "_is_based", "_limits", "_loop", "_on_breach", "_read_cpu_s"),
-        *("_share", "_wall"),
+        *("_has_cpu", "_held_s", "_share", "_wall"),
     )
 
     def __init__(
@@ -51,13 +51,16 @@ class Deadlines:
         self._base_s = base_s
         self._on_breach = on_breach
         self._share = share
+        self._held_s: float | None = None
+        """Seconds of wall time left while both clocks stand still; None while they run."""
         self._is_based = share is None
         """Whether a first look at others exists, against which the next look can be compared."""
         self._wall = self._loop.call_later(limits.wall_s, self._breach, Cause.WALL)
         # If the wall clock certainly runs out first, the CPU clock is not needed.
         self._cpu: asyncio.TimerHandle | None = None
         pause_s = limits.cpu_s / limits.cpus
-        if pause_s < limits.wall_s:
+        self._has_cpu = pause_s < limits.wall_s
+        if self._has_cpu:
             if share is not None:
                 pause_s = min(_FIRST_LOOK_S, pause_s)
             self._cpu = self._loop.call_later(max(_FLOOR_S, pause_s), self._check)
@@ -83,19 +86,33 @@ class Deadlines:
     def _judge(self) -> None:
         """Decide after a look at others, or after its failure."""
         if self._wall.cancelled():
-            return  # the execution has ended meanwhile
+            return  # the execution has ended meanwhile, or is held
         remaining_s = self._limits.cpu_s - self._spent_s()
         if remaining_s <= 0:
             self._breach(Cause.CPU)
         else:
             self._next(remaining_s, _SHARE_FLOOR_S)
 
+    def hold(self) -> None:
+        """Let both clocks stand still, because the sandbox does; idempotent."""
+        if self._held_s is None and not self._wall.cancelled():
+            self._held_s = max(0.0, self._wall.when() - self._loop.time())
+            self.stop()
+
+    def go_on(self) -> None:
+        """Undo `hold`."""
+        if self._held_s is not None:
+            self._wall = self._loop.call_later(self._held_s, self._breach, Cause.WALL)
+            self._held_s = None
+            if self._has_cpu:
+                self._cpu = self._loop.call_later(_FLOOR_S, self._check)
+
     def _breach(self, cause: Cause) -> None:
         self.stop()
         self._on_breach(cause)
 
     def stop(self) -> None:
-        """Stop both clocks; idempotent."""
+        """Stop both clocks; idempotent. After `hold`, `go_on` starts them again."""
         self._wall.cancel()
         if self._cpu is not None:
             self._cpu.cancel()

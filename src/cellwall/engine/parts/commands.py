@@ -116,7 +116,7 @@ class Command:
     async def send_stdin(self, data: str | bytes) -> None:
         """Write to the command's standard input."""
         checked = check_stdin(data) or b""
-        self._live.touch()
+        self._live.knock()
         channel = self._live.channel
         for start in range(0, len(checked), 1 << 20):
             channel.send({"op": "stdin", "id": self.id}, checked[start : start + (1 << 20)])
@@ -125,11 +125,14 @@ class Command:
 
     async def close_stdin(self) -> None:
         """Close the command's standard input."""
+        self._live.knock()
         self._live.channel.send({"op": "stdin_close", "id": self.id})
 
     async def kill(self, signal: int = signals.SIGKILL) -> None:
-        """Send a signal to the command's whole process tree."""
+        """Send a signal to the command's whole process tree; a paused sandbox resumes for it."""
         number = check_signal(signal)
+        if self._live.pausing is not None:
+            self._live.pausing.wake()
         self._live.channel.send({"op": "signal", "id": self.id, "signal": number})
 
 
@@ -275,7 +278,7 @@ class Commands:
         *,
         merge_stderr: bool,
     ) -> tuple[tuple[str, ...], Work]:
-        self._live.check_alive()
+        self._live.enter()
         argv, script = script_of(command) if isinstance(command, str) else (command, b"")
         argv = check_words(argv, "command")
         if not argv or not argv[-1]:

@@ -176,7 +176,7 @@ class Contexts:
 
     async def list(self) -> list[ContextName]:
         """Return the names of the contexts that are alive, each with its `language`."""
-        self._live.check_alive()
+        self._live.enter()
         with self._live.speaking():
             reply = await self._live.channel.request("context_list")
         try:
@@ -216,8 +216,7 @@ class Contexts:
         if name in self._leaving:
             await asyncio.wait([self._leaving[name]])
             self._check_still(name, context)
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         language = context.language
         try:
             with self._live.speaking():
@@ -241,8 +240,7 @@ class Contexts:
 
         The guest closes it even if this call is cancelled.
         """
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         self._leave(name)
         try:
             with self._live.speaking():

@@ -88,8 +88,7 @@ class Files:
         self._history: History | None = None
 
     async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         with self._translated(f"{op} {path!r}"):
             return await self._live.channel.request(op, body, path=check_path(path), **fields)
 
@@ -104,8 +103,7 @@ class Files:
 
     async def read_bytes(self, path: str) -> bytes:
         """Return a file's content."""
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         with self._translated(f"file_read {path!r}"):
             return await read_file(self._live, check_path(path), READ_CAP_BYTES)
 
@@ -175,8 +173,7 @@ class Files:
 
     async def read_piece(self, path: str, offset: int = 0, length: int = 1024 * 1024) -> Piece:
         """Return up to `length` bytes (at most 1 MiB) from `offset`."""
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         with self._translated(f"file_read {path!r}"):
             return await transfers.read_piece(self._live, check_path(path), offset, length)
 
@@ -184,7 +181,7 @@ class Files:
         self, path: str, offset: int, length: int, inode: int | None = None
     ) -> AsyncIterator[bytes]:
         """Yield exactly `length` bytes from `offset` of one file (with inode `inode`), or raise."""
-        self._live.check_alive()
+        self._live.enter()
         with self._translated(f"file_read {path!r}"):
             name = check_path(path)
             async for data in transfers.read_stream(self._live, name, offset, length, inode):
@@ -198,21 +195,21 @@ class Files:
 
         The file appears under its name in one step.
         """
-        self._live.check_alive()
+        self._live.enter()
         with self._translated(f"file_write {path!r}"):
             name = check_path(path)
             return await transfers.write_stream(self._live, name, self._noted(pieces), mode)
 
     async def append_stream(self, path: str, pieces: AsyncIterable[bytes]) -> int:
         """Append to a file, creating it if necessary; return the number of bytes appended."""
-        self._live.check_alive()
+        self._live.enter()
         with self._translated(f"file_write {path!r}"):
             name = check_path(path)
             return await transfers.append_stream(self._live, name, self._noted(pieces))
 
     async def put_tree(self, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
         """Unpack a tar stream below `path`; return the numbers of files and bytes."""
-        self._live.check_alive()
+        self._live.enter()
         with self._translated(f"tree_put {path!r}"):
             name = check_path(path)
             return await transfers.put_tree(self._live, name, self._noted(pieces))
@@ -385,8 +382,7 @@ class Files:
                 yield piece
 
     async def _tar(self, op: str, **fields: str) -> AsyncGenerator[bytes, None]:
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         channel = self._live.channel
         steps: asyncio.Queue[bytes] = asyncio.Queue()
         pauses = 0

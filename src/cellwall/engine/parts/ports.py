@@ -136,7 +136,7 @@ class Connection(AsyncConnecting):
     async def write(self, data: bytes) -> None:
         """Send `data`; wait while the server reads none. Raises PortError, SandboxUnavailable."""
         self._check_open()
-        self._live.touch()
+        self._live.knock()
         try:
             is_taken = await self._stream.write(data)
         except ChannelLost as error:
@@ -150,6 +150,7 @@ class Connection(AsyncConnecting):
         """Close the sending direction; reading continues."""
         self._check_open()
         if not self._is_over:
+            self._live.knock()
             self._live.channel.send({"op": "stdin_close", "id": self._stream.number})
 
     async def aclose(self) -> None:
@@ -204,8 +205,7 @@ class Ports:
         `timeout` in seconds. Raises PortError (`refused`, `timeout`), CapacityError.
         """
         check_port(port, lowest=1)
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         if len(self._connections) >= MOST_CONNECTIONS:
             raise _too_many()
         connection = Connection(self._live, port, self._connections.discard)
@@ -215,8 +215,7 @@ class Ports:
 
     async def list(self) -> list[ListeningPort]:
         """Return the TCP ports with a listening server inside, as reported by the guest."""
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         try:
             reply = await self._live.channel.request("port_list")
             entries: object = self._live.channel.take_apart(reply.body)

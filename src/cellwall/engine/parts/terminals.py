@@ -88,7 +88,7 @@ class Terminal(Command):
     async def write(self, data: str | bytes) -> None:
         """Type `data`; wait while the program reads no input. Ignored after the command's end."""
         raw = utf8(data, "stdin", escapes=True) if isinstance(data, str) else data
-        self._live.touch()
+        self._live.knock()
         with contextlib.suppress(ChannelLost):  # a lost channel ends the terminal, too
             await self._stream.write(raw)
 
@@ -99,7 +99,7 @@ class Terminal(Command):
     async def resize(self, rows: int, cols: int) -> None:
         """Change the terminal's size; the kernel tells the program by SIGWINCH."""
         size = self._size = check_size((rows, cols), _MOST_CELLS)
-        self._live.touch()
+        self._live.knock()
         channel = self._live.channel
         with contextlib.suppress(ChannelLost):
             await channel.wait_writable(0)

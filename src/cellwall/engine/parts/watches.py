@@ -87,8 +87,7 @@ class Watch(AsyncClosing):
         async with self._starting:
             if self._is_started:
                 return
-            self._live.check_alive()
-            self._live.touch()
+            self._live.enter()
             if len(self._opened) >= MOST_WATCHES:
                 raise _too_many(self.path)
             self._is_started = True

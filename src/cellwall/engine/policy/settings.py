@@ -97,6 +97,12 @@ class EngineSettings:
     """Most MiB of snapshots on disk, of all tenants, and of one session that is copied."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
+    paused_s: float = 86_400.0
+    """Most seconds that a sandbox is paused, altogether or since its life was last extended; then
+    it ends."""
+    page_out_s: float | None = None
+    """Seconds of a pause after which a sandbox's memory is written to swap, where this machine has
+    some (the jail and gVisor). None: never, so that nothing of a tenant's comes to a disk."""
     collect_bytes: int = 64 * 1024 * 1024
     """Most bytes brought back by `collect` in one execution; they end up in our memory."""
     compile_cache_mb: int = 1024

@@ -31,6 +31,7 @@ from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.parts.pausing import PauseChoice
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
@@ -49,6 +50,7 @@ class Heritage(NamedTuple):
     trust: str | None
     tools: Offer | None
     tenant: str
+    pauses: PauseChoice
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cellwall.linux.cgroups.files import make_directory, write
+from cellwall.linux.cgroups.freezer import Freezer
 from cellwall.linux.cgroups.hierarchies import Hierarchy, Layout
 from cellwall.linux.cgroups.sandbox_groups import BUFFERS, Groups, is_reusable
 from cellwall.model.errors import HostUnsupported
@@ -21,6 +22,8 @@ from cellwall.model.limits import Limits
 
 PREFIX = "cellwall."
 """Prefix of the name of an engine's directory; its owner's label follows."""
+_FROZEN = "frozen"
+"""Name of a directory that was made for freezing only; a number follows."""
 _SPARES = 4
 """Number of sets of reusable directories, made in advance; the most that are kept."""
 
@@ -54,7 +57,7 @@ class EngineGroups:
         self.layout = layout
         self.name = PREFIX + owner
         self._made = False
-        self._serial = 0
+        self._serial = self._frozen = 0
         self._spare: list[_Spare] = []
         self._lock = threading.Lock()  # directories are given back from worker threads
 
@@ -144,14 +147,45 @@ class EngineGroups:
                 return []
         return groups.remove(frozenset())
 
+    def check_freezing(self) -> None:
+        """Raise HostUnsupported if no processes can be frozen here."""
+        if self.layout.freezing is None:
+            raise HostUnsupported(
+                "freezer",
+                "pause: no cgroup can be made here in which processes are frozen",
+                remedy="mount cgroup2 and delegate a group to this user; see `cellwall doctor`",
+            )
+
+    def add_freezer(self, groups: Groups) -> Freezer:
+        """Return what freezes a sandbox, made at the first time. Raises HostUnsupported.
+
+        A sandbox born in the v2 tree is frozen where it is; any other is moved to a directory for
+        that. Why not born there: each start would pay for the move, most sandboxes are not paused.
+        """
+        if groups.freezer is None:
+            path = groups.v2_path
+            groups.freezer = self._freezer() if path is None else Freezer(path, 2, is_own=False)
+        return groups.freezer
+
+    def _freezer(self) -> Freezer:
+        self.check_freezing()
+        freezing = self.layout.freezing
+        assert freezing is not None  # noqa: S101 - for the type checker
+        (freezing.base / self.name).mkdir(exist_ok=True)
+        with self._lock:
+            self._frozen += 1
+            path = f"{freezing.base}/{self.name}/{_FROZEN}{self._frozen}"
+        make_directory(path)
+        return Freezer(path, freezing.version, is_own=True)
+
     def remove(self) -> None:
         """Remove the engine's directories once no sandbox is left in them."""
         self._spare.clear()
-        for hierarchy in self.layout.hierarchies:
+        for hierarchy in self.layout.all_used:
             for path in groups_in(hierarchy.base / self.name):
                 with contextlib.suppress(OSError):
                     path.rmdir()
-        for hierarchy in self.layout.hierarchies:
+        for hierarchy in self.layout.all_used:
             with contextlib.suppress(OSError):
                 (hierarchy.base / self.name).rmdir()
         self._made = False

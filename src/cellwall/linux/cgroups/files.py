@@ -66,6 +66,15 @@ def read(path: str) -> bytes:
         os.close(fd)
 
 
+def read_whole(path: str) -> bytes:
+    """Read a kernel file of any size; nothing where it is missing."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def read_number(path: str) -> int:
     """Read a file with one number; 0 where it is missing or says `max`."""
     text = read(path).strip()

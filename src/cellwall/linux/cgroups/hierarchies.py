@@ -36,6 +36,11 @@ class Layout:
     hierarchies: tuple[Hierarchy, ...]
     why_not: str = ""
     """The reason why a controller is missing, for `doctor` and for refusals."""
+    freezing: Hierarchy | None = None
+    """The hierarchy in which processes can be frozen: v2 where it is mounted and writable, because
+    a process frozen there can still be killed; else the one of v1. None: they cannot be."""
+    v1_freezer: Hierarchy | None = None
+    """The freezer of v1, which others may use although v2 is mounted."""
 
     def having(self, controller: str) -> Hierarchy | None:
         """Return the hierarchy that holds `controller`."""
@@ -43,6 +48,16 @@ class Layout:
             if controller in hierarchy.controllers:
                 return hierarchy
         return None
+
+    @property
+    def all_used(self) -> tuple[Hierarchy, ...]:
+        """Every hierarchy in which an engine of this host may have directories.
+
+        Those for freezing come first: what is frozen there does not end elsewhere.
+        """
+        freezing = (self.freezing, self.v1_freezer)
+        extra = [each for each in freezing if each is not None and each not in self.hierarchies]
+        return (*dict.fromkeys(extra), *self.hierarchies)
 
     @property
     def lets_move_itself(self) -> bool:
@@ -156,10 +171,21 @@ def discover(view: View | None = None) -> Layout:
             hierarchies.append(hierarchy)
         else:
             missing.append(str(hierarchy.base))
+    v1_freezer = _v1_freezer(view, own)
+    freezing = next((h for h in hierarchies if h.version == 2), v1_freezer)
     if any("cpuacct" in h.controllers for h in hierarchies):
         # Hybrid: the v2 tree has no controllers there, and each hierarchy costs a move.
         hierarchies = [h for h in hierarchies if h.controllers]
-    return Layout(tuple(hierarchies), _why_not(hierarchies, missing))
+    return Layout(tuple(hierarchies), _why_not(hierarchies, missing), freezing, v1_freezer)
+
+
+def _v1_freezer(view: View, own: dict[str, str]) -> Hierarchy | None:
+    for version, options, point, mount_root in _mounted(view):
+        if version == 1 and "freezer" in options:
+            base = point / _below(mount_root, own.get("freezer", "/"))
+            if view.writable(base):
+                return Hierarchy(1, frozenset({"freezer"}), base, point)
+    return None
 
 
 def v2_place(view: View) -> Path | None:

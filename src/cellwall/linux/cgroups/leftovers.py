@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from cellwall.linux.cgroups.engine_tree import PREFIX, groups_in
+from cellwall.linux.cgroups.freezer import thaw_v1
 from cellwall.linux.cgroups.hierarchies import Hierarchy, Layout
 
 
@@ -23,7 +24,7 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
     `is_dead(label)` decides by exact owner label; a directory that it does not recognise stays.
     """
     removed, kept = 0, []
-    for hierarchy in layout.hierarchies:
+    for hierarchy in layout.all_used:
         for engine in _engines_in(hierarchy):
             label = engine.name[len(PREFIX) :]
             if not callable(is_dead) or not is_dead(label):
@@ -59,7 +60,8 @@ def _kill_and_remove(path: Path) -> bool:
     deadline = time.monotonic() + 2.0
     while True:
         try:
-            _kill_listed(path)
+            kill_listed(path)
+            thaw_v1(path)  # a process frozen there does not end before
             path.rmdir()
         except FileNotFoundError:
             return True
@@ -73,7 +75,7 @@ def _kill_and_remove(path: Path) -> bool:
             return True
 
 
-def _kill_listed(path: Path) -> None:
+def kill_listed(path: Path) -> None:
     """Kill the processes listed in a cgroup, and none that reused one of their pids.
 
     SECURITY: a pid that is still listed after its pidfd was opened belongs to the pidfd's process.

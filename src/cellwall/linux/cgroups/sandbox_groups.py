@@ -13,7 +13,15 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cellwall.linux.cgroups.files import open_for, read, read_counter, read_number, write
+from cellwall.linux.cgroups.files import (
+    open_for,
+    read,
+    read_counter,
+    read_number,
+    read_whole,
+    write,
+)
+from cellwall.linux.cgroups.freezer import Freezer
 from cellwall.linux.cgroups.hierarchies import Hierarchy
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
@@ -85,6 +93,8 @@ class Groups:
     one's."""
     is_incomplete: bool = False
     """Whether some of the directories have been removed, while others were busy."""
+    freezer: Freezer | None = None
+    """What freezes its processes; None before the first time."""
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
@@ -96,7 +106,9 @@ class Groups:
         """Whether the kernel enforces this controller's limits here."""
         return self._path(controller) is not None
 
-    def _v2(self) -> str | None:
+    @property
+    def v2_path(self) -> str | None:
+        """The directory in the v2 tree, if it has one."""
         return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
 
     def _set(self, path: str, value: str) -> None:
@@ -167,6 +179,15 @@ class Groups:
         if _has(hierarchy, path, BUFFERS):
             self._set(buffers, str(size // _BUFFERS_PART))
 
+    def allow_swap(self, *, allowed: bool) -> None:
+        """Let v2 put memory on swap, or no more; what is there stays until it is used.
+
+        v1 bounds the sum of both from the start.
+        """
+        found = self._path("memory")
+        if found and found[0].version == 2 and _has(*found, "/memory.swap.max"):
+            self._set(found[1] + "/memory.swap.max", "max" if allowed else "0")
+
     def join(self, pid: int) -> None:
         """Move a process into every directory; it must start no child meanwhile.
 
@@ -203,7 +224,7 @@ class Groups:
 
     def members(self) -> set[int]:
         """Return the pids the kernel lists in here, as seen from our pid namespace."""
-        words = b" ".join(read(path + "/cgroup.procs") for _, path in self.paths[:1]).split()
+        words = b" ".join(read_whole(f"{path}/cgroup.procs") for _, path in self.paths[:1]).split()
         return {int(word) for word in words} - {0}  # 0: of a namespace that we cannot see
 
     def expected_lines(self) -> set[str]:
@@ -219,7 +240,7 @@ class Groups:
         return max(0.0, self._cpu_total_s() - self.cpu_before_s)
 
     def _cpu_total_s(self) -> float:
-        path = self._v2()
+        path = self.v2_path
         if path is not None:
             usec = read_counter(path + "/cpu.stat", b"usage_usec")
             if usec:
@@ -274,8 +295,13 @@ class Groups:
         return peak or None
 
     def kill(self) -> None:
-        """Write to cgroup.kill where v2 has it; the pid namespace's end does the same."""
-        path = self._v2()
+        """Write to cgroup.kill where v2 has it; the pid namespace's end does the same.
+
+        What was killed before ends also if it is frozen.
+        """
+        if self.freezer is not None:
+            self.freezer.let_die()
+        path = self.v2_path
         if path is not None:
             with contextlib.suppress(OSError, HostUnsupported):
                 write(path + "/cgroup.kill", "1")
@@ -283,6 +309,8 @@ class Groups:
     def remove(self, kept: frozenset[str] = frozenset()) -> list[str]:
         """Remove the directories except `kept`; return the paths that are still busy."""
         busy = []
+        if self.freezer is not None and (why := self.freezer.remove()) is not None:
+            busy.append(why)
         for _, path in self.paths:
             if path in kept:
                 continue

@@ -13,6 +13,9 @@ from typing import Callable, NamedTuple, Tuple
 
 LIBC = ctypes.PyDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
+SLOW = ctypes.CDLL(None, use_errno=True)
+"""For calls of a process with threads that may take long: the others go on meanwhile."""
+SLOW.syscall.restype = ctypes.c_long
 
 
 class SyscallError(OSError):

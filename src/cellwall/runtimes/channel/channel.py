@@ -180,6 +180,11 @@ class GuestChannel:
         """Reason why the channel ended, or None while it is open."""
         return self._lost
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request waits for its one reply."""
+        return any(isinstance(listener, Single) for listener, _ in self._listeners.values())
+
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the channel ends, whatever the reason."""
         if self._lost is not None:

@@ -184,6 +184,14 @@ class Daemon:
 
         await self.call(f"change limits of container {container[:12]}", work)
 
+    async def pause(self, container: str) -> None:
+        """Stop a container's processes; return when they stand still."""
+        await self.call(f"pause container {container[:12]}", lambda api: api.pause(container))
+
+    async def unpause(self, container: str) -> None:
+        """Let a paused container's processes go on."""
+        await self.call(f"resume container {container[:12]}", lambda api: api.unpause(container))
+
     async def kill(self, container: str) -> None:
         """Kill a container's processes; an ended container is fine."""
         with contextlib.suppress(NotFound, Refused):

@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -25,6 +25,7 @@ from cellwall.jail.inspect.posture import PostureMismatch
 from cellwall.jail.plan import plan
 from cellwall.linux import owner_label, seccomp
 from cellwall.linux.cgroups import hierarchies
+from cellwall.linux.cgroups.freezer import Freezer
 from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.linux.syscalls import landlock
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
@@ -53,6 +54,7 @@ from cellwall.runtimes.docker.inside import document
 from cellwall.runtimes.docker.sandbox import DockerSandbox, SandboxResources, note_limits
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.environment import inside_environment
+from cellwall.runtimes.shared.freezing import ThawGuard
 
 if TYPE_CHECKING:
     from cellwall.runtimes.volumes.holder import Holder
@@ -93,6 +95,7 @@ class DockerRuntime:
         self._live: set[DockerSandbox] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._left: set[str] = set()
+        self.guard = ThawGuard()
         """Containers, by id or name, that could not be removed because the daemon was away."""
         self._started = self._failed = 0
         self._next_cpu = 0
@@ -488,7 +491,19 @@ class DockerRuntime:
                     remedy="run cellwall where the Docker daemon runs",
                 )
             paths.append((hierarchy, path))
-        return Groups(tuple(paths))
+        return Groups(tuple(paths), freezer=self._freezer(made, own))
+
+    def _freezer(self, made: str, own: Mapping[str, str]) -> Freezer | None:
+        """Return the freezer that the daemon uses, for when it does not thaw.
+
+        The daemon prefers v1 where it has controllers there.
+        """
+        for freezing, key in ((self._layout.v1_freezer, "freezer"), (self._layout.freezing, "")):
+            if freezing is not None:
+                path = f"{freezing.root or freezing.base}{own.get(key, '')}"
+                if made in path and os.path.exists(path + "/cgroup.procs"):
+                    return Freezer(path, freezing.version, is_own=False)
+        return None
 
     # -- ends ---------------------------------------------------------------------------------
 
@@ -553,11 +568,13 @@ class DockerRuntime:
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if "_volumes" in vars(self):
             await self._volumes.aclose()
+        await asyncio.to_thread(self.guard.end)
         self._ranges.close()
         self.daemon.close()
 
     def abandon(self) -> None:
         """Release the parent's descriptors without ending a container; for a forked child."""
+        self.guard.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()

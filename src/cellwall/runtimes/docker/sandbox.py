@@ -14,7 +14,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,8 +27,9 @@ from cellwall.runtimes.base import KernelReadings, SandboxSpec, no_network
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.docker import posture
 from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
-from cellwall.runtimes.docker.daemon import Daemon
+from cellwall.runtimes.docker.daemon import Daemon, Refused
 from cellwall.runtimes.shared import network_listeners, work_area
+from cellwall.runtimes.shared.freezing import ThawGuard
 from cellwall.runtimes.shared.shedding import MemoryWatch
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Owner(Protocol):
     """What a sandbox needs of its runtime."""
 
     daemon: Daemon
+    guard: ThawGuard
 
     async def remove(self, sandbox: DockerSandbox, container: str) -> None:
         """Remove the container of a dead sandbox."""
@@ -99,6 +101,7 @@ class DockerSandbox:
         self.volumes: Lease | None = None
         """The volumes that are mounted for it."""
         self.way_out = network_listeners.WayOut(self._opened)
+        self._asked: asyncio.Task[None] | None = None
         if resources.own_kernel_bytes and spec.purpose == "session":
             self._watch = MemoryWatch(
                 resources.channel,
@@ -221,6 +224,40 @@ class DockerSandbox:
         own = self._resources.own_kernel_bytes
         return min(peak - own, self._limits.memory_bytes) if own else peak
 
+    def check_pausing(self) -> None:
+        """Do nothing: every daemon can pause a container."""
+
+    async def pause(self) -> None:
+        """Have the daemon stop the container's processes."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._resources.groups.freezer is not None:
+            await asyncio.to_thread(self._runtime.guard.add, self._resources.groups.freezer)
+        try:
+            await self._by_daemon(self._runtime.daemon.pause)
+        except BaseException:
+            self._watch_on()
+            raise
+
+    async def resume(self) -> None:
+        """Have the daemon let the processes go on."""
+        await self._by_daemon(self._runtime.daemon.unpause)
+        self._watch_on()
+
+    async def _by_daemon(self, step: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        if self._closing is not None:
+            raise SandboxBroken("pause: the sandbox has ended")
+        asked = self._loop.create_task(step(self.container))
+        self._asked = asked
+        try:
+            await asyncio.shield(asked)
+        except Refused as error:
+            raise SandboxBroken(f"pause: {error.message}") from error
+
+    def _watch_on(self) -> None:
+        if self._watch is not None and not self._ended.done():
+            self._watch.go_on()
+
     def kill(self) -> None:
         """Kill the first process: by its pidfd, else through the daemon; idempotent."""
         if self.volumes is not None:
@@ -233,6 +270,8 @@ class DockerSandbox:
             return
         except PermissionError:
             self._runtime.kill_by_daemon(self.container)
+        if self._resources.groups.freezer is not None:
+            self._resources.groups.freezer.let_die()
 
     def _on_ended(self) -> None:
         self._loop.remove_reader(self._resources.pidfd)
@@ -260,6 +299,12 @@ class DockerSandbox:
     async def _close(self) -> None:
         self.kill()
         self.way_out.close()
+        if self._asked is not None:
+            with contextlib.suppress(CellwallError):
+                await self._asked
+            self.kill()  # a pause that was under way came after the first one
+            if self._resources.groups.freezer is not None:
+                self._runtime.guard.drop(self._resources.groups.freezer)
         with contextlib.suppress(TimeoutError):  # the daemon is asked next
             async with asyncio.timeout(_END_S):
                 await self.wait_ended()

@@ -58,6 +58,7 @@ from cellwall.runtimes.shared.environment import (
     image_environment,
     inside_environment,
 )
+from cellwall.runtimes.shared.freezing import FreezerThreads, Freezing
 from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class GvisorRuntime:
         self._chosen: Chosen | None = None
         self._sinks = self._folder / "sinks"
         self.cpus = Cpus()
+        self._freezer_threads = FreezerThreads()
         self._asking = asyncio.Lock()
 
     # -- host, asked once ---------------------------------------------------------------------
@@ -415,7 +417,8 @@ class GvisorRuntime:
             if sandbox.volumes is not None:
                 await self._volumes.release(sandbox.volumes)
 
-        return GvisorSandbox(spec, resources, remove)
+        freezing = Freezing(self._groups.tree, self._freezer_threads, born.groups)
+        return GvisorSandbox(spec, resources, remove, freezing)
 
     async def _take_down(self, born: _Born) -> None:
         """Remove an ended sandbox's resources besides its processes."""
@@ -455,9 +458,11 @@ class GvisorRuntime:
         if "_groups" in vars(self):
             self._groups.close()
             del self._groups
+        await self._freezer_threads.aclose()
 
     def abandon(self) -> None:
         """Release the parent's descriptors without ending a sandbox; for a forked child."""
+        self._freezer_threads.guard.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()

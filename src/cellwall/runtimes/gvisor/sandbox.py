@@ -22,6 +22,7 @@ from cellwall.runtimes.base import KernelReadings, Purpose, SandboxSpec
 from cellwall.runtimes.gvisor.keeper import Keeper
 from cellwall.runtimes.gvisor.trace_listener import Witness
 from cellwall.runtimes.shared import work_area
+from cellwall.runtimes.shared.freezing import Freezing
 from cellwall.runtimes.shared.shedding import ROOM_MB, MemoryWatch
 
 if TYPE_CHECKING:
@@ -85,8 +86,10 @@ class GvisorSandbox:
         spec: SandboxSpec,
         resources: SandboxResources,
         remove: Callable[[GvisorSandbox], Awaitable[None]],
+        freezing: Freezing,
     ) -> None:
         """Take over what the runtime made and checked; `remove` removes its cgroups."""
+        self._freezing = freezing
         self._spec = spec
         self.volumes: Lease | None = None
         """The volumes that are mounted for it."""
@@ -184,6 +187,33 @@ class GvisorSandbox:
         self._hopeless = 1
         self.kill()
 
+    def check_pausing(self) -> None:
+        """Raise HostUnsupported if this host cannot pause it."""
+        self._freezing.check()
+
+    async def pause(self) -> None:
+        """Freeze its processes; the keeper is not among them, and ends them with the engine."""
+        if self._watch is not None:
+            self._watch.stop()
+        try:
+            await self._freezing.pause()
+        except BaseException:
+            self._watch_on()
+            raise
+
+    async def resume(self) -> None:
+        """Let its processes go on."""
+        await self._freezing.resume()
+        self._watch_on()
+
+    def _watch_on(self) -> None:
+        if self._watch is not None:
+            self._watch.go_on()
+
+    async def page_out(self) -> None:
+        """Write its memory to swap, where this machine has some."""
+        await self._freezing.page_out()
+
     def kill(self) -> None:
         """Kill the pid namespace, and the cgroup where that is possible."""
         if self.volumes is not None:
@@ -208,6 +238,8 @@ class GvisorSandbox:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        self.kill()
+        await self._freezing.end()
         await end(self._resources.keeper, self._resources.groups)
         if self._resources.witness is not None:
             self._resources.witness.close()

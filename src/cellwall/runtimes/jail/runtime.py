@@ -24,7 +24,7 @@ from cellwall.jail.inspect.probe_counts import check_open_files
 from cellwall.jail.plan import image_plan, plan
 from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
-from cellwall.linux.cgroups import hierarchies, leftovers
+from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
@@ -50,10 +50,11 @@ from cellwall.runtimes.jail.fork_servers import (
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.worker import Worker
-from cellwall.runtimes.shared import network_listeners
+from cellwall.runtimes.shared import freezing, network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import OWN_PYTHON, image_environment, inside_environment
+from cellwall.runtimes.shared.freezing import FreezerThreads, Freezing
 from cellwall.runtimes.shared.removal import remove_tree
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ class JailRuntime:
         self._is_swept = False
         self._watchdog = Watchdog(self._live)
         self.cpus = Cpus()
+        self._freezer_threads = FreezerThreads()
         self.can_lower_rlimits = True
         self.answers_first = False
         """Whether the first programs of a template come from a quick fork-server; set before the
@@ -260,6 +262,7 @@ class JailRuntime:
         findings = [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
         if not self.answers_first:  # the first answer does not wait for what it does not need
             findings.append(await asyncio.to_thread(network_listeners.finding))
+            findings.append(freezing.finding(self.layout))
         return findings
 
     async def warm(self, template: BuiltTemplate) -> None:
@@ -527,6 +530,10 @@ class JailRuntime:
         )
         return JailSandbox(self, spec, resources)
 
+    def freezing(self, groups: sandbox_groups.Groups) -> Freezing:
+        """Return what pauses the sandbox in `groups`."""
+        return Freezing(self._groups.tree, self._freezer_threads, groups)
+
     async def remove(self, sandbox: JailSandbox, resources: SandboxResources) -> None:
         """Remove what a dead sandbox had on the host."""
         resources.close_descriptors()
@@ -632,9 +639,11 @@ class JailRuntime:
         await self._watchdog.aclose()
         if "_groups" in vars(self):
             self._groups.close()
+        await self._freezer_threads.aclose()
 
     def abandon(self) -> None:
         """Close the parent's descriptors in a forked child, and end nothing."""
+        self._freezer_threads.guard.abandon()
         if "_servers" in vars(self):
             self._servers.abandon()
         if "_mapper" in vars(self):

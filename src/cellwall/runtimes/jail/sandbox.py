@@ -28,6 +28,7 @@ from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.cpu_placement import Cpus
+from cellwall.runtimes.shared.freezing import Freezing
 
 if TYPE_CHECKING:
     from cellwall.runtimes.volumes.holder import Lease
@@ -40,6 +41,9 @@ class Owner(Protocol):
     can_lower_rlimits: bool
     """False once the kernel has refused: prlimit(2) needs CAP_SYS_RESOURCE, which even root may
     lack."""
+
+    def freezing(self, groups: sandbox_groups.Groups) -> Freezing:
+        """Return what pauses a sandbox."""
 
     async def remove(self, sandbox: JailSandbox, resources: SandboxResources) -> None:
         """Remove what a dead sandbox had on the host."""
@@ -89,6 +93,7 @@ class JailSandbox:
         self.volumes: Lease | None = None
         """The volumes that are mounted for it."""
         self.way_out = network_listeners.WayOut(self._opened)
+        self._pauses: Freezing | None = None
         self.soft_kills = 0
         self._meter = usage_sums.Meter(resources.child.pid)
         self._peak_bytes = 0
@@ -283,6 +288,28 @@ class JailSandbox:
             self.kill()
         self.soft_kills += self._meter.kills - before
 
+    @property
+    def _freezing(self) -> Freezing:
+        if self._pauses is None:
+            self._pauses = self._runtime.freezing(self._resources.groups)
+        return self._pauses
+
+    def check_pausing(self) -> None:
+        """Raise HostUnsupported if this host cannot pause it."""
+        self._freezing.check()
+
+    async def pause(self) -> None:
+        """Freeze its processes; return when they stand still."""
+        await self._freezing.pause()
+
+    async def resume(self) -> None:
+        """Let its processes go on."""
+        await self._freezing.resume()
+
+    async def page_out(self) -> None:
+        """Write its memory to swap, where this machine has some."""
+        await self._freezing.page_out()
+
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""
         if self.volumes is not None:
@@ -308,6 +335,8 @@ class JailSandbox:
     async def _close(self) -> None:
         self.kill()
         self.way_out.close()
+        if self._pauses is not None:
+            await self._pauses.end()
         await self.wait_ended()
         self._resources.channel.close()
         self._runtime.cpus.give_back(self._cpus)

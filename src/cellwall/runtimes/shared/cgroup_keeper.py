@@ -67,6 +67,11 @@ class GroupKeeper:
         barrier.wait()
 
     @property
+    def tree(self) -> EngineGroups:
+        """The engine's directories."""
+        return self._groups
+
+    @property
     def name(self) -> str:
         """Name of the engine's directory in each hierarchy."""
         return self._groups.name

@@ -47,6 +47,10 @@ class Shedding:
         self._asked_s = 0.0
         self._answer: asyncio.Future[Reply] | None = None
 
+    def forgive(self) -> None:
+        """Count the guest's patience anew: it could not answer."""
+        self._asked_s = asyncio.get_running_loop().time()
+
     def over(self, channel: GuestChannel, least: int) -> None:
         """Have the largest family ended if it has at least `least`: the limit is exceeded now."""
         loop = asyncio.get_running_loop()
@@ -120,6 +124,12 @@ class MemoryWatch:
         """Return the programs' bytes; the host's file cache is read above the limit only."""
         now = self._groups.memory()[0] - self._own_bytes
         return now - self._groups.cached_bytes() if now > self._limit_bytes else now
+
+    def go_on(self) -> None:
+        """Watch again after `stop`."""
+        self._shedding.forgive()
+        if self._timer is None and self._channel.is_open:
+            self._timer = self._loop.call_later(_LEAST_S, self._look)
 
     def stop(self) -> None:
         """Stop watching; idempotent."""

@@ -122,10 +122,8 @@ class SandboxRecord:
         self._shown = dict(shown)
         if sandbox is None:
             self.created_at, self.ended_at = times
-            self._expires_at = self.ended_at or self.created_at
             return
         self.created_at, self.ended_at = sandbox.created_at, None
-        self._expires_at = sandbox.ends_at
         self._shown = {**_fixed(sandbox), **shown}
         self.log("created", template=self.template)
         sandbox.on_ended(self._on_ended)
@@ -171,6 +169,12 @@ class SandboxRecord:
         found: Mapping[str, Any] = self._shown["isolation"]
         return found
 
+    @property
+    def _ends_at(self) -> float:
+        if self._sandbox is None:
+            return self.ended_at or self.created_at
+        return self._sandbox.ends_at
+
     def tell_ended(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once with the reason when the sandbox ends; at once if it has ended."""
         if self._sandbox is None:
@@ -180,7 +184,7 @@ class SandboxRecord:
 
     @property
     def status(self) -> str:
-        """Either `running` or `stopped`."""
+        """One of `running`, `paused` and `stopped`."""
         return "stopped" if self._sandbox is None else self._sandbox.status
 
     async def close(self) -> None:
@@ -190,16 +194,11 @@ class SandboxRecord:
 
     def _on_ended(self, reason: str) -> None:
         self.ended_at = steady()
-        self._expires_at = self.ended_at
         self.ended_because = escaped(reason)
         # frees its channel, contexts and kernel facts; the record outlives them
         self._sandbox = None
         self.log("ended", reason=reason)
         self.on_ended(self)
-
-    def extend(self) -> None:
-        """Take the changed end of the sandbox's life."""
-        self._expires_at = self.sandbox.ends_at
 
     def log(self, event: str, **fields: object) -> None:
         """Add one record to the sandbox's log; text from inside the sandbox is escaped here."""
@@ -233,7 +232,7 @@ class SandboxRecord:
             "language": self.language,
             "template": self._shown["template"],
             "created_at": rfc3339(self.created_at),
-            "expires_at": rfc3339(self._expires_at),
+            "expires_at": rfc3339(self._ends_at),
             "isolation": self._shown["isolation"],
             "trust": self._shown.get("trust"),
             "image": self._shown.get("image"),
@@ -243,6 +242,8 @@ class SandboxRecord:
             "clipped": dict(self.clipped),
             "metadata": self.metadata,
             "network": self._network(),
+            "auto_pause_s": self._shown.get("auto_pause_s"),
+            "resume": self._shown.get("resume", "auto"),
             "ended_because": self.ended_because,
         }
 

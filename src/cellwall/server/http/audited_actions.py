@@ -30,6 +30,8 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", "/sandboxes"): "sandbox.create",
     ("PATCH", _BOX): "sandbox.change",
     ("DELETE", _BOX): "sandbox.delete",
+    ("POST", f"{_BOX}/pause"): "sandbox.pause",
+    ("POST", f"{_BOX}/resume"): "sandbox.resume",
     ("POST", f"{_BOX}/contexts"): "context.create",
     ("DELETE", _CONTEXT): "context.end",
     ("POST", f"{_CONTEXT}/restart"): "context.restart",

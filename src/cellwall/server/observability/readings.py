@@ -27,6 +27,7 @@ def engine_readings(statistics: Callable[[], EngineStatistics]) -> Callable[[], 
         now = statistics()
         pool = now.pool
         yield gauge("sandboxes", "Live sandboxes.", now.sandboxes)
+        yield gauge("sandboxes_paused", "Live sandboxes that are paused.", now.paused)
         yield gauge(
             "pool",
             "Sandboxes of the warm pool.",

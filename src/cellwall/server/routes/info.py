@@ -112,6 +112,7 @@ def _server(state: State, caller: Principal) -> dict[str, Any]:
         "running": queue.running,
         "queued": queue.queued,
         "sandboxes": engine.sandboxes,
+        "paused": engine.paused,
         "background_failures": engine.background_failures + state.tasks.failed,
         "pool": asdict(engine.pool),
         "promises": queue.machine.as_json(),

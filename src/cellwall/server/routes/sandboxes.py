@@ -99,6 +99,8 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
             "clipped": clipped,
             "image": body.image,
             "volumes": body.volumes,
+            "auto_pause_s": body.auto_pause_s,
+            "resume": body.resume,
         }
         record = SandboxRecord(request.owner, made, facts)
     finally:
@@ -128,6 +130,8 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             image=body.image,
             user=body.user,
             volumes=body.volumes,
+            auto_pause_s=body.auto_pause_s,
+            resume=body.resume,
             tenant=request.owner,
         )
     except BaseException:
@@ -147,12 +151,16 @@ async def index(request: Request) -> None:
         record
         for record in sorted(mine, key=_place, reverse=True)
         if (before is None or _place(record) < before)
-        and (query.state is None or record.status == query.state)
+        and (query.state is None or _is_in(record, query.state))
         and all(record.metadata.get(key) == value for key, value in wanted.items())
     ]
     page = found[: query.limit]
     more = _cursor(page[-1]) if len(found) > query.limit else None
     await request.answer({"sandboxes": [record.as_json() for record in page], "next": more})
+
+
+def _is_in(record: SandboxRecord, state: str) -> bool:
+    return record.status == state or (state == "live" and record.status != "stopped")
 
 
 def _place(record: SandboxRecord) -> tuple[float, str]:
@@ -188,7 +196,6 @@ async def change(request: Request) -> None:
         most = request.settings.most.life_s
         record.clipped = {"life_s": body.life_s} if body.life_s > most else {}
         await record.sandbox.extend(min(body.life_s, most))
-        record.extend()
     if body.name is not None:
         record.name = body.name
     if body.metadata is not None:
@@ -204,6 +211,26 @@ async def delete(request: Request) -> None:
     has_ended = record.ended_at is not None
     await record.close()
     await request.answer({"message": "it had ended" if has_ended else "deleted", "id": record.id})
+
+
+async def pause(request: Request) -> None:
+    """`POST /sandboxes/{id}/pause`."""
+    record = sandbox(request)
+    was = record.status
+    await record.sandbox.pause()
+    if was == "running":
+        record.log("paused")
+    await request.answer(record.as_json())
+
+
+async def resume(request: Request) -> None:
+    """`POST /sandboxes/{id}/resume`."""
+    record = sandbox(request)
+    was = record.status
+    await record.sandbox.resume()
+    if was == "paused":
+        record.log("resumed")
+    await request.answer(record.as_json())
 
 
 async def execute(request: Request) -> None:
@@ -226,7 +253,7 @@ async def execute(request: Request) -> None:
 def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
     state, owner = request.state, sandbox(request)
     live = owner.sandbox
-    live.live.check_alive()
+    live.live.enter()
     state.queue.tenants.check_output(request.owner)
     source, stdin = decode.source(body), decode.stdin(body)
     spoken = live.contexts.language(body.context) if body.context != MAIN else None
@@ -322,6 +349,22 @@ ENDPOINTS = (
         "Extend its life, change its name or metadata",
         {200: Answer("The sandbox.", responses.Sandbox)},
         body=SandboxChange,
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/pause",
+        pause,
+        "Stop its processes where they are",
+        {200: Answer("They stand still.", responses.Sandbox)},
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/resume",
+        resume,
+        "Let the processes of a paused sandbox go on",
+        {200: Answer("They go on.", responses.Sandbox)},
         tags=("sandboxes",),
     ),
     Endpoint(

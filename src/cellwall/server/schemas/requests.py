@@ -216,6 +216,14 @@ class SandboxBody(_Placed):
     )
     idle_s: Annotated[float, Field(ge=1)] | None = None
     life_s: Annotated[float, Field(ge=1)] | None = None
+    auto_pause_s: Annotated[float, Field(ge=1, le=604_800)] | None = Field(
+        None,
+        description="Seconds without activity after which it pauses instead of ending, at most the "
+        "limit `idle_s`.",
+    )
+    resume: Literal["auto", "manual"] = Field(
+        "auto", description="`manual`: a request to it while it is paused is refused with 409."
+    )
     name: Name | None = None
     metadata: Metadata = Field({})
 
@@ -373,7 +381,9 @@ class ListQuery(BaseModel):
     """Filters of the list of sandboxes; `metadata.KEY=VALUE` may be added."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-    state: Literal["running", "stopped"] | None = None
+    state: Literal["running", "paused", "live", "stopped"] | None = Field(
+        None, description="`live`: running or paused."
+    )
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     after: Annotated[str, Field(max_length=64)] | None = None
 

@@ -225,7 +225,7 @@ class Sandbox(Shown):
 
     id: str
     name: str | None
-    status: Literal["running", "stopped"]
+    status: Literal["running", "paused", "stopped"]
     language: str
     template: str
     created_at: str
@@ -239,6 +239,8 @@ class Sandbox(Shown):
     clipped: dict[str, float]
     metadata: dict[str, str]
     network: dict[str, Any] = {}
+    auto_pause_s: float | None = None
+    resume: Literal["auto", "manual"] = "auto"
     ended_because: str | None
 
 
@@ -380,7 +382,7 @@ class Metrics(Shown):
     """A sandbox's counters, from the kernel."""
 
     id: str
-    status: Literal["running", "stopped"]
+    status: Literal["running", "paused", "stopped"]
     cpu_s: float
     memory_bytes: int
     memory_peak_bytes: int

@@ -168,6 +168,8 @@ class ServerStats(Shown):
     running: int
     queued: int
     sandboxes: int
+    paused: int
+    """Number of the sandboxes that are paused."""
     background_failures: int
     pool: Pool
     promises: Promises

@@ -52,7 +52,7 @@ async def keep(
 async def _keep(sandbox: AnySandbox, name: str, whole: Mapping[str, str]) -> dict[str, str]:
     kept_in: dict[str, str] = {}
     for part, text in whole.items():
-        if sandbox.status != "running":
+        if sandbox.status == "stopped":
             break
         path = f"{DIRECTORY}/{name}.{part}.txt"
         try:

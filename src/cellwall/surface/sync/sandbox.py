@@ -56,7 +56,7 @@ class SyncSandbox(Closing):
 
     @property
     def status(self) -> str:
-        """`running` until the sandbox is closed or has ended."""
+        """`running` or `paused` until the sandbox is closed or has ended: `stopped`."""
         return self._inner.status
 
     @property
@@ -218,6 +218,19 @@ class SyncSandbox(Closing):
     def extend(self, life_s: float) -> None:
         """Let the sandbox live `life_s` seconds from now."""
         self._thread.call(lambda _subject, _put: self._inner.extend(life_s))
+
+    def pause(self) -> None:
+        """Stop its processes where they are; return when they stand still. Idempotent.
+
+        Its deadlines, idle time and life stand still, too, and it uses no CPU time. A request
+        resumes it, or with `resume="manual"` is refused as Conflict; looking at it does neither.
+        Raises HostUnsupported where the runtime cannot, SandboxUnavailable if it has ended.
+        """
+        self._thread.call(lambda _subject, _put: self._inner.pause())
+
+    def resume(self) -> None:
+        """Let its processes go on; nothing happens if they run."""
+        self._thread.call(lambda _subject, _put: self._inner.resume())
 
     def close(self) -> None:
         """Destroy the sandbox; idempotent."""

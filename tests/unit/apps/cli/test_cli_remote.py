@@ -82,7 +82,7 @@ def picture(server: dict[str, Any] | None, *rows: Row) -> str:
     return console.file.getvalue()
 
 
-ROW = Row("id1", "build", "python", 1.25, 0.5, 5 << 20, 64 << 20, 7, 2, 3, 90)
+ROW = Row("id1", "build", "python", 1.25, 0.5, 5 << 20, 64 << 20, 7, 2, 3, 90, "running")
 
 
 def test_picture_has_a_line_for_each_sandbox() -> None:
@@ -107,9 +107,12 @@ def test_picture_has_a_line_for_each_sandbox() -> None:
 def test_picture_shows_the_servers_numbers_to_who_may_see_them() -> None:
     server = {
         "requests": 9, "runs": 8, "running": 1, "queued": 2, "sandboxes": 3,
+        "paused": 2,
         "pool": {"parked": 4, "starting": 0},
     }  # fmt: skip
-    assert "server: 3 sandboxes, 1 running, 2 queued, 9 requests, 8 runs" in picture(server)
+    assert "server: 3 sandboxes, 2 paused, 1 running, 2 queued, 9 requests, 8 runs" in picture(
+        server
+    )
 
 
 def test_names_are_data_on_the_screen() -> None:

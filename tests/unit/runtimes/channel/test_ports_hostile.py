@@ -24,7 +24,13 @@ def ports_of(pair: Pair) -> Ports:
         if pair.channel.lost is not None:
             raise pair.channel.lost
 
-    live = SimpleNamespace(channel=pair.channel, touch=lambda: None, check_alive=check_alive)
+    live = SimpleNamespace(
+        channel=pair.channel,
+        touch=lambda: None,
+        knock=lambda: None,
+        check_alive=check_alive,
+        enter=check_alive,
+    )
     return Ports(cast("Any", live), Tasks())
 
 

@@ -57,11 +57,11 @@ def connected(url: str | None, key: str | None) -> Iterator[Client]:
 
 
 def found(client: Client, word: str) -> RemoteSandbox:
-    """Return the sandbox of that id, or the running one of that name or beginning of its id."""
+    """Return the sandbox of that id, or the live one of that name or beginning of its id."""
     try:
         return client.attach(word)
     except NotFound:
-        running = client.sandboxes(state="running")
+        running = client.sandboxes(state="live")
         named = [each for each in running if each.name == word or _begins(each.id, word)]
         if len(named) == 1:
             return named[0]

@@ -67,7 +67,7 @@ def list_all(
     cellwall sandbox ls --all --metadata job=7 --json
     """
     with connected(url, key) as client:
-        state = None if everything else "running"
+        state = None if everything else "live"
         listed = client.sandboxes(state=state, metadata=pairs(metadata, "--metadata"))
         if as_json:
             typer.echo(json.dumps([_facts(each) for each in listed], indent=2))
@@ -84,14 +84,14 @@ def _facts(sandbox: RemoteSandbox) -> dict[str, Any]:
 
 def _row(sandbox: RemoteSandbox) -> list[str]:
     facts, now = sandbox.facts, time.time()
-    is_running = facts["status"] == "running"
+    is_live = facts["status"] != "stopped"
     return [
         sandbox.id,
         sandbox.name or "",
         sandbox.template,
         facts["status"],
         duration(now - sandbox.created_at),
-        duration(sandbox.ends_at - now) if is_running else "",
+        duration(sandbox.ends_at - now) if is_live else "",
         f"{sandbox.limits.memory_mb} MiB",
         " ".join(f"{name}={value}" for name, value in sandbox.metadata.items()),
     ]
@@ -133,6 +133,13 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     profile: Annotated[
         str | None, typer.Option(help="debug: its programs may trace one another (strace, gdb).")
     ] = None,
+    auto_pause: Annotated[
+        float | None,
+        typer.Option(help="Seconds without activity after which it pauses instead of ending."),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="manual: a request to it while it is paused is refused.")
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -162,6 +169,8 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             image=image,
             user=user,
             profile=profile,
+            auto_pause_s=auto_pause,
+            resume=resume,
         )
         for limited, wanted in made.clipped.items():
             complain(f"{limited}: {wanted:g} is above this server's ceiling; it is lower")
@@ -184,6 +193,42 @@ def remove(
         for word in which:
             sandbox = found(client, word)
             sandbox.close()
+            typer.echo(sandbox.id)
+
+
+@app.command()
+def pause(
+    which: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids, or names.")],
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Stop what runs in sandboxes, to go on later where it was.
+
+    \b
+    cellwall sandbox pause build
+    """
+    with connected(url, key) as client:
+        for word in which:
+            sandbox = found(client, word)
+            sandbox.pause()
+            typer.echo(sandbox.id)
+
+
+@app.command("resume")
+def go_on(
+    which: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids, or names.")],
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Let what runs in paused sandboxes go on.
+
+    \b
+    cellwall sandbox resume build
+    """
+    with connected(url, key) as client:
+        for word in which:
+            sandbox = found(client, word)
+            sandbox.resume()
             typer.echo(sandbox.id)
 
 
@@ -212,7 +257,7 @@ def logs(
                 after = record["seq"]
             if records:
                 continue
-            if not follow or sandbox.status != "running":
+            if not follow or sandbox.status == "stopped":
                 return
             time.sleep(_FOLLOW_S)
 

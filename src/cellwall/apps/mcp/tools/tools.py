@@ -91,7 +91,7 @@ async def execute(
         try:
             result = await run()
         except NotFound:
-            if asked.context == MAIN or sandbox.status != "running":
+            if asked.context == MAIN or sandbox.status == "stopped":
                 raise
             await sandbox.contexts.create(asked.context, here.language(language))
             result = await run()

@@ -1,0 +1,323 @@
+"""Pauses of a sandbox, and when it ends or pauses by itself.
+
+Used by `sandbox`. While a sandbox is paused its processes use no CPU time, and its deadlines, idle
+time and life stand still; a bound of its own ends it. The invariant: what would need an answer of
+the guest is never waited for while it cannot answer, so a pause begins only when no execution is
+being ended, and every request makes the sandbox resume or is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from cellwall.model.errors import CellwallError, Conflict, SandboxBroken, UsageError
+from cellwall.runtimes.base import PagesOut, Pauses, no_pause
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.model.limits import Limits
+    from cellwall.surface.shared.tasks import Tasks
+
+Resume = Literal["auto", "manual"]
+State = Literal["running", "pausing", "paused", "resuming"]
+_STEADY_S = 10.0
+"""Seconds that a pause waits for executions that are being ended; each ends earlier by itself."""
+_LOOK_S = 0.005
+_LEAST_PAUSE_S = 0.05
+_IDLE_MOST_S = 604_800.0
+
+
+@dataclass(frozen=True, slots=True)
+class PauseChoice:
+    """What its owner chose about pauses, and the operator's bound."""
+
+    auto_pause_s: float | None = None
+    """Seconds without activity after which it pauses; None: never, it ends after `idle_s`."""
+    resume: Resume = "auto"
+    """`auto`: a request resumes it. `manual`: only `resume` does, and a request is refused."""
+    paused_s: float = 86_400.0
+    """Most seconds that it is paused, altogether; then it ends."""
+    page_out_s: float | None = None
+    """Seconds of a pause after which its memory is written to swap."""
+
+
+def check_choice(auto_pause_s: float | None, resume: str, settings: EngineSettings) -> PauseChoice:
+    """Return a caller's choice. Raises UsageError."""
+    if resume not in get_args(Resume):
+        raise UsageError(f"resume: {resume!r} is not known", remedy="say 'auto' or 'manual'")
+    if auto_pause_s is not None:
+        is_number = isinstance(auto_pause_s, (int, float)) and not isinstance(auto_pause_s, bool)
+        if not is_number or not 1 <= auto_pause_s <= _IDLE_MOST_S:
+            raise UsageError(
+                f"auto_pause_s: {auto_pause_s!r} is out of bounds",
+                remedy=f"give a number from 1 to {_IDLE_MOST_S:g}",
+            )
+    kind: Resume = "manual" if resume == "manual" else "auto"
+    return PauseChoice(auto_pause_s, kind, settings.paused_s, settings.page_out_s)
+
+
+def check_pausing(live: ClaimedSandbox) -> Pauses:
+    """Return what pauses the sandbox. Raises HostUnsupported."""
+    found = live.runtime_sandbox
+    if not isinstance(found, Pauses):
+        raise no_pause(live.isolation.runtime)
+    found.check_pausing()
+    return found
+
+
+async def _quietly(work: Coroutine[Any, Any, None]) -> None:
+    """Do what only saves memory; the sandbox may have ended."""
+    with contextlib.suppress(CellwallError):
+        await work
+
+
+class Pausing:
+    """The pauses and the time of one sandbox."""
+
+    def __init__(
+        self, live: ClaimedSandbox, tasks: Tasks, choice: PauseChoice, end: Callable[[str], None]
+    ) -> None:
+        """`end` ends the sandbox, with the reason. Its life begins now."""
+        self._live = live
+        self._tasks = tasks
+        self._choice = choice
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._state: State = "running"
+        self._turn = asyncio.Lock()
+        self._waking: asyncio.Task[None] | None = None
+        self._doing: set[asyncio.Task[None]] = set()
+        self._since_s = 0.0
+        """The loop's time when the present pause began."""
+        self._past_s = 0.0
+        """Seconds of all earlier pauses."""
+        self._used_s = 0.0
+        """Seconds of earlier pauses, of those that the bound is for."""
+        self._paging: asyncio.TimerHandle | None = None
+        self._ends_s = self._loop.time() + self._limits.life_s
+        self._timer = self._loop.call_later(self._next_look_s(), self._look)
+
+    # -- pauses ----------------------------------------------------------------------------
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its processes stand still, or are about to."""
+        return self._state != "running"
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether its processes stand still, and no request has come since."""
+        return self._state == "paused"
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds that its processes have stood still so far."""
+        return self._past_s + (self._loop.time() - self._since_s if self.is_paused else 0.0)
+
+    async def pause(self) -> None:
+        """Pause it; return when its processes stand still. Nothing happens if it is paused.
+
+        Raises SandboxUnavailable, HostUnsupported, Conflict if an execution does not end in time.
+        """
+        await self._shielded(self._pause())
+
+    async def resume(self) -> None:
+        """Let it go on; nothing happens if it runs."""
+        self._live.check_alive()
+        await self._shielded(self._resume())
+
+    def enter(self) -> None:
+        """Note a request: a paused sandbox begins to resume, or refuses."""
+        if self._state == "running":
+            return
+        if self._choice.resume == "manual" and self._waking is None:
+            raise Conflict(
+                f"sandbox {self._live.spec.sandbox_id}: it is paused",
+                remedy="resume it first, or create sandboxes with resume='auto'",
+            )
+        self.wake()
+
+    def wake(self) -> None:
+        """Begin to resume, if it does not run."""
+        if self._state != "running" and self._waking is None:
+            self._waking = self._tasks.spawn(self._wake())
+
+    async def _wake(self) -> None:
+        try:
+            with contextlib.suppress(CellwallError):  # `_resume` has ended the sandbox
+                await self._resume()
+        finally:
+            self._waking = None
+
+    async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what must not stop half way, also if its caller leaves."""
+        doing = self._loop.create_task(work)
+        self._doing.add(doing)
+        doing.add_done_callback(self._note)
+        await asyncio.shield(doing)
+
+    def _note(self, doing: asyncio.Task[None]) -> None:
+        self._doing.discard(doing)
+        if not doing.cancelled():
+            doing.exception()  # its caller may have left
+
+    async def _pause(self, is_unwanted: Callable[[], bool] = bool) -> None:
+        async with self._turn:
+            self._live.check_alive()
+            if self._state == "paused":
+                return
+            pauses = check_pausing(self._live)
+            await self._wait_steady()
+            if is_unwanted():
+                return
+            self._hold()
+            try:
+                await pauses.pause()
+            except BaseException as error:
+                self._go_on()
+                self._live.check_alive()  # its end is the reason
+                raise error
+            self._live.check_alive()
+            self._state = "paused"
+            if self._choice.page_out_s is not None:
+                self._paging = self._loop.call_later(self._choice.page_out_s, self._page_out)
+
+    def _page_out(self) -> None:
+        found = self._live.runtime_sandbox
+        if self._state == "paused" and self._live.is_alive and isinstance(found, PagesOut):
+            self._tasks.spawn(_quietly(found.page_out()))
+
+    async def _wait_steady(self) -> None:
+        """Wait until no execution is being ended."""
+        live, until = self._live, self._loop.time() + _STEADY_S
+        while live.ending or any(recorder.is_ended for recorder in live.running):
+            if self._loop.time() > until:
+                raise Conflict("pause: an execution in it is being ended", remedy="try again")
+            await asyncio.sleep(_LOOK_S)
+            live.check_alive()
+
+    async def _resume(self) -> None:
+        async with self._turn:
+            if self._state == "running":
+                return
+            self._live.check_alive()
+            self._state = "resuming"
+            try:
+                await check_pausing(self._live).resume()
+            except CellwallError as error:
+                self._live.check_alive()
+                self._end(f"it could not be resumed: {error.message}")
+                raise SandboxBroken(
+                    f"resume: {error.message}", remedy="create a new one"
+                ) from error
+            self._go_on()
+
+    def _hold(self) -> None:
+        """Let every clock stand still."""
+        self._state = "pausing"
+        self._since_s = self._loop.time()
+        for clock in self._live.clocks:
+            clock.hold()
+        self._arm(self._choice.paused_s - self._used_s, self._on_too_long)
+
+    def _go_on(self) -> None:
+        """Undo `_hold`."""
+        paused_s = self._loop.time() - self._since_s
+        self._state = "running"
+        self._stop_paging()
+        self._used_s += paused_s
+        self._past_s += paused_s
+        self._ends_s += paused_s
+        self._live.touch()
+        for clock in self._live.clocks:
+            clock.go_on()
+        self._arm(self._next_look_s(), self._look)
+
+    # -- time ------------------------------------------------------------------------------
+
+    @property
+    def _limits(self) -> Limits:
+        return self._live.spec.limits
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of its life that are left; they do not pass while it is paused."""
+        return self._ends_s - (self._since_s if self.is_paused else self._loop.time())
+
+    def extend(self, life_s: float) -> None:
+        """Let it live `life_s` seconds from now, without the pauses that follow."""
+        self._used_s = 0.0
+        if not self.is_paused:
+            self._ends_s = self._loop.time() + life_s
+            self._arm(self._next_look_s(), self._look)
+            return
+        # This pause counts from now on.
+        now_s = self._loop.time()
+        self._past_s += now_s - self._since_s
+        self._since_s, self._ends_s = now_s, now_s + life_s
+        self._arm(self._choice.paused_s, self._on_too_long)
+
+    def stop(self) -> None:
+        """Stop the clocks of a sandbox that has ended."""
+        self._timer.cancel()
+        self._stop_paging()
+
+    def _stop_paging(self) -> None:
+        if self._paging is not None:
+            self._paging.cancel()
+            self._paging = None
+
+    def _arm(self, delay_s: float, then: Callable[[], None]) -> None:
+        self._timer.cancel()
+        if self._live.is_alive:
+            self._timer = self._loop.call_later(max(_LEAST_PAUSE_S, delay_s), then)
+
+    def _on_too_long(self) -> None:
+        self._end(f"it was paused for {self._choice.paused_s:g} s")
+
+    @property
+    def _idle_s(self) -> float:
+        """Seconds without activity after which it ends or pauses."""
+        auto_s = self._choice.auto_pause_s
+        return self._limits.idle_s if auto_s is None else min(auto_s, self._limits.idle_s)
+
+    def _is_idle(self) -> bool:
+        return time.monotonic() - self._live.active_at >= self._idle_s
+
+    def _next_look_s(self) -> float:
+        idle_s = self._idle_s - (time.monotonic() - self._live.active_at)
+        return min(idle_s, self._ends_s - self._loop.time())
+
+    def _look(self) -> None:
+        if self._loop.time() >= self._ends_s:
+            self._end(f"its life of {self._limits.life_s:g} s is over")
+            return
+        if self._live.running or (self._live.channel.is_asked and self._choice.auto_pause_s):
+            self._live.touch()  # a running execution is activity
+        elif self._is_idle():
+            if self._choice.auto_pause_s is None:
+                self._end(f"it was idle for {self._limits.idle_s:g} s")
+            else:
+                self._tasks.spawn(self._pause_alone())
+            return
+        self._arm(self._next_look_s(), self._look)
+
+    async def _pause_alone(self) -> None:
+        """Pause a sandbox that is idle; end it if that is not possible."""
+        try:
+            await self._pause(self._is_in_use)
+        except CellwallError as error:
+            if self._live.is_alive:
+                self._end(f"it was idle for {self._idle_s:g} s; {error.message}")
+        else:
+            if not self.is_paused:
+                self._arm(self._next_look_s(), self._look)
+
+    def _is_in_use(self) -> bool:
+        return bool(self._live.running) or self._live.channel.is_asked or not self._is_idle()
