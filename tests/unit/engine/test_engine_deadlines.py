@@ -7,7 +7,7 @@ import asyncio
 from cellwall.engine.attempts.deadlines import Deadlines
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.model.limits import Limits
-from kit.loop_clock import run
+from kit.loop_clock import clock, run
 
 
 class _Clocks:
@@ -27,14 +27,14 @@ class _Clocks:
 def test_wall_time_goes_on_where_it_stood() -> None:
     async def main() -> list[tuple[float, Cause]]:
         it = _Clocks(wall_s=4)
-        await asyncio.sleep(3)
+        await clock().advance(3)
         it.clocks.hold()
         it.clocks.hold()
-        await asyncio.sleep(100)
+        await clock().advance(100)
         assert it.breached == []
         it.clocks.go_on()
         it.clocks.go_on()
-        await asyncio.sleep(100)
+        await clock().advance(100)
         return it.breached
 
     assert run(main()) == [(104.0, Cause.WALL)]
@@ -43,7 +43,7 @@ def test_wall_time_goes_on_where_it_stood() -> None:
 def test_without_a_pause_it_fires_in_time() -> None:
     async def main() -> list[tuple[float, Cause]]:
         it = _Clocks(wall_s=4)
-        await asyncio.sleep(100)
+        await clock().advance(100)
         return it.breached
 
     assert run(main()) == [(4.0, Cause.WALL)]
@@ -52,14 +52,14 @@ def test_without_a_pause_it_fires_in_time() -> None:
 def test_cpu_time_is_looked_at_again_after_a_pause() -> None:
     async def main() -> list[Cause]:
         it = _Clocks(wall_s=1000, cpu_s=2)
-        await asyncio.sleep(1)
+        await clock().advance(1)
         it.clocks.hold()
-        await asyncio.sleep(50)
+        await clock().advance(50)
         it.cpu_s = 2.5
-        await asyncio.sleep(50)
+        await clock().advance(50)
         assert it.breached == []
         it.clocks.go_on()
-        await asyncio.sleep(1)
+        await clock().advance(1)
         return [cause for _, cause in it.breached]
 
     assert run(main()) == [Cause.CPU]
@@ -71,7 +71,7 @@ def test_clocks_that_were_stopped_stay_so() -> None:
         it.clocks.stop()
         it.clocks.hold()
         it.clocks.go_on()
-        await asyncio.sleep(100)
+        await clock().advance(100)
         return it.breached
 
     assert run(main()) == []

@@ -403,7 +403,7 @@ def test_processes_are_frozen_in_v2_wherever_it_is_mounted(host: Host) -> None:
     assert (v1.freezing.version, v1.freezing.base) == (1, host.root / "freezer")
     assert "freezer" not in v1.hard  # no sandbox pays for a move there at its start
     unified = host.mount("unified", "cgroup2", "rw")
-    host.group(unified, root=True)
+    host.group(unified, root=True, cgroup_controllers="")
     host.own.append("0::/")
     both = host.layout()
     assert both.freezing is not None
