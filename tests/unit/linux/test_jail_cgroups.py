@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from cellwall.linux import owner_label
-from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
+from cellwall.linux.cgroups import freezer, hierarchies, leftovers, sandbox_groups
+from cellwall.linux.cgroups.engine_tree import EngineGroups
 from cellwall.linux.syscalls import mounts
-from cellwall.model.errors import HostUnsupported
+from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 
 V2_FILES = {
@@ -391,3 +392,55 @@ def test_sweep_survives_a_sandbox_of_another_engine_that_ends_meanwhile(
     layout = hierarchies.Layout((hierarchies.Hierarchy(1, frozenset({"memory"}), tmp_path),))
     assert leftovers.sweep(layout, lambda _label: False) == (0, [])
     assert busy.exists()
+
+
+def test_processes_are_frozen_in_v2_wherever_it_is_mounted(host: Host) -> None:
+    for name in ("memory", "pids", "cpu", "cpuacct", "freezer"):
+        host.mount(name, "cgroup", name)
+        host.own.append(f"5:{name}:/")
+    v1 = host.layout()
+    assert v1.freezing is not None
+    assert (v1.freezing.version, v1.freezing.base) == (1, host.root / "freezer")
+    assert "freezer" not in v1.hard  # no sandbox pays for a move there at its start
+    unified = host.mount("unified", "cgroup2", "rw")
+    host.group(unified, root=True, cgroup_controllers="")
+    host.own.append("0::/")
+    both = host.layout()
+    assert both.freezing is not None
+    assert (both.freezing.version, both.freezing.base) == (2, unified)
+    assert both.freezing not in both.hierarchies
+    assert both.lets_move_itself
+    assert [each.base.name for each in both.all_used[:2]] == ["unified", "freezer"]
+
+
+def test_without_a_writable_freezer_a_pause_is_refused(host: Host) -> None:
+    host.own.append("5:freezer:/")
+    host.closed.add(host.mount("freezer", "cgroup", "freezer"))
+    layout = host.layout()
+    assert layout.freezing is None
+    with pytest.raises(HostUnsupported) as refused:
+        EngineGroups(layout, owner_label.new_label()).check_freezing()
+    assert refused.value.remedy
+
+
+def test_freezer_that_does_not_freeze_is_an_error_and_thaws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freezer, "_PATIENCE_S", 0.05)
+    (tmp_path / "cgroup.freeze").write_text("0")
+    (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    found = freezer.Freezer(str(tmp_path), 2, is_own=False)
+    with pytest.raises(SandboxBroken, match="did not stop"):
+        found.freeze(set)
+    assert (tmp_path / "cgroup.freeze").read_text() == "0"
+    (tmp_path / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    found.freeze(set)  # the control
+    assert (tmp_path / "cgroup.freeze").read_text() == "1"
+
+
+def test_nothing_is_frozen_once_it_is_to_die(tmp_path: Path) -> None:
+    (tmp_path / "freezer.state").write_text("THAWED")
+    found = freezer.Freezer(str(tmp_path), 1, is_own=False)
+    found.let_die()
+    found.freeze(set)
+    assert (tmp_path / "freezer.state").read_text() == "THAWED"
