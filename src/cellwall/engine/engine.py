@@ -142,7 +142,7 @@ class Engine:
         self._tasks = Tasks()
         self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
-        self.history_room = HistoryRoom(self.state_dir / "history", self.settings.history_mb)
+        self.history_room = HistoryRoom(self.state_dir, self.settings.history_mb)
         """Room for checkpoints of its sandboxes' work areas."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0

@@ -48,7 +48,7 @@ class Pack:
     """The contents of one sandbox's checkpoints."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the file, below `folder`."""
+        """Make the file, in `folder`, without a name."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._file = self._opened()

@@ -21,7 +21,7 @@ class HistoryRoom:
     """The room of one engine."""
 
     def __init__(self, folder: Path, most_mb: int) -> None:
-        """Packs lie below `folder`; one sandbox may have `most_mb` MiB, and none if that is 0."""
+        """Packs lie in `folder`, without names; a sandbox may have `most_mb` MiB, 0 for none."""
         self.folder = folder
         self._most_mb = most_mb
         self._taken: Counter[str] = Counter()
