@@ -9,6 +9,7 @@ this process's socket, and fresh seeds.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -60,8 +61,8 @@ def _be_copied(link: Link, loop: Any) -> bool:  # noqa: ANN401  asyncio's
         pid = scratch.park(first, walker.CLONE_PARENT)
         if pid == 1:
             other.forget()
-            _wake(link, timers)
             _renew(loop)
+            _wake(link, timers)
             return True
         answer = {"ev": "copied", "pid": pid, **told}
     except OSError as error:
@@ -137,11 +138,16 @@ def _descriptors_of(loop: Any) -> list[int]:  # noqa: ANN401  asyncio's
 
 
 def _renew(loop: Any) -> None:  # noqa: ANN401  asyncio's
-    """Give an event loop a selector and a way to be woken up of this process's own."""
+    """Give an event loop a selector and a way to be woken up of this process's own.
+
+    Before this process opens anything: the old selector would close a number that is another's.
+    """
     if getattr(loop, "_csock", None) is None:
         return
     import selectors
 
+    with contextlib.suppress(OSError):  # there is none of that number, and it forgets it
+        loop._selector.close()
     for each in (loop._ssock, loop._csock):
         each.detach()
     loop._selector = selectors.DefaultSelector()

@@ -325,6 +325,8 @@ def _files_of(pid: int, own: set[int], taken: list[int]) -> tuple[list[OpenFile]
         stream = streams.get(_identity(pid, number), -1)
         if stream < 0 and not path.startswith("/"):
             left.append(f"descriptor {number} ({path.partition(':')[0]})")
+            # Its number stays taken: who has it will close it, and must close nothing else.
+            found.append(OpenFile(number, os.devnull, os.O_RDWR | os.O_CLOEXEC, 0))
             continue
         if path.endswith(" (deleted)") and stream < 0:
             raise Unlike(f"it has an open file that was removed: {path[: -len(' (deleted)')]}")
