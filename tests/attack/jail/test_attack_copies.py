@@ -33,6 +33,12 @@ LARGE = 200 << 20
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
     made = Arena(lambda: Engine(settings=EngineSettings(pool_min=0, pool_max=0)))
+
+    async def first() -> None:  # the base of the fork-server, which stays, exists from here on
+        async with made.sandbox() as source, _copied(source):
+            pass
+
+    made.do(first())
     yield made
     made.close()
 

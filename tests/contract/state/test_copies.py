@@ -334,6 +334,54 @@ def test_what_a_copy_has_not_is_listed(arena: Arena, has: str) -> None:
     arena.do(forked())
 
 
+def test_what_is_left_behind_closes_nothing_of_the_copy_s(arena: Arena) -> None:
+    """Numbers of descriptors that a copy has not stay taken until their owner closes them."""
+    begin = """
+import socket, os, select, asyncio, gc
+sockets = [socket.socket() for _ in range(4)]
+pipe, epoll = os.pipe(), select.epoll()
+async def waits(): await asyncio.sleep(3600)
+task = asyncio.get_running_loop().create_task(waits())
+await asyncio.sleep(0)
+"""
+    end = """
+files = [open(f'f{n}', 'w') for n in range(9)]
+del sockets; epoll.close(); [os.close(n) for n in pipe]; gc.collect()
+for n, f in enumerate(files): f.write(str(n)); f.close()
+print([open(f'f{n}').read() for n in range(9)], task.done())
+"""
+
+    async def forked() -> None:
+        async with arena.sandbox() as source:
+            await _said(source, begin)
+            copies = await _copies(source, 2)
+            for each in copies:
+                assert await _said(each, end) == f"{[str(n) for n in range(9)]} False"
+                assert await _said(each, "print(task.done())") == "False"
+                await each.close()
+
+    arena.do(forked())
+
+
+def test_database_in_a_file_is_opened_again_by_a_copy(arena: Arena) -> None:
+    """SQLite remembers the number of its file, which is another one's in a copy: it is told."""
+    begin = (
+        "import sqlite3; d = sqlite3.connect('x.db'); d.execute('create table t (a)'); d.commit()"
+    )
+
+    async def forked() -> None:
+        async with arena.sandbox() as source:
+            await _said(source, begin)
+            (copy,) = await _copies(source)
+            again = "d = sqlite3.connect('x.db'); d.execute('insert into t values (1)'); d.commit()"
+            await _said(copy, again)
+            assert await _said(copy, "print(d.execute('select * from t').fetchall())") == "[(1,)]"
+            assert await _said(source, "print(d.execute('select * from t').fetchall())") == "[]"
+            await copy.close()
+
+    arena.do(forked())
+
+
 def test_other_contexts_and_commands_are_listed(arena: Arena) -> None:
     async def forked() -> None:
         async with arena.sandbox() as source:

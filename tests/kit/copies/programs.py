@@ -155,15 +155,6 @@ curN = dbN.execute('select a from t order by a'); curN.fetchone()
         "dbN.execute('insert into t values (1000)'); "
         "print(curN.fetchone(), dbN.execute('select sum(a), count(*) from t').fetchone())",
     ),
-    "sqlite file": Piece(
-        """
-import sqlite3
-fileN = sqlite3.connect('N.db', isolation_level=None)
-fileN.execute('create table t (a int)'); fileN.execute('insert into t values ({random})')
-""",
-        "fileN.execute('insert into t values (5)'); "
-        "print(fileN.execute('select sum(a), count(*) from t').fetchone())",
-    ),
     "decimal": Piece(
         "import decimal; decimal.getcontext().prec = 40; dN = decimal.Decimal({random})",
         "dN = (dN / 7 + 1).sqrt(); print(dN, decimal.getcontext().prec)",
