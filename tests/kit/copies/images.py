@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cellwall.guest.transplant import walker
 from cellwall.runtimes.base import SessionImage
@@ -120,4 +120,5 @@ def _lie(memory: bytes, image: SessionImage, chosen: random.Random) -> Mutation:
     name = chosen.choice(("pages", "table", "records", "strings"))
     size = getattr(image, name)
     lie = chosen.choice((0, 1, size + 16, max(0, size - 16), size * 2, 1 << 20, 1 << 40))
-    return Mutation(f"{name} is {lie}", memory, replace(image, **{name: lie}))
+    sizes: dict[str, Any] = {name: lie}
+    return Mutation(f"{name} is {lie}", memory, replace(image, **sizes))
