@@ -39,21 +39,24 @@ def swap_areas() -> Tuple[str, ...]:
 
 
 def page_out(pid: int) -> int:
-    """Write a process's private memory to swap; return the bytes looked at. Raises OSError."""
+    """Write a process's memory to swap; return the bytes looked at. Raises OSError.
+
+    The kernel leaves alone what other processes have mapped, too.
+    """
     pidfd = os.pidfd_open(pid)
     try:
-        return sum(_advise(pidfd, part) for part in _parts(_private(pid)))
+        return sum(_advise(pidfd, part) for part in _parts(_writable(pid)))
     finally:
         os.close(pidfd)
 
 
-def _private(pid: int) -> Iterator[Tuple[int, int]]:
-    """Yield start and length of what is private and writable, in steps of `_MOST_BYTES`."""
+def _writable(pid: int) -> Iterator[Tuple[int, int]]:
+    """Yield start and length of what is writable, in steps of `_MOST_BYTES`."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
             span, rights = line.split(" ", 2)[:2]
             start, end = (int(word, 16) for word in span.split("-"))
-            if rights.startswith("rw") and rights.endswith("p"):
+            if rights.startswith("rw"):
                 for at in range(start, end, _MOST_BYTES):
                     yield at, min(_MOST_BYTES, end - at)
 
