@@ -118,22 +118,35 @@ class Copies:
         """
         check_count(count)
         written = await self._write_down(source, heritage)
+        places = asyncio.Semaphore(_MOST_AT_ONCE)
+        forks: list[Fork[AsyncSandbox]] = []
+
+        async def one() -> None:
+            async with places:
+                forks.append(await self._tried(written, reseed=reseed))
+
+        is_whole = False
         try:
-            places = asyncio.Semaphore(_MOST_AT_ONCE)
-
-            async def one() -> Fork[AsyncSandbox]:
-                async with places:
-                    return await self._tried(written, reseed=reseed)
-
-            return list(await asyncio.gather(*(one() for _ in range(count))))
+            async with asyncio.TaskGroup() as group:  # no copy is being made once it has ended
+                for _ in range(count):
+                    group.create_task(one())
+            is_whole = True
+            return forks
         finally:
             written.let_go()
+            if not is_whole:  # the caller never gets them
+                for each in forks:
+                    if each.made is not None:
+                        await each.made.close()
 
     async def _tried(self, written: _Written, *, reseed: bool) -> Fork[AsyncSandbox]:
         try:
             made = await self._revived(written, reseed=reseed)
         except CellwallError as error:
             return Fork(None, error, written.left)
+        except OSError as error:
+            full = CapacityError(f"fork: {error.strerror}", retry_after_s=1.0)
+            return Fork(None, full, written.left)
         return Fork(made, None, written.left)
 
     # -- snapshots -------------------------------------------------------------------------

@@ -37,11 +37,11 @@ def serve(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: ANN40
     `loop` is the event loop that cells share; None if there is none.
     """
     if header["op"] == "copy":
-        return _be_copied(link, loop)
+        return _be_copied(link, header["request"], loop)
     return _become(link, header)
 
 
-def _be_copied(link: Link, loop: Any) -> bool:  # noqa: ANN401  asyncio's
+def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  asyncio's
     """Leave a clone that writes the image; return True where that image came alive."""
     files = link.receive_files()
     timers = [signal.getitimer(which) for which in _TIMERS]
@@ -57,7 +57,7 @@ def _be_copied(link: Link, loop: Any) -> bool:  # noqa: ANN401  asyncio's
             "own": [link.fileno(), *_descriptors_of(loop)],
         }
         told["tid_address"] = _tid_address()
-        first = _said_first(other.fileno(), {"ev": "copy"})
+        first = _said_first(other.fileno(), {"ev": "copy", "request": request})
         pid = scratch.park(first, walker.CLONE_PARENT)
         if pid == 1:
             other.forget()
@@ -74,7 +74,7 @@ def _be_copied(link: Link, loop: Any) -> bool:  # noqa: ANN401  asyncio's
     for number in files:
         os.close(number)
     other.close()
-    link.send(answer)
+    link.send({**answer, "request": request})
     return False
 
 

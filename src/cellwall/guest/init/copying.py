@@ -61,6 +61,8 @@ class Copies:
         self._config = config
         self._under_way: list[Copying] = []
         self._clones: dict[int, Copying] = {}
+        self._given_up: dict[int, Copying] = {}
+        """By request; what the context has still to say of one is no breach."""
 
     def begin(self, request: Request, find: Callable[[str], Context]) -> None:
         """Ask an idle context to be copied (`copy`), or to become a copy (`become`)."""
@@ -80,7 +82,7 @@ class Copies:
         numbers = [most - 1 - n for n in (_FILE, _BASE, _LINK)]
         sizes = None if is_source else _sizes_of(request)
         base = Base(request.body) if request.body else None
-        asked: Header = {"op": request.op, "numbers": numbers}
+        asked: Header = {"op": request.op, "request": request.id, "numbers": numbers}
         asked["reseed"] = request.flag("reseed", default=True)
         connection = context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
@@ -116,7 +118,13 @@ class Copies:
     def hear(self, context: Context, connection: ContextConnection, header: Header) -> bool:
         """Handle a message about copying; return False if it comes out of turn."""
         copying, event = context.copying, header.get("ev")
-        if copying is None:
+        number = header.get("request")
+        if event in ("copied", "copy") and type(number) is int:
+            late = self._given_up.get(number)
+            if late is not None and late.context is context:
+                self._hear_late(late, connection, header)
+                return True
+        if copying is None or (copying.is_source and number != copying.request):
             return False
         if event == "copied" and copying.is_source and connection is context.idle_connection:
             return self._on_copied(copying, header)
@@ -129,6 +137,16 @@ class Copies:
             self._transform(copying)
             return True
         return False
+
+    def _hear_late(self, copying: Copying, connection: ContextConnection, header: Header) -> None:
+        """End a clone that was made for nothing."""
+        pid = header.get("pid")
+        if header.get("ev") == "copy":
+            copying.context.connections.remove(connection)
+            connection.close()
+        elif type(pid) is int and pid > 1:
+            self._clones[pid] = copying
+            processes.signal_process(pid, 9)
 
     def _on_copied(self, copying: Copying, header: Header) -> bool:
         if copying.said:
@@ -248,6 +266,9 @@ class Copies:
         """Report the end of a context that was to be copied, or to become a copy."""
         if context.copying is not None:
             self._give_up(context.copying, Refusal("no_context", "copy: the context has ended"))
+        for request, late in list(self._given_up.items()):
+            if late.context is context:
+                del self._given_up[request]
 
     def cancel(self, request: int) -> None:
         """End a request that the host no longer waits for."""
@@ -257,6 +278,8 @@ class Copies:
 
     def _give_up(self, copying: Copying, refusal: Refusal) -> None:
         pid = copying.said.get("pid")
+        if copying.is_source and copying in self._under_way:
+            self._given_up[copying.request] = copying
         if pid in self._clones:
             processes.signal_process(pid, 9)
         for connection in copying.clone:
