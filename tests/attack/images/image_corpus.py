@@ -171,9 +171,13 @@ DEVIATIONS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 """Runtime → user inside → test, or test[case] → why it is different there."""
 
 
+_NOT_COPIED = "sandboxes on images are not copied, which `test_copies` holds"
 NOT_AGAIN: Mapping[str, str] = {
     "test_attack_alone": "an image's sandbox always has a whole init",
     "test_attack_cancel": "a start is cancelled by the same code, whatever the root",
+    "test_attack_copies": _NOT_COPIED,
+    "test_attack_copies_ends": _NOT_COPIED,
+    "test_attack_copies_mutated": _NOT_COPIED,
     "test_attack_counts": "numbers of a user; each sandbox on an image has ids of its own (E04)",
     "test_attack_debug_profile": "the same filter, whatever the root",
     "test_attack_faults": "faults of a jail, and images' in `test_faults_images`",

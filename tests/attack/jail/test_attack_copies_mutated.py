@@ -103,6 +103,7 @@ async def _mutated(arena: Arena, host_file: Path) -> Counter[str]:
             given = [mutated(real.memory, real.image, seed) for seed in seeds]
             ends.update(await asyncio.gather(*map(real.become, given)))
             assert await _said(neighbour, "print(mine, 6 * 7)") == "mine 42", list(seeds)
+            assert await _said(source, "print(kept)") == "77", list(seeds)
         assert await real.become(Mutation("none", real.memory, real.image)) == "right"
         assert await _said(source, "print(kept)") == "77"
         arena.engine.copies.delete(snapshot.id, "")

@@ -236,7 +236,12 @@ def runtimes_of(test: str) -> list[str]:
 def test_every_attack_runs_here_or_says_why_not() -> None:
     """By the names in the files: what is neither in the corpus nor explained is forgotten."""
     here = {name for named in CORPUS.values() for name in named}
-    of_one_wall = {"test_attack_corpus", "test_attack_docker", "test_attack_gvisor"}
+    of_one_wall = {
+        "test_attack_corpus",
+        "test_attack_docker",
+        "test_attack_gvisor",
+        "test_attack_in_copies",
+    }
     forgotten, known = [], set[str]()
     for path in (TESTS / "attack").rglob("test_*.py"):
         names = set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
@@ -255,7 +260,12 @@ def test_every_attack_runs_on_images_or_says_why_not() -> None:
     here = {module.__name__.rpartition(".")[2] for module in image_corpus.corpus_of("jail")}
     here |= {"test_attack_calls", "test_attack_views"}  # in `test_attack_image_probes`, too
     found = {path.stem for path in (TESTS / "attack").rglob("test_*.py")}
-    walls = {"test_attack_corpus", "test_attack_docker", "test_attack_gvisor"}
+    walls = {
+        "test_attack_corpus",
+        "test_attack_docker",
+        "test_attack_gvisor",
+        "test_attack_in_copies",
+    }
     on_images = {path.stem for path in (TESTS / "attack" / "images").glob("test_*.py")}
     assert found - here - walls - on_images == image_corpus.NOT_AGAIN.keys()
 

@@ -17,12 +17,16 @@ _ENGINE = "refused or counted by our own process, before or outside of any wall"
 _GUEST = "the guest's code, the same on every wall; the contract runs it on each"
 _PROBED = "its probes run there, in `test_attack_docker` and `test_attack_gvisor`"
 _ROOTLESS = "a jail without root, or without cgroups; the others need both"
+_COPIES = "only jails are copied; `test_attack_in_copies` has the corpus in copies"
 _SHARED = "what jails share of the host: its files and its kernel's numbers for a user"
 
 MODULES: Mapping[str, str] = {
     "test_attack_alone": "only a jail makes less for one program; others have one init for all",
     "test_attack_cancel": "cancelled at every step of a jail's start; `test_attack_verdicts` and "
     "`test_faults_whole_tree` end the others from outside",
+    "test_attack_copies": _COPIES,
+    "test_attack_copies_ends": _COPIES,
+    "test_attack_copies_mutated": _COPIES,
     "test_attack_counts": _SHARED,
     "test_attack_debug_profile": "a second filter of the jail's, which the others refuse to have",
     "test_attack_faults": "faults of a jail; the others' are `test_faults_docker`, "
