@@ -205,8 +205,7 @@ async def test_thousand_pauses_leave_nothing(version: int) -> None:
 async def test_fifty_paused_sandboxes_use_no_cpu_time(version: int) -> None:
     async with engine_on(version) as engine:
         made = [
-            await engine.create_sandbox(runtime="jail", limits={"memory_mb": 64})
-            for _ in range(50)
+            await engine.create_sandbox(runtime="jail", limits={"memory_mb": 64}) for _ in range(50)
         ]
         for sandbox in made:
             await sandbox.commands.start("while :; do sleep 0.1; done")
