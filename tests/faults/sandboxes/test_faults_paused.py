@@ -135,6 +135,7 @@ def test_killed_owner_leaves_nothing_frozen(
     assert wait_until(lambda: not any(map(is_there, pids)))  # no sweep comes
 
 
+@pytest.mark.alone  # the engine of a test beside it would sweep first
 @pytest.mark.parametrize("version", [1], ids=["v1"])
 def test_sweep_ends_what_stays_frozen_when_the_guard_dies_too(
     owner: tuple[subprocess.Popen[str], int, list[int]], version: int
