@@ -145,20 +145,6 @@ class SessionFiles(NamedTuple):
     memory: int
     archive: int
 
-    @classmethod
-    def new(cls, folder: Path) -> SessionFiles:
-        """Make empty ones on the file system of `folder`. Raises OSError."""
-        made: list[int] = []
-        try:
-            for _ in cls._fields:
-                flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
-                made.append(os.open(folder, flags, 0o600))
-            return cls(*made)
-        except BaseException:
-            for fd in made:
-                os.close(fd)
-            raise
-
     def close(self) -> None:
         """Close both, which removes them once no sandbox has them mapped."""
         for fd in self:
@@ -484,6 +470,9 @@ class CopiesSessions(Protocol):
 
     def let_lineage_go(self, lineage: str) -> None:
         """Undo one `keep_lineage`."""
+
+    def new_session_files(self, folder: Path) -> SessionFiles:
+        """Make empty ones on the file system of a directory. Raises OSError."""
 
     async def write_session(
         self, sandbox: RuntimeSandbox, files: SessionFiles, most_bytes: int

@@ -312,7 +312,6 @@ def locked(how):
     arena.do(spoken())
 
 
-@pytest.mark.xfail(strict=True, reason="/proc/self/maps names the image where it lies on the host")
 def test_copy_sees_no_path_of_the_host(arena: Arena) -> None:
     """The image is mapped; the names in the copy's own map say nothing of where it lies."""
 

@@ -22,8 +22,9 @@ from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.engine.state.copies import _Written
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
-from cellwall.runtimes.base import SessionFiles, SessionImage
+from cellwall.runtimes.base import SessionImage
 from cellwall.runtimes.channel.replies import GuestRefused
+from cellwall.runtimes.jail import copying
 from kit.arena import Arena
 from kit.copies.images import Mutation, mutated
 
@@ -62,7 +63,7 @@ class _Real:
         """Give the mutation to a fresh sandbox, look what it is, and end it; say what happened."""
         copies, runtime = self.arena.engine.copies, self.written.runtime
         spec = replace(self.written.heritage.spec, sandbox_id=new_id(), lineage=self.image.lineage)
-        files = SessionFiles.new(self.arena.engine.state_dir)
+        files = copying.new_files(self.arena.engine.state_dir)
         live = await copies._host.claim(runtime, spec)
         adopted = None
         try:

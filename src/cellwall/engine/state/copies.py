@@ -247,17 +247,22 @@ class Copies:
             live.check_alive()
             await source.contexts.ensure(name)
             runtime.keep_lineage(lineage)
-            files = SessionFiles.new(self._host.folder)
+            files = None
             try:
+                files = runtime.new_session_files(self._host.folder)
                 with live.speaking():
                     image = await runtime.write_session(
                         live.runtime_sandbox, files, self._host.most_bytes
                     )
             except BaseException as error:
-                files.close()
+                if files is not None:
+                    files.close()
                 runtime.let_lineage_go(lineage)
                 if isinstance(error, GuestRefused):
                     raise _refused("copy the session", error) from None
+                if isinstance(error, OSError) and not isinstance(error, CellwallError):
+                    text = f"copy the session: {error.strerror}"
+                    raise CapacityError(text, retry_after_s=1.0) from error
                 raise
             live.touch()
         others = [name for name in source.contexts.names() if name != DEFAULT]

@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.runtimes.base import SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import Reply
@@ -140,9 +141,19 @@ async def _taken(
     return reply, reader.size
 
 
+def new_files(folder: Path) -> SessionFiles:
+    """Make the files of a session, as `CopiesSessions.new_session_files`."""
+    memory = nameless.made_in(folder)
+    try:
+        return SessionFiles(memory, nameless.made_in(folder))
+    except BaseException:
+        os.close(memory)
+        raise
+
+
 async def base_of(sandbox: JailSandbox, state_dir: Path) -> Base:
     """Write a fresh sandbox's memory down as the base of its fork-server."""
-    written = os.open(state_dir, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    written = nameless.made_in(state_dir)
     try:
         reply, _size = await _taken(sandbox, "copy", written, _MOST_BASE_BYTES)
         _lock(written)

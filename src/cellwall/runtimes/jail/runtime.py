@@ -562,6 +562,12 @@ class JailRuntime:
                 entry.images -= 1
         self._begin(self._servers.close_unused())
 
+    def new_session_files(self, folder: Path) -> SessionFiles:
+        """Make the empty files of a session."""
+        from cellwall.runtimes.jail import copying  # most engines copy no session
+
+        return copying.new_files(folder)
+
     async def write_session(
         self, sandbox: RuntimeSandbox, files: SessionFiles, most_bytes: int
     ) -> SessionImage:
