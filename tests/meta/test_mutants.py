@@ -21,6 +21,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "images",
     "volumes",
     "history",
+    "pauses",
 }
 
 

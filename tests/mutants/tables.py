@@ -68,7 +68,7 @@ def _names_in(path: Path) -> frozenset[str]:
     """Return names of a module's functions and classes, those of its classes behind `::`."""
     found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(node.name)
     return frozenset(found)
 
