@@ -584,6 +584,9 @@ class Engine:
     def _release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
         self.outside.close(live)
         self._pool.release(live, runtime)
+        on_released, live.on_released = live.on_released, None
+        if on_released is not None:
+            on_released()
 
     def sandbox(self, sandbox_id: str) -> AsyncSandbox | None:
         """Return the live sandbox of that id."""

@@ -275,14 +275,7 @@ def test_kept_image_can_be_read_and_nothing_else(arena: Arena) -> None:
     arena.do(kept())
 
 
-_UNLOCKED = pytest.mark.xfail(
-    strict=True, reason="the engine's lock on an image ends with the fork, the copies go on"
-)
-
-
-@pytest.mark.parametrize(
-    "which", [pytest.param(0, marks=_UNLOCKED, id="image"), pytest.param(1, id="base")]
-)
+@pytest.mark.parametrize("which", [0, 1], ids=["image", "base"])
 def test_kept_image_carries_no_word_from_one_copy_to_another(arena: Arena, which: int) -> None:
     """M09: neither by a lock nor by the position, which all who have the file might share."""
     flock = f"""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.attempts.verdicts import Cause
@@ -79,6 +79,7 @@ class ClaimedSandbox:
         "is_restoring",
         "isolation",
         "network",
+        "on_released",
         "pausing",
         "running",
         "runtime_sandbox",
@@ -106,6 +107,8 @@ class ClaimedSandbox:
         self.unknown_kills = 0
         """Number of memory kills not attributed to any execution: more than one may have lost a
         process."""
+        self.on_released: Callable[[], None] | None = None
+        """What lets go of what it needs as long as it lives; called once, when it is released."""
         self.is_restoring = False
         """Whether its work area is being rolled back: nothing may begin in it meanwhile."""
         self.clocks: set[Deadlines] = set()

@@ -63,7 +63,7 @@ class _Written:
     heritage: Heritage
     left: tuple[str, ...]
     users: int = 1
-    """Number of snapshots and of copies being made that need it."""
+    """Number of snapshots, of forks under way and of living copies that need it."""
 
     @property
     def size_bytes(self) -> int:
@@ -275,6 +275,10 @@ class Copies:
         assert isinstance(runtime, CopiesSessions)  # noqa: S101  it wrote the session
         spec = replace(heritage.spec, sandbox_id=new_id(), lineage=written.image.lineage)
         live = await self._host.claim(runtime, spec)
+        # A copy can keep the image open: as long as it lives the engine's locks stay on it, or
+        # what one copy locked would be a word to another.
+        written.users += 1
+        live.on_released = written.let_go
         try:
             with live.speaking():
                 await runtime.become_session(
