@@ -518,7 +518,12 @@ class Engine:
     async def _adopt_copy(
         self, live: ClaimedSandbox, runtime: Runtime, heritage: Heritage
     ) -> AsyncSandbox:
-        """Make a claimed sandbox that has become a copy one that its owner holds."""
+        """Make a claimed sandbox that has become a copy one that its owner holds, or destroy it."""
+        try:
+            self._check_open()
+        except BaseException:
+            self._release(live, runtime)
+            raise
         with self._calling():
             live.trust = heritage.trust
             if live.spec.has_network and not heritage.policy.is_none:
