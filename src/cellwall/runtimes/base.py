@@ -458,6 +458,13 @@ class PreparesVolumes(Protocol):
         """Make ready, where this host has volumes at all."""
 
 
+class TakesRoom(Protocol):
+    """Room on disk for one session."""
+
+    def take(self, count: int) -> bool:
+        """Take `count` bytes more; report whether there is room for them. Called by threads."""
+
+
 @runtime_checkable
 class CopiesSessions(Protocol):
     """A runtime that can write a live session down, and make fresh sandboxes that session."""
@@ -475,9 +482,9 @@ class CopiesSessions(Protocol):
         """Make empty ones on the file system of a directory. Raises OSError."""
 
     async def write_session(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, most_bytes: int
+        self, sandbox: RuntimeSandbox, files: SessionFiles, room: TakesRoom
     ) -> SessionImage:
-        """Write an idle session to empty files, to each at most so much.
+        """Write an idle session to empty files, as far as `room` has some.
 
         The session goes on at once; only then its memory is written. Raises GuestRefused with the
         reason if it cannot be copied, CapacityError if it is larger, SandboxBroken, ChannelLost.

@@ -94,7 +94,8 @@ class EngineSettings:
     """Most MiB of unpacked images on disk, of all tenants; above it those that were used least
     recently go, unless a sandbox uses them. 0: no bound."""
     snapshots_mb: int = 4096
-    """Most MiB of snapshots on disk, of all tenants, and of one session that is copied."""
+    """Most MiB on disk of sessions that are written down, of all tenants: snapshots, and forks that
+    are being made or have living copies."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     paused_s: float = 86_400.0

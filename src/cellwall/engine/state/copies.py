@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.parts.contexts import DEFAULT, MAIN
+from cellwall.engine.state.room import Room, Share
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _MOST_AT_ONCE = 4
 """Most copies of one fork that are made at the same time."""
+_LEAST_BYTES = 64 << 20
 
 
 class Heritage(NamedTuple):
@@ -62,18 +64,16 @@ class _Written:
     files: SessionFiles
     heritage: Heritage
     left: tuple[str, ...]
+    share: Share
     users: int = 1
     """Number of snapshots, of forks under way and of living copies that need it."""
-
-    @property
-    def size_bytes(self) -> int:
-        return self.image.memory_bytes + self.image.files_bytes
 
     def let_go(self) -> None:
         """Give it up for one user; the last one removes it."""
         self.users -= 1
         if not self.users:
             self.files.close()
+            self.share.give_back()
             assert isinstance(self.runtime, CopiesSessions)  # noqa: S101  it wrote the session
             self.runtime.let_lineage_go(self.image.lineage)
 
@@ -84,7 +84,7 @@ class Host(NamedTuple):
     folder: Path
     """Directory on whose file system sessions are written down."""
     most_bytes: int
-    """Most bytes of all snapshots, and of one session."""
+    """Most bytes of all sessions that are written down, kept or under way."""
     runtime_of: Callable[[AsyncSandbox], Runtime]
     claim: Callable[[Runtime, SandboxSpec], Awaitable[ClaimedSandbox]]
     adopt: Callable[[ClaimedSandbox, Runtime, Heritage], Awaitable[AsyncSandbox]]
@@ -106,6 +106,7 @@ class Copies:
         """Nothing is kept yet."""
         self._host = host
         self._kept: dict[str, _Kept] = {}
+        self._room = Room(host.most_bytes)
 
     # -- forks -----------------------------------------------------------------------------
 
@@ -158,15 +159,6 @@ class Copies:
         snapshot_id = new_id()
         name = snapshot_id if name is None else check_name(name)
         written = await self._write_down(source, heritage)
-        used = sum(each.written.size_bytes for each in self._kept.values())
-        if used + written.size_bytes > self._host.most_bytes:
-            written.let_go()
-            raise CapacityError(
-                f"snapshot: it has {written.size_bytes >> 20} MiB, and {used >> 20} of"
-                f" {self._host.most_bytes >> 20} MiB are in use",
-                retry_after_s=60.0,
-                remedy="delete others, or have the operator raise snapshots_mb",
-            )
         now = time.time()
         made = Snapshot(
             snapshot_id,
@@ -247,16 +239,15 @@ class Copies:
             live.check_alive()
             await source.contexts.ensure(name)
             runtime.keep_lineage(lineage)
-            files = None
+            files, share = None, self._room.begin(_most_of(live.spec.limits))
             try:
                 files = runtime.new_session_files(self._host.folder)
                 with live.speaking():
-                    image = await runtime.write_session(
-                        live.runtime_sandbox, files, self._host.most_bytes
-                    )
+                    image = await runtime.write_session(live.runtime_sandbox, files, share)
             except BaseException as error:
                 if files is not None:
                     files.close()
+                share.give_back()
                 runtime.let_lineage_go(lineage)
                 if isinstance(error, GuestRefused):
                     raise _refused("copy the session", error) from None
@@ -267,7 +258,7 @@ class Copies:
             live.touch()
         others = [name for name in source.contexts.names() if name != DEFAULT]
         left = (*(f"context {name!r}" for name in others), *image.left)
-        return _Written(runtime, image, files, heritage, left)
+        return _Written(runtime, image, files, heritage, left, share)
 
     async def _revived(self, written: _Written, *, reseed: bool) -> AsyncSandbox:
         """Return a fresh sandbox that has become a session."""
@@ -291,6 +282,15 @@ class Copies:
             raise
         live.touch()
         return await self._host.adopt(live, runtime, heritage)
+
+
+def _most_of(limits: Limits) -> int:
+    """Return the most bytes that a session with these limits may have to be written down.
+
+    Twice what it can have: a copy's memory can be mapped from the image that it came from, which
+    counts for none of its limits.
+    """
+    return 2 * (limits.memory_bytes + (limits.disk_mb << 20)) + _LEAST_BYTES
 
 
 def _refused(step: str, refusal: GuestRefused) -> CellwallError:

@@ -23,6 +23,7 @@ from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.jail.fork_servers import Base
 
 if TYPE_CHECKING:
+    from cellwall.runtimes.base import TakesRoom
     from cellwall.runtimes.jail.sandbox import JailSandbox
 
 _CONTEXT = "main"
@@ -35,16 +36,22 @@ _F_OFD_SETLK = 37
 _WHOLE_FILE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _LOOK_S = 0.1
 _TIMEOUT_S = 60.0
-_MOST_BASE_BYTES = 8 << 30
 _MOST_LEFT = 100
+
+
+class _BaseRoom:
+    """Room for a base, which a sandbox writes that has run nothing of a caller's."""
+
+    def take(self, count: int) -> bool:
+        return count >= 0
 
 
 class _Reader:
     """Takes what a sandbox writes to a pipe into a file, in a thread of its own."""
 
-    def __init__(self, target: int, most_bytes: int) -> None:
+    def __init__(self, target: int, room: TakesRoom) -> None:
         self._target = target
-        self._most_bytes = most_bytes
+        self._room = room
         self._is_over = threading.Event()
         self._pipe, self.writing = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -89,7 +96,7 @@ class _Reader:
                 return
             self.size += count
             left -= count if is_over else 0
-            if self.size > self._most_bytes:
+            if not self._room.take(count):
                 self.is_too_large = True
                 return
 
@@ -101,9 +108,9 @@ class _Reader:
         """Raise CapacityError if there was no room for what came."""
         if self.is_too_large:
             raise CapacityError(
-                f"copy a session: {op}: it has more than {self._most_bytes >> 20} MiB to keep",
-                retry_after_s=0.0,
-                remedy="drop what it does not need, or raise the limit of snapshots",
+                f"copy a session: {op}: no room after {self.size >> 20} MiB of it",
+                retry_after_s=1.0,
+                remedy="drop what it does not need, delete snapshots, or raise snapshots_mb",
             )
         if self.error is not None:
             raise CapacityError(
@@ -114,13 +121,13 @@ class _Reader:
 
 
 async def _taken(
-    sandbox: JailSandbox, op: str, fd: int, most_bytes: int, base: Base | None = None
+    sandbox: JailSandbox, op: str, fd: int, room: TakesRoom, base: Base | None = None
 ) -> tuple[Reply, int]:
     """Have the guest write to `fd`; return the reply and the size of what came.
 
     With `base`, the operation gets it, too. After the reply the guest writes no more.
     """
-    reader = _Reader(fd, most_bytes)
+    reader = _Reader(fd, room)
     files = [reader.writing, *([] if base is None else [_for_reading(base.fd)])]
     reading = reader.begin()
     try:
@@ -155,7 +162,7 @@ async def base_of(sandbox: JailSandbox, state_dir: Path) -> Base:
     """Write a fresh sandbox's memory down as the base of its fork-server."""
     written = nameless.made_in(state_dir)
     try:
-        reply, _size = await _taken(sandbox, "copy", written, _MOST_BASE_BYTES)
+        reply, _size = await _taken(sandbox, "copy", written, _BaseRoom())
         _lock(written)
         return Base(written, reply.body)
     except BaseException:
@@ -181,12 +188,12 @@ def _lock(fd: int) -> None:
 
 
 async def write(
-    sandbox: JailSandbox, base: Base, files: SessionFiles, most_bytes: int
+    sandbox: JailSandbox, base: Base, files: SessionFiles, room: TakesRoom
 ) -> SessionImage:
     """Write a session to `files`, as `CopiesSessions.write_session`."""
     both = await asyncio.gather(
-        _taken(sandbox, "copy", files.memory, most_bytes, base),
-        _taken(sandbox, "areas_get", files.archive, most_bytes),
+        _taken(sandbox, "copy", files.memory, room, base),
+        _taken(sandbox, "areas_get", files.archive, room),
         return_exceptions=True,  # neither file is closed while the other one is written
     )
     for fd in files:

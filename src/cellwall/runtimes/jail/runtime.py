@@ -26,6 +26,7 @@ from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.ids import new_id
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         RuntimeSandbox,
         SessionFiles,
         SessionImage,
+        TakesRoom,
         UnpackedImage,
     )
     from cellwall.runtimes.jail.fork_servers import Base
@@ -569,14 +571,14 @@ class JailRuntime:
         return copying.new_files(folder)
 
     async def write_session(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, most_bytes: int
+        self, sandbox: RuntimeSandbox, files: SessionFiles, room: TakesRoom
     ) -> SessionImage:
         """Write an idle session to files."""
         from cellwall.runtimes.jail import copying  # most engines copy no session
 
         assert isinstance(sandbox, JailSandbox)  # noqa: S101  of this runtime
         base = await self._base(sandbox)
-        return await copying.write(sandbox, base, files, most_bytes)
+        return await copying.write(sandbox, base, files, room)
 
     async def become_session(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
@@ -592,8 +594,9 @@ class JailRuntime:
         """Return the base of a sandbox's fork-server; the first use of one makes it."""
         entry = sandbox.entry
         if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
-            spec = replace(sandbox.spec, lineage=entry.lineage, env={}, own_env={}, volumes=())
-            entry.base = self._begin(self._made_base(replace(spec, has_network=False)))
+            plain = replace(sandbox.spec, sandbox_id=new_id(), env={}, own_env={}, volumes=())
+            spec = replace(plain, lineage=entry.lineage, has_network=False)
+            entry.base = self._begin(self._made_base(spec))
         return await asyncio.shield(entry.base)
 
     async def _made_base(self, spec: SandboxSpec) -> Base:
