@@ -22,6 +22,7 @@ from cellwall_bench import (
     containers,
     endurance,
     first,
+    forks,
     http,
     images,
     kernel,
@@ -161,10 +162,19 @@ class Bench:
         yield "image_docker", 0, lambda _: images.against_docker("image_docker", n)
         yield "image_live", 0, lambda _: images.live("image_live", self.effort.live * 2 // 5)
         yield "image_import", 0, lambda _: images.unpacked("image_import", 5)
-        yield "pause", 0, lambda e: pauses.pause(e, "pause", python, n)
-        yield "pause_resume", 0, lambda e: pauses.resume(e, "pause_resume", python, n)
-        yield "pause_500", 0, lambda e: pauses.crowd(e, "pause_500", python, self.effort.live)
+        yield from self._state_rows(python, data, n)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
+
+    def _state_rows(
+        self, python: dict[str, Any], data: dict[str, Any], samples: int
+    ) -> Iterator[tuple[str, int, Measure]]:
+        yield "fork_python", _PARK, lambda e: forks.fork(e, "fork_python", python, samples)
+        yield "fork_data", _PARK, lambda e: forks.fork(e, "fork_data", data, samples)
+        yield "restore", _PARK, lambda e: forks.restore(e, "restore", python, samples)
+        yield "fork_100", _PARK, lambda e: forks.crowd(e, "fork_100", data, 100)
+        yield "pause", 0, lambda e: pauses.pause(e, "pause", python, samples)
+        yield "pause_resume", 0, lambda e: pauses.resume(e, "pause_resume", python, samples)
+        yield "pause_500", 0, lambda e: pauses.crowd(e, "pause_500", python, self.effort.live)
 
     def _language_rows(
         self, python: dict[str, Any], data: dict[str, Any], samples: int
