@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +17,7 @@ import cellwall
 from cellwall.model.errors import Conflict, NotFound
 from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, running
 
+ARGV = [sys.executable, "-m", "cellwall.apps.cli.main"]
 SET = "import random\nvalue = 41\nopen('/home/user/note.txt', 'w').write('kept')"
 THREAD = """
 import threading
@@ -112,6 +117,35 @@ def test_copies_take_their_places_on_the_server() -> None:
         assert (full.status_code, error_of(full)["code"]) == (503, "capacity")
         client.delete(f"/sandboxes/{made[0]}")
         assert client.post(f"/sandboxes/{source}/fork", json={}).status_code == 201
+
+
+def test_command_line_forks_keeps_and_restores(door: Server) -> None:
+    client = door.client()
+    source = new_sandbox(client)
+    told(client, source, SET)
+    environ = {**os.environ, "CELLWALL_URL": door.address, "CELLWALL_API_KEY": ALICE}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [*ARGV, "sandbox", *words]
+        done = subprocess.run(argv, capture_output=True, check=False, env=environ, timeout=50)
+        text = (done.stdout.decode(), done.stderr.decode())
+        return subprocess.CompletedProcess(argv, done.returncode, *text)
+
+    forks = run("fork", source, "-n", "2").stdout.split()
+    assert [told(client, each, TELL) for each in forks] == ["41 kept\n"] * 2
+    child = "import subprocess; p = subprocess.Popen(['sleep', '60'])"
+    told(client, source, child)
+    made = run("snapshot", source, "--name", "by-words", "--expires", "60")
+    assert "not copied: 1 other processes" in made.stderr, made
+    listed = json.loads(run("snapshots", "--json").stdout)
+    assert [each["id"] for each in listed] == [made.stdout.strip()]
+    assert "by-words" in run("snapshots").stdout
+    restored = run("restore", "by-words").stdout.strip()
+    assert told(client, restored, TELL) == "41 kept\n"
+    run("snapshots", "--delete", "by-words")
+    assert json.loads(run("snapshots", "--json").stdout) == []
+    missing = run("restore", "by-words")
+    assert (missing.returncode != 0, "there is none" in missing.stderr) == (True, True)
 
 
 def test_sdk_has_the_same_calls(door: Server) -> None:

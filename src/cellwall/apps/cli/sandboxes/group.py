@@ -32,6 +32,7 @@ from cellwall.apps.cli.sandboxes import exec as sandbox_exec
 from cellwall.apps.cli.sandboxes import history as sandbox_history
 from cellwall.apps.cli.sandboxes import network as sandbox_network
 from cellwall.apps.cli.sandboxes import shell as sandbox_shell
+from cellwall.apps.cli.sandboxes import state as sandbox_state
 
 if TYPE_CHECKING:
     from cellwall.client.blocking import RemoteSandbox
@@ -43,7 +44,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for module in (sandbox_exec, sandbox_shell, sandbox_copy, sandbox_history, sandbox_network):
+for module in (
+    *(sandbox_exec, sandbox_shell, sandbox_copy, sandbox_history, sandbox_state),
+    sandbox_network,
+):
     module.register(app)
 
 
