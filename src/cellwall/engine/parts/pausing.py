@@ -77,6 +77,10 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
+def _has_ended(_reason: str) -> None:
+    """Do nothing: what would be ended has ended."""
+
+
 class Pausing:
     """The pauses and the time of one sandbox."""
 
@@ -264,7 +268,8 @@ class Pausing:
         self._arm(self._choice.paused_s, self._on_too_long)
 
     def stop(self) -> None:
-        """Stop the clocks of a sandbox that has ended."""
+        """Stop the clocks of a sandbox that has ended, and hold it no longer."""
+        self._end = _has_ended
         self._timer.cancel()
         self._stop_paging()
 
