@@ -11,6 +11,8 @@ from cellwall.model.errors import CellwallError, UsageError
 MOST_FORKS = 256
 """Most copies that one call makes."""
 DAY_S = 86_400.0
+MOST_EXPIRES_S = 30 * DAY_S
+"""Most seconds for which a snapshot is kept."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 S = TypeVar("S")
@@ -62,6 +64,15 @@ def check_name(name: str) -> str:
             remedy="use 1 to 63 letters, digits, '.', '_' and '-'; begin with a letter or a digit",
         )
     return name
+
+
+def check_expiry(expires_s: float) -> None:
+    """Raise UsageError if a snapshot cannot be kept for that many seconds."""
+    if not 0 < expires_s <= MOST_EXPIRES_S:
+        raise UsageError(
+            f"snapshot: expires_s: {expires_s!r} is out of bounds",
+            remedy=f"give more than 0, and at most {MOST_EXPIRES_S:g}",
+        )
 
 
 def check_count(count: int) -> int:

@@ -458,16 +458,15 @@ class PreparesVolumes(Protocol):
         """Make ready, where this host has volumes at all."""
 
 
-class TakesRoom(Protocol):
-    """Room on disk for one session."""
+class Budget(Protocol):
+    """Bytes of disk for one session."""
 
     def take(self, count: int) -> bool:
-        """Take `count` bytes more; report whether there is room for them. Called by threads."""
+        """Take `count` bytes more; report whether there are so many. Called by threads."""
 
 
-@runtime_checkable
-class CopiesSessions(Protocol):
-    """A runtime that can write a live session down, and make fresh sandboxes that session."""
+class SessionCopier(Protocol):
+    """The part of a runtime that writes live sessions down and makes fresh sandboxes of them."""
 
     def lineage_of(self, sandbox: RuntimeSandbox) -> str:
         """Return the lineage of a sandbox, and of the images that are made of it."""
@@ -478,25 +477,34 @@ class CopiesSessions(Protocol):
     def let_lineage_go(self, lineage: str) -> None:
         """Undo one `keep_lineage`."""
 
-    def new_session_files(self, folder: Path) -> SessionFiles:
+    def new_files(self, folder: Path) -> SessionFiles:
         """Make empty ones on the file system of a directory. Raises OSError."""
 
-    async def write_session(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, room: TakesRoom
+    async def write(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
     ) -> SessionImage:
-        """Write an idle session to empty files, as far as `room` has some.
+        """Write an idle session to empty files, as far as `budget` has bytes.
 
         The session goes on at once; only then its memory is written. Raises GuestRefused with the
         reason if it cannot be copied, CapacityError if it is larger, SandboxBroken, ChannelLost.
         """
 
-    async def become_session(
+    async def become(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
     ) -> None:
         """Make a fresh sandbox of the image's lineage the session that the files describe.
 
         Raises GuestRefused, SandboxBroken, ChannelLost; the sandbox must then be destroyed.
         """
+
+
+@runtime_checkable
+class CopiesSessions(Protocol):
+    """A runtime that can copy live sessions."""
+
+    @property
+    def copier(self) -> SessionCopier:
+        """What does it."""
 
 
 @runtime_checkable

@@ -24,7 +24,6 @@ from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import SessionImage
 from cellwall.runtimes.channel.replies import GuestRefused
-from cellwall.runtimes.jail import copying
 from kit.arena import Arena
 from kit.copies.images import Mutation, mutated
 
@@ -62,16 +61,15 @@ class _Real:
     async def become(self, mutation: Mutation) -> str:
         """Give the mutation to a fresh sandbox, look what it is, and end it; say what happened."""
         copies, runtime = self.arena.engine.copies, self.written.runtime
+        copier = self.written.copier
         spec = replace(self.written.heritage.spec, sandbox_id=new_id(), lineage=self.image.lineage)
-        files = copying.new_files(self.arena.engine.state_dir)
+        files = copier.new_files(self.arena.engine.state_dir)
         live = await copies._host.claim(runtime, spec)
         adopted = None
         try:
             os.pwrite(files.memory, mutation.memory, 0)
             async with asyncio.timeout(BECOME_S):
-                await runtime.become_session(  # type: ignore[attr-defined]
-                    live.runtime_sandbox, files, mutation.image, reseed=True
-                )
+                await copier.become(live.runtime_sandbox, files, mutation.image, reseed=True)
                 adopted = await copies._host.adopt(live, runtime, self.written.heritage)
                 return "right" if await _said(adopted, "print(kept)") == "77" else "wrong"
         except TimeoutError:

@@ -144,14 +144,63 @@ def test_fork_waits_for_its_turn(arena: Arena) -> None:
     async def forked() -> None:
         async with arena.sandbox() as source:
             await _said(source, "import time")
-            cell = asyncio.ensure_future(source.run("time.sleep(0.5); x = 'late'"))
-            await asyncio.sleep(0.1)
+            begun = asyncio.Event()
+            code = "print(1, flush=True); time.sleep(0.5); x = 'late'"
+            cell = asyncio.ensure_future(source.run(code, on_event=lambda _: begun.set()))
+            await begun.wait()
             (copy,) = await _copies(source)
             assert cell.done()
             assert await _said(copy, "print(x)") == "late"
             await copy.close()
 
     arena.do(forked())
+
+
+def test_paused_sandbox_is_resumed_by_a_fork_or_refuses_it(arena: Arena) -> None:
+    async def forked() -> None:
+        async with arena.sandbox() as source:
+            await _said(source, "x = 'paused'")
+            await source.pause()
+            (copy,) = await _copies(source)
+            assert (source.status, await _said(copy, "print(x)")) == ("running", "paused")
+            await copy.close()
+        async with arena.sandbox(resume="manual") as source:
+            await source.pause()
+            with pytest.raises(Conflict, match="it is paused"):
+                await source.snapshot()
+            assert source.status == "paused"
+            await source.resume()
+            arena.engine.copies.delete((await source.snapshot()).id, "")
+
+    arena.do(forked())
+
+
+def test_rollback_and_fork_exclude_each_other(arena: Arena) -> None:
+    async def both() -> None:
+        async with arena.sandbox() as source:
+            await source.files.write("note.txt", "kept")
+            kept = await source.files.checkpoint()
+            source.live.is_restoring = True
+            with pytest.raises(Conflict, match="is being rolled back"):
+                await source.fork()
+            source.live.is_restoring = False
+            with source.live.being_copied(), pytest.raises(Conflict, match="is being copied"):
+                await source.files.rollback(kept.id)
+            await source.files.rollback(kept.id)  # the control
+            for copy in await _copies(source):
+                await copy.close()
+
+    arena.do(both())
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e9])
+def test_end_of_a_snapshot_is_checked(arena: Arena, seconds: float) -> None:
+    async def kept() -> None:
+        async with arena.sandbox() as source:
+            with pytest.raises(UsageError, match="out of bounds"):
+                await source.snapshot(expires_s=seconds)
+
+    arena.do(kept())
 
 
 @pytest.mark.parametrize("count", [0, -1, 257, True, 1.5, "2"])
@@ -307,7 +356,7 @@ def test_other_runtime_says_that_it_cannot(request: pytest.FixtureRequest, runti
 # -- what is left behind ---------------------------------------------------------------------------
 
 LEFT = {
-    "child": ("import subprocess; p = subprocess.Popen(['sleep', '60'])", "1 other processes"),
+    "child": ("import subprocess; p = subprocess.Popen(['sleep', '60'])", "other processes: 1"),
     "socket": ("import socket; s = socket.socket()", "descriptor 3 (socket)"),
     "pair": ("import socket; s = socket.socketpair()", "(socket)"),
     "pipe": ("import os; r, w = os.pipe()", "(pipe)"),

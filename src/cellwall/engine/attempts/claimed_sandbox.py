@@ -74,6 +74,7 @@ class ClaimedSandbox:
         "channel",
         "claimed_kills",
         "clocks",
+        "copies_under_way",
         "ended_because",
         "ending",
         "is_restoring",
@@ -111,6 +112,8 @@ class ClaimedSandbox:
         """What lets go of what it needs as long as it lives; called once, when it is released."""
         self.is_restoring = False
         """Whether its work area is being rolled back: nothing may begin in it meanwhile."""
+        self.copies_under_way = 0
+        """Number of copies of it that are being written: its work area stays as it is meanwhile."""
         self.clocks: set[Deadlines] = set()
         """The clocks that run: they stand still while the sandbox does."""
         self.ending: set[Recorder] = set()
@@ -141,11 +144,24 @@ class ClaimedSandbox:
 
         Raises `Conflict` if nothing may start now.
         """
-        if self.is_restoring:
-            raise Conflict("sandbox: its work area is being rolled back", remedy="try again")
+        self._check_steady()
         self.touch()
         fresh, self._fresh = self._fresh, None
         return self.readings() if fresh is None else fresh
+
+    def _check_steady(self) -> None:
+        if self.is_restoring:
+            raise Conflict("sandbox: its work area is being rolled back", remedy="try again")
+
+    @contextlib.contextmanager
+    def being_copied(self) -> Iterator[None]:
+        """Count a copy that is being written. Raises `Conflict` during a rollback."""
+        self._check_steady()
+        self.copies_under_way += 1
+        try:
+            yield
+        finally:
+            self.copies_under_way -= 1
 
     @property
     def paused_s(self) -> float:

@@ -143,6 +143,11 @@ class History:
                     f"rollback: {len(self._live.running)} executions or commands are running",
                     remedy="wait for them or end them; the work area is as it was",
                 )
+            if self._live.copies_under_way:
+                raise Conflict(
+                    "rollback: the sandbox is being copied",
+                    remedy="wait for the fork or snapshot; the work area is as it was",
+                )
             self._live.is_restoring = True
             try:
                 async with self._quiet():

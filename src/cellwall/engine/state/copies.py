@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.parts.contexts import DEFAULT, MAIN
-from cellwall.engine.state.room import Room, Share
+from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,
@@ -26,8 +26,8 @@ from cellwall.model.errors import (
     SandboxBroken,
 )
 from cellwall.model.ids import new_id
-from cellwall.model.snapshot import Fork, Snapshot, check_count, check_name
-from cellwall.runtimes.base import CopiesSessions, SessionFiles
+from cellwall.model.snapshot import Fork, Snapshot, check_count, check_expiry, check_name
+from cellwall.runtimes.base import CopiesSessions
 from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
@@ -36,12 +36,19 @@ if TYPE_CHECKING:
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
-    from cellwall.runtimes.base import Runtime, SandboxSpec, SessionImage
+    from cellwall.runtimes.base import (
+        Runtime,
+        SandboxSpec,
+        SessionCopier,
+        SessionFiles,
+        SessionImage,
+    )
     from cellwall.surface.tools.tools import Offer
 
 _MOST_AT_ONCE = 4
 """Most copies of one fork that are made at the same time."""
-_LEAST_BYTES = 64 << 20
+_SLACK_BYTES = 64 << 20
+"""Bytes of a session that is written down beside its memory and files: tables and names."""
 
 
 class Heritage(NamedTuple):
@@ -60,11 +67,13 @@ class _Written:
     """A session that was written down, and what it needs as long as it is kept."""
 
     runtime: Runtime
+    copier: SessionCopier
+    """The runtime's part that wrote it."""
     image: SessionImage
     files: SessionFiles
     heritage: Heritage
     left: tuple[str, ...]
-    share: Share
+    budget: SessionBudget
     users: int = 1
     """Number of snapshots, of forks under way and of living copies that need it."""
 
@@ -73,9 +82,8 @@ class _Written:
         self.users -= 1
         if not self.users:
             self.files.close()
-            self.share.give_back()
-            assert isinstance(self.runtime, CopiesSessions)  # noqa: S101  it wrote the session
-            self.runtime.let_lineage_go(self.image.lineage)
+            self.budget.give_back()
+            self.copier.let_lineage_go(self.image.lineage)
 
 
 class Host(NamedTuple):
@@ -106,7 +114,7 @@ class Copies:
         """Nothing is kept yet."""
         self._host = host
         self._kept: dict[str, _Kept] = {}
-        self._room = Room(host.most_bytes)
+        self._budget = DiskBudget(host.most_bytes)
 
     # -- forks -----------------------------------------------------------------------------
 
@@ -146,8 +154,7 @@ class Copies:
         except CellwallError as error:
             return Fork(None, error, written.left)
         except OSError as error:
-            full = CapacityError(f"fork: {error.strerror}", retry_after_s=1.0)
-            return Fork(None, full, written.left)
+            return Fork(None, _short("fork", error), written.left)
         return Fork(made, None, written.left)
 
     # -- snapshots -------------------------------------------------------------------------
@@ -158,6 +165,7 @@ class Copies:
         """Write a session down and keep it. Raises as `fork`."""
         snapshot_id = new_id()
         name = snapshot_id if name is None else check_name(name)
+        check_expiry(expires_s)
         written = await self._write_down(source, heritage)
         now = time.time()
         made = Snapshot(
@@ -230,49 +238,53 @@ class Copies:
 
     async def _write_down(self, source: AsyncSandbox, heritage: Heritage) -> _Written:
         """Write a session down; what it needs is kept until `let_go`."""
-        runtime = self._host.runtime_of(source)
-        _check(source, runtime)
-        assert isinstance(runtime, CopiesSessions)  # noqa: S101  checked
-        live = source.live
-        lineage = runtime.lineage_of(live.runtime_sandbox)
+        live, runtime = source.live, self._host.runtime_of(source)
+        copier = _copier_of(source, runtime)
+        live.enter()  # also if it is paused
         async with source.contexts.turn(MAIN, None) as (name, _):
-            live.check_alive()
             await source.contexts.ensure(name)
-            runtime.keep_lineage(lineage)
-            files, share = None, self._room.begin(_most_of(live.spec.limits))
-            try:
-                files = runtime.new_session_files(self._host.folder)
-                with live.speaking():
-                    image = await runtime.write_session(live.runtime_sandbox, files, share)
-            except BaseException as error:
-                if files is not None:
-                    files.close()
-                share.give_back()
-                runtime.let_lineage_go(lineage)
-                if isinstance(error, GuestRefused):
-                    raise _refused("copy the session", error) from None
-                if isinstance(error, OSError) and not isinstance(error, CellwallError):
-                    text = f"copy the session: {error.strerror}"
-                    raise CapacityError(text, retry_after_s=1.0) from error
-                raise
+            with live.being_copied():
+                written = await self._written(live, copier)
             live.touch()
+        image, files, budget = written
         others = [name for name in source.contexts.names() if name != DEFAULT]
         left = (*(f"context {name!r}" for name in others), *image.left)
-        return _Written(runtime, image, files, heritage, left, share)
+        return _Written(runtime, copier, image, files, heritage, left, budget)
+
+    async def _written(
+        self, live: ClaimedSandbox, copier: SessionCopier
+    ) -> tuple[SessionImage, SessionFiles, SessionBudget]:
+        """Have an idle session written, or leave nothing of it."""
+        lineage = copier.lineage_of(live.runtime_sandbox)
+        copier.keep_lineage(lineage)
+        files, budget = None, self._budget.begin(_most_of(live.spec.limits))
+        try:
+            files = copier.new_files(self._host.folder)
+            with live.speaking():
+                return await copier.write(live.runtime_sandbox, files, budget), files, budget
+        except BaseException as error:
+            if files is not None:
+                files.close()
+            budget.give_back()
+            copier.let_lineage_go(lineage)
+            if isinstance(error, GuestRefused):
+                raise _refused("copy the session", error) from None
+            if isinstance(error, OSError) and not isinstance(error, CellwallError):
+                raise _short("copy the session", error) from error
+            raise
 
     async def _revived(self, written: _Written, *, reseed: bool) -> AsyncSandbox:
         """Return a fresh sandbox that has become a session."""
         runtime, heritage = written.runtime, written.heritage
-        assert isinstance(runtime, CopiesSessions)  # noqa: S101  it wrote the session
         spec = replace(heritage.spec, sandbox_id=new_id(), lineage=written.image.lineage)
         live = await self._host.claim(runtime, spec)
         # A copy can keep the image open: as long as it lives the engine's locks stay on it, or
-        # what one copy locked would be a word to another.
+        # what one copy locked would be a message to another.
         written.users += 1
         live.on_released = written.let_go
         try:
             with live.speaking():
-                await runtime.become_session(
+                await written.copier.become(
                     live.runtime_sandbox, written.files, written.image, reseed=reseed
                 )
         except BaseException as error:
@@ -290,19 +302,26 @@ def _most_of(limits: Limits) -> int:
     Twice what it can have: a copy's memory can be mapped from the image that it came from, which
     counts for none of its limits.
     """
-    return 2 * (limits.memory_bytes + (limits.disk_mb << 20)) + _LEAST_BYTES
+    return 2 * (limits.memory_bytes + (limits.disk_mb << 20)) + _SLACK_BYTES
 
 
 def _refused(step: str, refusal: GuestRefused) -> CellwallError:
     if refusal.reason in {"unsupported", "busy", "no_context", "too_large"}:
         return Conflict(f"{step}: {refusal}", remedy="see docs/state.md for what can be copied")
     if refusal.reason == "no_space":
-        return CapacityError(f"{step}: {refusal}", retry_after_s=1.0)
-    return SandboxBroken(f"{step}: {refusal}", remedy="see docs/state.md for what can be copied")
+        remedy = "raise the limits memory_mb or disk_mb, or remove files first"
+        return CapacityError(f"{step}: {refusal}", retry_after_s=1.0, remedy=remedy)
+    return SandboxBroken(f"{step}: {refusal}", remedy="please file a bug")
 
 
-def _check(source: AsyncSandbox, runtime: Runtime) -> None:
-    """Raise what says why a sandbox cannot be copied."""
+def _short(step: str, error: OSError) -> CapacityError:
+    """Return the refusal of a host that lacks something."""
+    remedy = "is this host short of descriptors, memory or disk?"
+    return CapacityError(f"{step}: {error.strerror}", retry_after_s=1.0, remedy=remedy)
+
+
+def _copier_of(source: AsyncSandbox, runtime: Runtime) -> SessionCopier:
+    """Return what copies a sandbox, or raise what says why it cannot be copied."""
     spec = source.live.spec
     if not isinstance(runtime, CopiesSessions):
         raise HostUnsupported(
@@ -318,3 +337,4 @@ def _check(source: AsyncSandbox, runtime: Runtime) -> None:
     ):
         if has:
             raise Conflict(f"fork: {source.id}: {what}", remedy=remedy)
+    return runtime.copier

@@ -8,7 +8,8 @@ this process's socket, and fresh seeds.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
+# The C module under `signal`: its masks need no enum members, which a fork would copy.
+import _signal  # type: ignore[import-not-found]  # typeshed does not know it
 import contextlib
 import ctypes
 import fcntl

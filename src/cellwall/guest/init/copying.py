@@ -216,7 +216,7 @@ class Copies:
         """Return what else runs in the sandbox, and is not copied."""
         names = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         count = len(names - {1, os.getpid(), context.pid, clone, *self._clones})
-        return [f"{count} other processes"] if count else []
+        return [f"other processes: {count}"] if count else []
 
     def _transform(self, copying: Copying) -> None:
         """Tell a context that stands still how to become the copy."""
@@ -348,7 +348,8 @@ def _files_of(pid: int, own: set[int], taken: list[int]) -> tuple[list[OpenFile]
         stream = streams.get(_identity(pid, number), -1)
         if stream < 0 and not path.startswith("/"):
             left.append(f"descriptor {number} ({path.partition(':')[0]})")
-            # Its number stays taken: who has it will close it, and must close nothing else.
+            # The number stays in use: the object that has it closes it, and must close nothing
+            # else.
             found.append(OpenFile(number, os.devnull, os.O_RDWR | os.O_CLOEXEC, 0))
             continue
         if path.endswith(" (deleted)") and stream < 0:

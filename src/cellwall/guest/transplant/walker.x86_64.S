@@ -135,17 +135,11 @@ receive:                                # (socket, place): a length of eight byt
         mov     %r13, %r12
         jmp     walk
 
-compare:                                # (start, end, base, stride, longest): note pages that differ
-        mov     %rdi, %r13              # base -1: note them all
-        mov     %rdx, %r14
-0:      cmp     16(%r12), %r13
-        jae     next
-        cmp     $-1, %r14
-        je      2f
+alike:                                  # go on at %r8, with ZF if the pages at %r13 and %r14 are alike
         mov     %r13, %rsi
         mov     %r14, %rdi
         mov     $64, %ecx
-1:      movdqa  (%rsi), %xmm0
+0:      movdqa  (%rsi), %xmm0
         movdqa  16(%rsi), %xmm1
         movdqa  32(%rsi), %xmm2
         movdqa  48(%rsi), %xmm3
@@ -158,12 +152,23 @@ compare:                                # (start, end, base, stride, longest): n
         pand    %xmm2, %xmm0
         pmovmskb %xmm0, %eax
         cmp     $0xffff, %eax
-        jne     2f
+        jne     1f
         add     $64, %rsi
         add     $64, %rdi
-        dec     %ecx
-        jnz     1b
-        jmp     5f
+        dec     %ecx                    # 0 at the end sets ZF
+        jnz     0b
+1:      jmp     *%r8
+
+compare:                                # (start, end, base, stride, longest): note pages that differ
+        mov     %rdi, %r13              # base -1: note them all
+        mov     %rdx, %r14
+0:      cmp     16(%r12), %r13
+        jae     next
+        cmp     $-1, %r14
+        je      2f
+        lea     1f(%rip), %r8
+        jmp     alike
+1:      jz      5f
 2:      mov     COUNT(%rbx), %rax       # it differs: lengthen the last extent, or begin one
         mov     EXTENTS(%rbx), %rdx
         test    %rax, %rax
@@ -200,29 +205,10 @@ restore:                                # (start, end, base, stride): pages beco
         mov     %rdx, %r14
 0:      cmp     16(%r12), %r13
         jae     next
-        mov     %r13, %rsi
-        mov     %r14, %rdi
-        mov     $64, %ecx
-1:      movdqa  (%rsi), %xmm0
-        movdqa  16(%rsi), %xmm1
-        movdqa  32(%rsi), %xmm2
-        movdqa  48(%rsi), %xmm3
-        pcmpeqb (%rdi), %xmm0
-        pcmpeqb 16(%rdi), %xmm1
-        pcmpeqb 32(%rdi), %xmm2
-        pcmpeqb 48(%rdi), %xmm3
-        pand    %xmm1, %xmm0
-        pand    %xmm3, %xmm2
-        pand    %xmm2, %xmm0
-        pmovmskb %xmm0, %eax
-        cmp     $0xffff, %eax
-        jne     2f
-        add     $64, %rsi
-        add     $64, %rdi
-        dec     %ecx
-        jnz     1b
-        jmp     3f
-2:      mov     %r14, %rsi
+        lea     1f(%rip), %r8
+        jmp     alike
+1:      jz      3f
+        mov     %r14, %rsi
         mov     %r13, %rdi
         mov     $512, %ecx
         rep movsq
@@ -320,7 +306,7 @@ load:                                   # (descriptor, offset): bring in the pag
         inc     %r13
         jmp     0b
 
-resume:                                 # return from the `park` of whoever's registers these are
+resume:                                 # return from the `park` whose registers are in the state
         mov     %rbx, %rdi
         fldcw   FCW(%rdi)
         ldmxcsr MXCSR(%rdi)

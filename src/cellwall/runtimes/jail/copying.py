@@ -13,17 +13,21 @@ import os
 import select
 import struct
 import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, SandboxBroken
+from cellwall.model.ids import new_id
 from cellwall.runtimes.base import SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.jail.fork_servers import Base
 
 if TYPE_CHECKING:
-    from cellwall.runtimes.base import TakesRoom
+    from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.jail.fork_servers import ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
 
 _CONTEXT = "main"
@@ -37,21 +41,23 @@ _WHOLE_FILE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _LOOK_S = 0.1
 _TIMEOUT_S = 60.0
 _MOST_LEFT = 100
+"""Most things that are named as left behind, and most characters of each."""
+_REMEDY = "what runs in it answers for its guest; make the session again"
 
 
-class _BaseRoom:
-    """Room for a base, which a sandbox writes that has run nothing of a caller's."""
+class _NoBound:
+    """Budget of a base, which a sandbox writes that has run nothing of a caller's."""
 
-    def take(self, count: int) -> bool:
-        return count >= 0
+    def take(self, _count: int) -> bool:
+        return True
 
 
 class _Reader:
     """Takes what a sandbox writes to a pipe into a file, in a thread of its own."""
 
-    def __init__(self, target: int, room: TakesRoom) -> None:
+    def __init__(self, target: int, budget: Budget) -> None:
         self._target = target
-        self._room = room
+        self._budget = budget
         self._is_over = threading.Event()
         self._pipe, self.writing = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -96,7 +102,7 @@ class _Reader:
                 return
             self.size += count
             left -= count if is_over else 0
-            if not self._room.take(count):
+            if not self._budget.take(count):
                 self.is_too_large = True
                 return
 
@@ -121,13 +127,13 @@ class _Reader:
 
 
 async def _taken(
-    sandbox: JailSandbox, op: str, fd: int, room: TakesRoom, base: Base | None = None
+    sandbox: JailSandbox, op: str, fd: int, budget: Budget, base: Base | None = None
 ) -> tuple[Reply, int]:
     """Have the guest write to `fd`; return the reply and the size of what came.
 
     With `base`, the operation gets it, too. After the reply the guest writes no more.
     """
-    reader = _Reader(fd, room)
+    reader = _Reader(fd, budget)
     files = [reader.writing, *([] if base is None else [_for_reading(base.fd)])]
     reading = reader.begin()
     try:
@@ -140,7 +146,10 @@ async def _taken(
                 open_files=sandbox.spec.limits.open_files,
             )
     except TimeoutError:
-        raise SandboxBroken(f"copy a session: {op}: not done within {_TIMEOUT_S:g} s") from None
+        raise SandboxBroken(
+            f"copy a session: {op}: not done within {_TIMEOUT_S:g} s",
+            remedy="try again while nothing else runs in it",
+        ) from None
     finally:
         reader.stop()
         await asyncio.shield(reading)
@@ -148,32 +157,11 @@ async def _taken(
     return reply, reader.size
 
 
-def new_files(folder: Path) -> SessionFiles:
-    """Make the files of a session, as `CopiesSessions.new_session_files`."""
-    memory = nameless.made_in(folder)
-    try:
-        return SessionFiles(memory, nameless.made_in(folder))
-    except BaseException:
-        os.close(memory)
-        raise
-
-
-async def base_of(sandbox: JailSandbox, state_dir: Path) -> Base:
-    """Write a fresh sandbox's memory down as the base of its fork-server."""
-    written = nameless.made_in(state_dir)
-    try:
-        reply, _size = await _taken(sandbox, "copy", written, _BaseRoom())
-        _lock(written)
-        return Base(written, reply.body)
-    except BaseException:
-        os.close(written)
-        raise
-
-
 def _for_reading(fd: int) -> int:
     """Open a file of this process once more, for reading from its beginning.
 
-    SECURITY: never a duplicate, whose position all who have one share; and a read leaves no time.
+    SECURITY: never a duplicate: sandboxes with duplicates share one position. A read leaves no
+    time of access.
     """
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
 
@@ -181,62 +169,147 @@ def _for_reading(fd: int) -> int:
 def _lock(fd: int) -> None:
     """Take both kinds of lock on a file, so that the sandboxes that read it can take none.
 
-    SECURITY: what one of them locked would be a word to another.
+    SECURITY: a lock of one sandbox would be a message to another.
     """
     fcntl.flock(fd, fcntl.LOCK_EX)
     fcntl.fcntl(fd, _F_OFD_SETLK, _WHOLE_FILE)
 
 
-async def write(
-    sandbox: JailSandbox, base: Base, files: SessionFiles, room: TakesRoom
+class Copier:
+    """The copies of one jail runtime's sessions, as `SessionCopier`."""
+
+    def __init__(
+        self,
+        servers: ForkServers,
+        state_dir: Path,
+        start: Callable[[SandboxSpec], Awaitable[JailSandbox]],
+        begin: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
+    ) -> None:
+        """`start` starts a sandbox; `begin` starts a task that the runtime waits for at its end."""
+        self._servers = servers
+        self._state_dir = state_dir
+        self._start = start
+        self._begin = begin
+
+    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
+        """Return the name of the fork-server that a sandbox came from."""
+        return _ours(sandbox).entry.lineage
+
+    def keep_lineage(self, lineage: str) -> None:
+        """Keep a fork-server for images of its sessions. Raises NotFound."""
+        self._servers.of_lineage(lineage).images += 1
+
+    def let_lineage_go(self, lineage: str) -> None:
+        """Let a fork-server end once its last sandbox has."""
+        for entry in self._servers.entries:
+            if entry.lineage == lineage:
+                entry.images -= 1
+        self._begin(self._servers.close_unused())
+
+    def new_files(self, folder: Path) -> SessionFiles:
+        """Make the empty files of a session."""
+        memory = nameless.made_in(folder)
+        try:
+            return SessionFiles(memory, nameless.made_in(folder))
+        except BaseException:
+            os.close(memory)
+            raise
+
+    async def write(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
+    ) -> SessionImage:
+        """Write an idle session to files."""
+        source = _ours(sandbox)
+        base = await self._base(source)
+        both = await asyncio.gather(
+            _taken(source, "copy", files.memory, budget, base),
+            _taken(source, "areas_get", files.archive, budget),
+            return_exceptions=True,  # neither file is closed while the other one is written
+        )
+        for fd in files:
+            _lock(fd)
+        for each in both:
+            if isinstance(each, BaseException):
+                raise each
+        memory, archive = (each for each in both if not isinstance(each, BaseException))
+        return _image(source.entry.lineage, files, memory, archive[1])
+
+    async def become(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
+    ) -> None:
+        """Make a fresh sandbox the session of an image."""
+        target = _ours(sandbox)
+        base = await self._base(target)
+        channel = target.channel
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                if image.files_bytes:
+                    # First: the session may have files open.
+                    await channel.request_with_files("areas_put", [_for_reading(files.archive)])
+                await channel.request_with_files(
+                    "become",
+                    [_for_reading(files.memory), _for_reading(base.fd)],
+                    base.maps,
+                    context=_CONTEXT,
+                    open_files=target.spec.limits.open_files,
+                    reseed=reseed,
+                    pages=image.pages,
+                    table=image.table,
+                    records=image.records,
+                    strings=image.strings,
+                )
+        except TimeoutError:
+            raise SandboxBroken(
+                f"become a session: not done within {_TIMEOUT_S:g} s", remedy="fork it again"
+            ) from None
+
+    async def _base(self, sandbox: JailSandbox) -> Base:
+        """Return the base of a sandbox's fork-server; the first use of one makes it."""
+        entry = sandbox.entry
+        if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
+            plain = replace(sandbox.spec, sandbox_id=new_id(), env={}, own_env={}, volumes=())
+            spec = replace(plain, lineage=entry.lineage, has_network=False)
+            entry.base = self._begin(self._made_base(spec))
+        return await asyncio.shield(entry.base)
+
+    async def _made_base(self, spec: SandboxSpec) -> Base:
+        """Write a fresh sandbox's memory down as the base of its fork-server."""
+        fresh = await self._start(spec)
+        try:
+            written = nameless.made_in(self._state_dir)
+            try:
+                reply, _size = await _taken(fresh, "copy", written, _NoBound())
+                _lock(written)
+                return Base(written, reply.body)
+            except BaseException:
+                os.close(written)
+                raise
+        finally:
+            await fresh.aclose()
+
+
+def _ours(sandbox: RuntimeSandbox) -> JailSandbox:
+    from cellwall.runtimes.jail.sandbox import JailSandbox
+
+    assert isinstance(sandbox, JailSandbox)  # noqa: S101  the engine gives each runtime its own
+    return sandbox
+
+
+def _image(
+    lineage: str, files: SessionFiles, memory: tuple[Reply, int], archive_bytes: int
 ) -> SessionImage:
-    """Write a session to `files`, as `CopiesSessions.write_session`."""
-    both = await asyncio.gather(
-        _taken(sandbox, "copy", files.memory, room, base),
-        _taken(sandbox, "areas_get", files.archive, room),
-        return_exceptions=True,  # neither file is closed while the other one is written
-    )
-    for fd in files:
-        _lock(fd)
-    for each in both:
-        if isinstance(each, BaseException):
-            raise each
-    memory, archive = (each for each in both if not isinstance(each, BaseException))
+    """Return the sizes of an image, compared with the size of its file. Raises SandboxBroken."""
     header, size = memory[0].header, memory[1]
     records, strings = header.get("records"), header.get("strings")
     if type(records) is not int or type(strings) is not int or size < _TAIL.size:
-        raise SandboxBroken("copy a session: the guest's answer has no sizes")
+        raise SandboxBroken("copy a session: the guest's answer has no sizes", remedy=_REMEDY)
     count, pages = _TAIL.unpack(os.pread(files.memory, _TAIL.size, size - _TAIL.size))
     parts = (pages, count * _EXTENT_BYTES, records, strings)
     if sum(parts) + _REGISTERS_BYTES + _TAIL.size != size or min(parts) < 0:
-        raise SandboxBroken("copy a session: its image has not the size that it says")
+        raise SandboxBroken(
+            "copy a session: its image has not the size that it says", remedy=_REMEDY
+        )
     left = header.get("left")
     told = [each for each in left if isinstance(each, str)] if isinstance(left, list) else []
     kept = tuple(each[:_MOST_LEFT] for each in told[:_MOST_LEFT])
-    return SessionImage(sandbox.entry.lineage, *parts, size, archive[1], kept)
-
-
-async def become(
-    sandbox: JailSandbox, base: Base, files: SessionFiles, image: SessionImage, *, reseed: bool
-) -> None:
-    """Make a fresh sandbox the session in `files`, as `CopiesSessions.become_session`."""
-    channel = sandbox.channel
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            if image.files_bytes:
-                # First: the session may have files open.
-                await channel.request_with_files("areas_put", [_for_reading(files.archive)])
-            await channel.request_with_files(
-                "become",
-                [_for_reading(files.memory), _for_reading(base.fd)],
-                base.maps,
-                context=_CONTEXT,
-                open_files=sandbox.spec.limits.open_files,
-                reseed=reseed,
-                pages=image.pages,
-                table=image.table,
-                records=image.records,
-                strings=image.strings,
-            )
-    except TimeoutError:
-        raise SandboxBroken(f"become a session: not done within {_TIMEOUT_S:g} s") from None
+    return SessionImage(lineage, *parts, size, archive_bytes, kept)

@@ -26,7 +26,6 @@ from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
-from cellwall.model.ids import new_id
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
@@ -60,15 +59,8 @@ from cellwall.runtimes.shared.removal import remove_tree
 
 if TYPE_CHECKING:
     from cellwall.images.image import Image
-    from cellwall.runtimes.base import (
-        ImageBounds,
-        RuntimeSandbox,
-        SessionFiles,
-        SessionImage,
-        TakesRoom,
-        UnpackedImage,
-    )
-    from cellwall.runtimes.jail.fork_servers import Base
+    from cellwall.runtimes.base import ImageBounds, UnpackedImage
+    from cellwall.runtimes.jail.copying import Copier
     from cellwall.runtimes.jail.id_mapper import Mapper
     from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
 
@@ -546,67 +538,12 @@ class JailRuntime:
         resources.entry.uids.give_back(resources.uid_index)
         await self._servers.close_unused()
 
-    # -- copies of sessions -------------------------------------------------------------------
+    @cached_property
+    def copier(self) -> Copier:
+        """What copies live sessions."""
+        from cellwall.runtimes.jail.copying import Copier  # most engines copy no session
 
-    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
-        """Return the name of the fork-server that a sandbox came from."""
-        assert isinstance(sandbox, JailSandbox)  # noqa: S101  of this runtime
-        return sandbox.entry.lineage
-
-    def keep_lineage(self, lineage: str) -> None:
-        """Keep a fork-server for images of its sessions. Raises NotFound."""
-        self._servers.of_lineage(lineage).images += 1
-
-    def let_lineage_go(self, lineage: str) -> None:
-        """Let a fork-server end once its last sandbox has."""
-        for entry in self._servers.entries:
-            if entry.lineage == lineage:
-                entry.images -= 1
-        self._begin(self._servers.close_unused())
-
-    def new_session_files(self, folder: Path) -> SessionFiles:
-        """Make the empty files of a session."""
-        from cellwall.runtimes.jail import copying  # most engines copy no session
-
-        return copying.new_files(folder)
-
-    async def write_session(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, room: TakesRoom
-    ) -> SessionImage:
-        """Write an idle session to files."""
-        from cellwall.runtimes.jail import copying  # most engines copy no session
-
-        assert isinstance(sandbox, JailSandbox)  # noqa: S101  of this runtime
-        base = await self._base(sandbox)
-        return await copying.write(sandbox, base, files, room)
-
-    async def become_session(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
-    ) -> None:
-        """Make a fresh sandbox the session of an image."""
-        from cellwall.runtimes.jail import copying
-
-        assert isinstance(sandbox, JailSandbox)  # noqa: S101  of this runtime
-        base = await self._base(sandbox)
-        await copying.become(sandbox, base, files, image, reseed=reseed)
-
-    async def _base(self, sandbox: JailSandbox) -> Base:
-        """Return the base of a sandbox's fork-server; the first use of one makes it."""
-        entry = sandbox.entry
-        if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
-            plain = replace(sandbox.spec, sandbox_id=new_id(), env={}, own_env={}, volumes=())
-            spec = replace(plain, lineage=entry.lineage, has_network=False)
-            entry.base = self._begin(self._made_base(spec))
-        return await asyncio.shield(entry.base)
-
-    async def _made_base(self, spec: SandboxSpec) -> Base:
-        from cellwall.runtimes.jail import copying
-
-        fresh = await self.start(spec)
-        try:
-            return await copying.base_of(fresh, self._state_dir)
-        finally:
-            await fresh.aclose()
+        return Copier(self._servers, self._state_dir, self.start, self._begin)
 
     async def wait_settled(self) -> None:
         """Wait until all fork-servers have all their workers, for a caller that counts processes.

@@ -37,10 +37,7 @@ async def fork(request: Request) -> None:
         for promise in promises:
             _give_back(request, promise)
         raise
-    shown = [
-        await _kept(request, source, each, promise)
-        for each, promise in zip(made, promises, strict=True)
-    ]
+    shown = await _all_kept(request, source, list(zip(made, promises, strict=True)))
     refused: dict[str, Any] = {
         "sandbox": None,
         "error": _error(request, refusal),
@@ -60,13 +57,13 @@ def _promises(
     state.kept.check(request.owner, 0)
     found: list[Promise] = []
     cost = Cost.of(source.sandbox.limits)
-    try:
-        while len(found) < count:
+    while len(found) < count:
+        try:
             found.append(_place(request, cost))
-    except CapacityError as error:
-        if not found:
-            raise
-        return found, error
+        except CapacityError as error:
+            if not found:
+                raise
+            return found, error
     return found, None
 
 
@@ -85,6 +82,25 @@ def _give_back(request: Request, promise: Promise) -> None:
     """Give a place back for which no sandbox was made."""
     promise.release()
     request.state.sandboxes.begun(None)
+
+
+async def _all_kept(
+    request: Request, source: SandboxRecord, copies: list[tuple[Fork[AsyncSandbox], Promise]]
+) -> list[dict[str, Any]]:
+    """Return the copies as the answer shows them; if one cannot be kept, no further one is."""
+    shown: list[dict[str, Any]] = []
+    left = copies
+    try:
+        while left:
+            (copy, promise), *left = left
+            shown.append(await _kept(request, source, copy, promise))
+    except BaseException:
+        for copy, promise in left:
+            _give_back(request, promise)
+            if copy.made is not None:
+                await copy.made.close()
+        raise
+    return shown
 
 
 async def _kept(

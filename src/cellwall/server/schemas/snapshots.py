@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cellwall.model.snapshot import MOST_FORKS
+from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS
 from cellwall.server.schemas.base import StrictModel
 from cellwall.server.schemas.responses import Sandbox, Shown
 
-MOST_EXPIRES_S = 30 * 86_400
 SnapshotName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
@@ -31,7 +30,7 @@ class SnapshotBody(StrictModel):
         default=None, description="By which it is found beside its id; by default its id."
     )
     expires_s: float = Field(
-        default=86_400.0, gt=0, le=MOST_EXPIRES_S, description="Seconds until it is deleted."
+        default=DAY_S, gt=0, le=MOST_EXPIRES_S, description="Seconds until it is deleted."
     )
 
 

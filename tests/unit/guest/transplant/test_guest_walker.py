@@ -157,7 +157,7 @@ from cellwall.guest.transplant import walker
 first = walker.Scratch()
 try: walker.Scratch()
 except OSError as error: print(error.errno)
-first.unmap()
+walker.unmap()
 walker.Scratch()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, check=True)
