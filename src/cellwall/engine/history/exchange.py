@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cellwall.engine.history.receiving import Receiver
@@ -92,7 +93,7 @@ async def scan(
         await _send(live, number, reply, _cut(known or b""))
         async for data in inflow:
             live.touch()
-            await in_thread(lambda data=data: receiver.feed(data))  # type: ignore[misc]
+            await in_thread(partial(receiver.feed, data))
             on_kept()
         await reply
     return receiver.finish()

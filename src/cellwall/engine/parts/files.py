@@ -290,8 +290,7 @@ class Files:
             self._history.close()
 
     def _opened_history(self) -> History:
-        self._live.check_alive()
-        self._live.touch()
+        self._live.enter()
         if self._history is None:
             from cellwall.engine.history.history import History  # most sandboxes keep none
 

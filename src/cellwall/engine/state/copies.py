@@ -240,8 +240,9 @@ class Copies:
         """Write a session down; what it needs is kept until `let_go`."""
         live, runtime = source.live, self._host.runtime_of(source)
         copier = _copier_of(source, runtime)
-        live.enter()  # also if it is paused
+        live.enter()
         async with source.contexts.turn(MAIN, None) as (name, _):
+            live.enter()  # another caller may have paused it meanwhile
             await source.contexts.ensure(name)
             with live.being_copied():
                 written = await self._written(live, copier)
