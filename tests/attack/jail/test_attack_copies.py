@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -333,6 +334,16 @@ init_link.Link.receive_files = receive
 THEN = {"holds its pipe": "pass", "never answers": "time.sleep(1000)"}
 
 
+def _readers() -> int:
+    return sum(each.name == "copy" for each in threading.enumerate())
+
+
+async def _reading(count: int) -> None:
+    """Wait until so many sessions are being written down."""
+    while _readers() < count:  # noqa: ASYNC110 - a thread sets no event
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("then", THEN)
 def test_hostile_session_delays_the_copies_of_no_other(arena: Arena, then: str) -> None:
     """As many as there are threads for what would wait; a neighbour is copied meanwhile."""
@@ -345,7 +356,10 @@ def test_hostile_session_delays_the_copies_of_no_other(arena: Arena, then: str) 
             for each in sources:
                 await _said(each, _HOSTILE_TO_COPIES.format(then=THEN[then]))
             waiting = [asyncio.ensure_future(each.fork()) for each in sources]
-            await asyncio.sleep(1)
+            if then == "never answers":
+                await asyncio.wait_for(_reading(hostile), 30)
+            else:
+                await asyncio.wait(waiting)
             began = time.monotonic()
             async with _copied(benign) as (copy,):
                 assert await _said(copy, "print(x)") == "1"
