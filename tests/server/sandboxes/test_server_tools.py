@@ -312,7 +312,7 @@ def test_head_that_is_no_python_costs_only_its_signature(server: Server) -> None
 
 def test_nobody_there_ends_calls_with_a_typed_error(brief: Server) -> None:
     program = Program(brief, CATCH.format(4))
-    assert program.stdout() == "gone | double: whoever offers the tools is not connected\n"
+    assert program.stdout() == "gone | double: the client that offers the tools is not connected\n"
 
 
 def test_nobody_answers_and_time_ends_the_call(brief: Server) -> None:

@@ -119,7 +119,7 @@ class Images:
             raise HostUnsupported(
                 "template image",
                 f"use image {what.tag}: its layers are {has}, ours were {wanted}",
-                remedy=f"somebody gave that name to another image; run: docker rmi {what.tag}",
+                remedy=f"the tag now names another image; run: docker rmi {what.tag}",
             )
         return str(found["Id"])
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_WAITING_BYTES = 16 * 1024 * 1024
 """Bytes of arguments, and of results, that one execution may keep in memory."""
-_GONE = "whoever offers the tools is not connected"
+_GONE = "the client that offers the tools is not connected"
 
 
 @dataclass(eq=False, slots=True)
