@@ -132,7 +132,9 @@ def _bound_unix(path: str) -> socket.socket:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise UsageError(f"serve: {path} is not a socket", remedy="name another path")
         if _is_answered(path):
-            raise UsageError(f"serve: another process listens at {path}", remedy="stop it, or name another path")
+            raise UsageError(
+                f"serve: another process listens at {path}", remedy="stop it, or name another path"
+            )
         os.unlink(path)
     before = os.umask(0o177)
     try:
