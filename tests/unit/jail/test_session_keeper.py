@@ -16,7 +16,7 @@ import pytest
 from cellwall.jail.processes import session_keeper
 from cellwall.model.errors import Conflict, SandboxBroken, UsageError
 from cellwall.runtimes.jail.fork_servers import bundle_in
-from cellwall.runtimes.jail.keeper_client import KeeperClient
+from cellwall.runtimes.jail.keeping.client import KeeperClient
 
 MOST_RESIDENT_KIB = 12 * 1024
 

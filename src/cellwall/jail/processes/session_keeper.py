@@ -30,8 +30,8 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from cellwall.jail.protocol import fds
 
 MOST_KEPT = 2000
-MOST_NAME_BYTES = 32
-MOST_RECORD_BYTES = 65_536 - 64
+MOST_NAME_BYTES = 64
+MOST_RECORD_BYTES = 65_536 - 128
 """Maximum bytes of a record: with operation and name it is one message of 64 KiB."""
 CREDENTIALS = struct.Struct("3i")
 """Result of SO_PEERCRED, unix(7): pid, uid, gid."""

@@ -1,7 +1,7 @@
 """The engine's end of the session keeper: start one or find it, put, take and drop.
 
 Runs in the engine process. What the keeper holds, and for how long, is in
-`jail.processes.session_keeper`; what an engine puts there is in `kept_sandbox`. Calls block for
+`jail.processes.session_keeper`; what an engine puts there is in `record`. Calls block for
 the answer of a process that does nothing else: a tenth of a millisecond. The invariant: a
 descriptor that could not be handed over, or was received too much, is closed.
 """
