@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
 from cellwall.engine.attempts.stages import Stages
+from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.contexts import Contexts, called, inside
 from cellwall.engine.parts.files import Files, file_error
+from cellwall.engine.parts.kept import Facts
 from cellwall.engine.parts.network import change, policy_of
 from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
 from cellwall.engine.programs.session_program import SessionProgram
@@ -27,6 +29,7 @@ from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
+from cellwall.runtimes.base import Keepable
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
+    from cellwall.runtimes.channel.take_over import ContextFound
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
 
@@ -77,12 +81,46 @@ class AsyncSandbox:
         self.created_at = time.time()
         self._ends_s = self._loop.time() + live.spec.limits.life_s
         self._closed = False
+        self.is_kept = False
+        """Whether it outlives this process."""
+        self.lost = ""
+        """What it lost when it was taken over from an earlier server."""
         self._listeners: list[Callable[[str], None]] = []
         self.contexts = Contexts(live)
         self.commands = Commands(live, tasks)
         self.files = Files(live)
         self._reaper = self._loop.call_later(self._next_check_s(), self._reap)
         live.channel.on_end(self._on_channel_ended)
+
+    # -- beyond this process ---------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Have it outlive this process, if its kind can; again when what is kept has changed."""
+        held = self.live.runtime_sandbox
+        if isinstance(held, Keepable):
+            self.is_kept = held.keep(asdict(Facts.of(self, self._tenant)))
+
+    def resume(self, facts: Facts, contexts: Iterable[ContextFound]) -> None:
+        """Go on with what an earlier process kept of it."""
+        self.is_kept = True
+        self.created_at = facts.created_at
+        self._ends_s = self._loop.time() + facts.left_s
+        self.contexts.resume(contexts)
+        self._arm()
+
+    def leave(self) -> None:
+        """Give it up and end nothing: the next server takes it over."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reaper.cancel()
+        reason = "the server ended, and the sandbox goes on"
+        for recorder in list(self.live.running):
+            recorder.settle(Cause.CANCEL, reason)
+        self.live.ended_because = reason
+        held = self.live.runtime_sandbox
+        if isinstance(held, Keepable):
+            held.leave()
 
     @staticmethod
     def create(template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - as create_sandbox
@@ -165,6 +203,8 @@ class AsyncSandbox:
         self.live.touch()
         checked = self._outside.checked(policy, self.trust)
         await change(self._outside, self.live, checked, self._tenant)
+        if self.is_kept:
+            self.keep()
         return checked
 
     async def network_usage(self) -> NetworkUsage:
@@ -412,6 +452,8 @@ class AsyncSandbox:
         self.limits.with_changes({"life_s": life_s})  # checks the number
         self._ends_s = self._loop.time() + life_s
         self._arm()
+        if self.is_kept:
+            self.keep()
 
     def _next_check_s(self) -> float:
         idle_s = self.limits.idle_s - (time.monotonic() - self.live.active_at)

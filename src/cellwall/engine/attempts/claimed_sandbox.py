@@ -31,6 +31,10 @@ class WayOut(Protocol):
     policy: NetworkPolicy
     log: deque[dict[str, Any]]
 
+    @property
+    def is_opened(self) -> bool:
+        """Whether TLS is opened in it, or secrets are put into requests."""
+
     async def set(self, policy: NetworkPolicy) -> None:
         """Change the policy; connections that it does not allow are closed."""
 

@@ -248,6 +248,11 @@ class SandboxNetwork:
         """Use that a proxy counted which has ended since."""
         self._told = NetworkUsage()
 
+    @property
+    def is_opened(self) -> bool:
+        """Whether TLS is opened in it, or secrets are put into requests."""
+        return self._opened is not None
+
     async def serve(self) -> None:
         """Open the listeners in the sandbox and hand them to the proxy, unless it serves them."""
         async with self._changing:

@@ -16,7 +16,7 @@ from cellwall.engine.policy import levels
 from cellwall.engine.policy.levels import IsolationRequest
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
-from cellwall.runtimes.base import AnswersFirst, KeepsReady
+from cellwall.runtimes.base import AnswersFirst, KeepsReady, KeepsSandboxes
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Demand
@@ -31,8 +31,14 @@ class Runtimes:
     """The runtimes of one engine, created on first use, probed once."""
 
     def __init__(
-        self, state_dir: Path, settings: EngineSettings, *, answers_first: bool = False
+        self,
+        state_dir: Path,
+        settings: EngineSettings,
+        *,
+        answers_first: bool = False,
+        keeps_sandboxes: bool = False,
     ) -> None:
+        self._keeps_sandboxes = keeps_sandboxes
         self._state_dir = state_dir
         self._settings = settings
         self._answers_first = answers_first
@@ -131,6 +137,8 @@ class Runtimes:
                 made.answers_first = self._answers_first
             if isinstance(made, KeepsReady):
                 made.idle_s = self._settings.pool_idle_s
+            if self._keeps_sandboxes and isinstance(made, KeepsSandboxes):
+                made.keep_sandboxes()
         return self._made[name]
 
     async def _probe(self, runtime: Runtime) -> list[Finding]:

@@ -6,7 +6,7 @@ sweep removes them. The invariant: no execution that started ever becomes queued
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
 
@@ -27,8 +27,11 @@ End = Callable[[Leftover], Sequence[Change]]
 transaction, so it must be quick and without an effect of its own."""
 
 
-def recover(connection: Connection, at: float, end: End) -> Recovery:
-    """End what an earlier server left; `at` is the time of the end, in seconds since the epoch."""
+def recover(connection: Connection, at: float, end: End, living: Collection[str] = ()) -> Recovery:
+    """End what an earlier server left; `at` is the time of the end, in seconds since the epoch.
+
+    `living`: ids of sandboxes that live on.
+    """
     running = _executions.c.state == "running"
     leaving = (_executions.c.state == "queued") & (_executions.c.on_disconnect == "cancel")
     interrupted = _end_all(connection, running, "interrupted", end)
@@ -36,7 +39,7 @@ def recover(connection: Connection, at: float, end: End) -> Recovery:
     return Recovery(
         interrupted,
         cancelled,
-        _end_sandboxes(connection, at),
+        _end_sandboxes(connection, at, living),
         connection.execute(
             select(func.count()).select_from(_executions).where(_executions.c.state == "queued")
         ).scalar_one(),
@@ -62,8 +65,8 @@ def _end_all(
     return tuple(ended)
 
 
-def _end_sandboxes(connection: Connection, at: float) -> tuple[str, ...]:
-    alive = _sandboxes.c.ended_at.is_(None)
+def _end_sandboxes(connection: Connection, at: float, living: Collection[str]) -> tuple[str, ...]:
+    alive = _sandboxes.c.ended_at.is_(None) & _sandboxes.c.id.not_in(living)
     ids = tuple(connection.execute(select(_sandboxes.c.id).where(alive)).scalars())
     if ids:
         ended = update(_sandboxes).where(alive)
