@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -195,16 +195,19 @@ class Store:
         work = partial(queries.events, execution_id=execution_id, after=after, limit=limit)
         return await self._read("read events", work)
 
-    async def recover(self, at: float, end: recovery.End, living: Collection[str] = ()) -> Recovery:
+    async def recover(
+        self,
+        at: float,
+        end: recovery.End,
+        sandboxes: recovery.Sandboxes = recovery.ALL_ENDED,
+    ) -> Recovery:
         """End what an earlier server left, in one transaction; before anything else runs.
-
-        `living`: ids of its sandboxes that live on.
 
         `end` returns the changes that end a leftover: its `Ended` and what goes with it.
         """
         try:
             return await self._database.write(
-                partial(recovery.recover, at=at, end=end, living=living)
+                partial(recovery.recover, at=at, end=end, sandboxes=sandboxes)
             )
         except Exception as error:
             raise answer_to("recover", error) from error

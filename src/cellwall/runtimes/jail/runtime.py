@@ -176,6 +176,8 @@ class JailRuntime:
         self.is_fast = switch.is_on()
         self.kept: KeptSandboxes | None = None
         """What keeps sandboxes beyond this process, if anything does."""
+        self._left: list[Entry] = []
+        """Fork-servers that go on without this process."""
 
     # -- host, asked once ---------------------------------------------------------------------
 
@@ -565,15 +567,10 @@ class JailRuntime:
         return await self.kept.take_over_all(self, self._live.add)
 
     def forget(self, sandbox: JailSandbox) -> None:
-        """Forget a sandbox that goes on without this process."""
+        """Forget a sandbox that goes on without this process, and so does its fork-server."""
         self._live.discard(sandbox)
-
-    def _leave_kept(self, kept: Sequence[JailSandbox]) -> None:
-        """Leave kept sandboxes and their fork-servers to the next process."""
-        entries = [each.entry for each in kept if each.entry is not None]
-        for sandbox in kept:
-            sandbox.leave()
-        self._servers.leave(entries)
+        if sandbox.entry is not None and sandbox.entry not in self._left:
+            self._left.append(sandbox.entry)
 
     async def wait_settled(self) -> None:
         """Wait until all fork-servers have all their workers, for a caller that counts processes.
@@ -604,8 +601,10 @@ class JailRuntime:
 
     async def aclose(self) -> None:
         """Destroy every sandbox and fork-server."""
-        if kept := [sandbox for sandbox in self._live if sandbox.is_kept]:
-            self._leave_kept(kept)
+        for sandbox in [each for each in self._live if each.is_kept]:
+            sandbox.leave()
+        if self._left:
+            self._servers.leave(self._left)
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if "_servers" in vars(self):  # otherwise never used, and perhaps impossible here
             await asyncio.gather(*self._under_way, return_exceptions=True)

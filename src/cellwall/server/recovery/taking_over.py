@@ -7,11 +7,10 @@ room in its tenant's quota, is destroyed: no caller could reach it, or it would 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.model.errors import CapacityError
-from cellwall.store.records.changes import EndSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,14 +23,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cellwall.server")
 
 
-async def take_over(state: State, store: Store, at: float) -> Mapping[str, AsyncSandbox]:
-    """Take over what the keeper has; return the living sandboxes by id."""
+class Kept(NamedTuple):
+    """The earlier server's sandboxes that were kept, by id."""
+
+    living: Mapping[str, AsyncSandbox]
+    refused: Mapping[str, str]
+    """Why the others have ended."""
+
+
+async def take_over(state: State, store: Store) -> Kept:
+    """Take over what the keeper has, if there is one."""
     arrived = await state.engine.take_over()
     refused = dict(arrived.refused)
-    owners = {row.id: row for row in await store.sandboxes() if row.ended_at is None}
+    rows = {}
+    if arrived.sandboxes:
+        rows = {row.id: row for row in await store.sandboxes() if row.ended_at is None}
     living: dict[str, AsyncSandbox] = {}
     for sandbox in arrived.sandboxes:
-        why_not = _reserved(state, sandbox, owners.get(sandbox.id))
+        why_not = _reserved(state, sandbox, rows.get(sandbox.id))
         if why_not:
             refused[sandbox.id] = why_not
             await sandbox.close()
@@ -39,11 +48,9 @@ async def take_over(state: State, store: Store, at: float) -> Mapping[str, Async
             living[sandbox.id] = sandbox
     for name, reason in refused.items():
         _log.warning("sandbox %s was not taken over: %s", name, reason)
-    if ends := [EndSandbox(name, at, reason) for name, reason in refused.items() if name in owners]:
-        await store.write(*ends)
     if living:
         _log.warning("took over %d sandboxes of the server before", len(living))
-    return living
+    return Kept(living, refused)
 
 
 def _reserved(state: State, sandbox: AsyncSandbox, row: SandboxRow | None) -> str:
