@@ -20,6 +20,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "packages",
     "images",
     "volumes",
+    "sessions",
 }
 
 

@@ -196,6 +196,31 @@ def test_keeper_that_is_killed_takes_every_sandbox_with_it(tmp_path: Path) -> No
         assert time.monotonic() - began < 5
 
 
+def test_server_whose_keeper_was_killed_says_so(tmp_path: Path) -> None:
+    with kept(tmp_path) as house:
+        server = house.start()
+        (sandbox,) = begun(server.client(), 1)
+        os.kill(keeper_of(house), signal.SIGKILL)
+        client = server.client()
+        path = f"/sandboxes/{sandbox}"
+        wait_until(lambda: client.get(path).json()["status"] == "stopped", "it has ended")
+        wait_until(lambda: client.post("/sandboxes", json={}).status_code == 503, "it says so")
+        assert "session keeper" in client.post("/sandboxes", json={}).json()["error"]["message"]
+
+
+def test_code_inside_has_no_descriptor_more(tmp_path: Path) -> None:
+    """The control: a sandbox of a server that keeps none, which has no standby line."""
+    code = "import os, subprocess\nprint(os.listdir('/proc/self/fd'))\n"
+    code += "print(subprocess.getoutput('ls -l /proc/self/fd /proc/1/fd | wc -l'))"
+    said = []
+    for name, is_kept in (("with", True), ("without", False)):
+        (tmp_path / name).mkdir()
+        with kept(tmp_path / name, keep_sessions=is_kept) as house:
+            client = house.start().client()
+            said.append(run_cell(client, f"/sandboxes/{new_sandbox(client)}", code)["stdout"])
+    assert said[0] == said[1] != ""
+
+
 def test_sweep_of_another_engine_leaves_them_alone(tmp_path: Path) -> None:
     async def sweep() -> None:
         engine = Engine(tmp_path / "other")

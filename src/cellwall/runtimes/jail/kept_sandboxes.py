@@ -27,7 +27,7 @@ from cellwall.linux.cgroups.engine_tree import groups_in
 from cellwall.linux.cgroups.hierarchies import Layout
 from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.linux.uid_ranges import UidRange
-from cellwall.model.errors import CellwallError, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes.base import NotTakenOver, SandboxSpec, TakenOver
@@ -145,6 +145,15 @@ class KeptSandboxes:
         One on an image or with a volume cannot: a server's end also ends what mounts those.
         """
         return spec.purpose == "session" and spec.image is None and not spec.volumes
+
+    def check_keeper(self) -> None:
+        """Raise HostUnsupported once the keeper has ended: nothing can be started any more."""
+        if self.keeper.is_gone:
+            raise HostUnsupported(
+                "session keeper",
+                "start a sandbox: the session keeper has ended, and every fork-server with it",
+                remedy="restart the server",
+            )
 
     # -- putting ---------------------------------------------------------------------------
 

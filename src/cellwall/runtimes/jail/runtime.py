@@ -305,6 +305,8 @@ class JailRuntime:
                 remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
             )
         check_open_files(spec.limits.open_files)
+        if self.kept is not None:
+            self.kept.check_keeper()
         if self.rootless:
             shared_counts.check(spec.limits)
         if not self.host_facts.core_limit:

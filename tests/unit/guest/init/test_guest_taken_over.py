@@ -71,7 +71,7 @@ def cell(host: Host, code: str, number: int = 0) -> int:
 
 def test_report_says_what_is_there_and_at_work(host: Host, line: Line) -> None:
     assert host.run("execute", b"os.x = 41", context="main", mode="cell")["done"]["alive"]
-    running = cell(host, "import time; os.write(1, b'on'); time.sleep(60)", 77)
+    running = cell(host, "os.write(1, b'on'); signal.pause()", 77)
     host.wait_for("stdout", running)
     command = host.send("start", argv=["sleep", "60"], number=78)
     host.wait_for("started", command)

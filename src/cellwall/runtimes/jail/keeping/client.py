@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -100,6 +101,11 @@ class KeeperClient:
             client._hear()  # it lives, so the pid is not another process's
             opened.pop_all()
         return client
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the keeper has ended, and with it every sandbox and fork-server."""
+        return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], 0)[0])
 
     def put(self, name: str, record: bytes, descriptors: Sequence[int] = ()) -> None:
         """Have it keep the descriptors, the first of which is init's pidfd, and the record.
