@@ -132,13 +132,14 @@ class Runtimes:
                 remedy=f"allowed runtimes: {', '.join(self.allowed())} (CELLWALL_RUNTIMES)",
             )
         if name not in self._made:
-            made = self._made[name] = registry.create(name, self._state_dir)
+            made = registry.create(name, self._state_dir)
             if isinstance(made, AnswersFirst):
                 made.answers_first = self._answers_first
             if isinstance(made, KeepsReady):
                 made.idle_s = self._settings.pool_idle_s
             if self._keeps_sandboxes and isinstance(made, KeepsSandboxes):
-                made.keep_sandboxes()
+                made.keep_sandboxes()  # or it is not made: what was to be kept would be lost
+            self._made[name] = made
         return self._made[name]
 
     async def _probe(self, runtime: Runtime) -> list[Finding]:
