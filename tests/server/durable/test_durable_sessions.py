@@ -292,3 +292,31 @@ def test_deleted_ones_stay_deleted_and_nothing_is_left(tmp_path: Path) -> None:
         assert server.stop() == 0
         wait_until(lambda: not is_alive(keeper), "the keeper ends with its last sandbox")
         assert list(Path("/sys/fs/cgroup").rglob(f"cellwall.*-{keeper}-*/[0-9]*")) == []
+
+
+def test_network_policy_and_contexts_are_as_before(tmp_path: Path) -> None:
+    """The proxy that serves it is another process; what it refuses is the same."""
+    with kept(tmp_path) as house:
+        server = house.start()
+        client = server.client()
+        path = (
+            f"/sandboxes/{new_sandbox(client, network={'mode': 'allow', 'allow': ['a.example']})}"
+        )
+        client.post(f"{path}/contexts", json={"name": "second", "language": "python"})
+        run_cell(client, path, "y = 5", context="second")
+        before = (client.get(path).json()["network"], run_cell(client, path, REFUSED)["stdout"])
+        assert "403" in before[1], before
+        house.kill(server)
+        client = house.start().client()
+        after = (client.get(path).json()["network"], run_cell(client, path, REFUSED)["stdout"])
+        assert after == before
+        assert run_cell(client, path, "print(y)", context="second")["stdout"] == "5\n"
+        assert client.put(f"{path}/network", json={"mode": "none"}).status_code == 200
+
+
+REFUSED = """
+import http.client
+line = http.client.HTTPConnection('127.0.0.1', 3128, timeout=10)
+line.request('GET', 'http://refused.example/')
+print(line.getresponse().status)
+"""
