@@ -22,6 +22,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "volumes",
     "history",
     "pauses",
+    "sessions",
 }
 
 

@@ -206,7 +206,7 @@ async def write(
     left = header.get("left")
     told = [each for each in left if isinstance(each, str)] if isinstance(left, list) else []
     kept = tuple(each[:_MOST_LEFT] for each in told[:_MOST_LEFT])
-    return SessionImage(sandbox.entry.lineage, *parts, size, archive[1], kept)
+    return SessionImage(sandbox.lineage, *parts, size, archive[1], kept)
 
 
 async def become(
