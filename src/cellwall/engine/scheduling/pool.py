@@ -254,6 +254,10 @@ class Pool:
         self.discard(live.runtime_sandbox)
         self._refill_later(bucket, _ANSWER_PAUSE_S)
 
+    def take_over(self, runtime: Runtime, spec: SandboxSpec) -> None:
+        """Count a sandbox that an earlier process claimed, until its release."""
+        self._bucket(runtime, spec).in_use += 1
+
     def discard(self, sandbox: RuntimeSandbox) -> None:
         """Kill a sandbox now and clean up in the background."""
         sandbox.kill()

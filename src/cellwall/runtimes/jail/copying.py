@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.linux import nameless
-from cellwall.model.errors import CapacityError, SandboxBroken
+from cellwall.model.errors import CapacityError, Conflict, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import Reply
@@ -27,7 +27,7 @@ from cellwall.runtimes.jail.fork_servers import Base
 
 if TYPE_CHECKING:
     from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec
-    from cellwall.runtimes.jail.fork_servers import ForkServers
+    from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
 
 _CONTEXT = "main"
@@ -192,8 +192,8 @@ class Copier:
         self._begin = begin
 
     def lineage_of(self, sandbox: RuntimeSandbox) -> str:
-        """Return the name of the fork-server that a sandbox came from."""
-        return _ours(sandbox).entry.lineage
+        """Return the name of the fork-server that a sandbox came from. Raises Conflict."""
+        return _entry_of(_ours(sandbox)).lineage
 
     def keep_lineage(self, lineage: str) -> None:
         """Keep a fork-server for images of its sessions. Raises NotFound."""
@@ -232,7 +232,7 @@ class Copier:
             if isinstance(each, BaseException):
                 raise each
         memory, archive = (each for each in both if not isinstance(each, BaseException))
-        return _image(source.entry.lineage, files, memory, archive[1])
+        return _image(source.lineage, files, memory, archive[1])
 
     async def become(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
@@ -265,7 +265,7 @@ class Copier:
 
     async def _base(self, sandbox: JailSandbox) -> Base:
         """Return the base of a sandbox's fork-server; the first use of one makes it."""
-        entry = sandbox.entry
+        entry = _entry_of(sandbox)
         if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
             plain = replace(sandbox.spec, sandbox_id=new_id(), env={}, own_env={}, volumes=())
             spec = replace(plain, lineage=entry.lineage, has_network=False)
@@ -286,6 +286,15 @@ class Copier:
                 raise
         finally:
             await fresh.aclose()
+
+
+def _entry_of(sandbox: JailSandbox) -> Entry:
+    if sandbox.entry is None:
+        raise Conflict(
+            "copy: an earlier server started this sandbox, and its fork-server has ended",
+            remedy="create a new sandbox, or copy one before the server is restarted",
+        )
+    return sandbox.entry
 
 
 def _ours(sandbox: RuntimeSandbox) -> JailSandbox:
