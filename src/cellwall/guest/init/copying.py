@@ -231,7 +231,9 @@ class Copies:
         image_fd = copying.numbers[_FILE]
         message, (records, strings) = lists.image_message(source, copying.base, pipes, image_fd)
         left += self._others(copying.context, pid)
-        return message, {"records": records, "strings": strings, "left": left}, b""
+        from cellwall.guest.files.areas import are_empty  # only a source needs it
+        answer: Header = {"records": records, "strings": strings, "left": left}
+        return message, answer | {"has_files": not are_empty(str(self._config["home"]))}, b""
 
     def _others(self, context: Context, clone: int) -> list[str]:
         """Return what else runs in the sandbox, and is not copied."""

@@ -236,18 +236,16 @@ class Copier:
         """Write an idle session to files."""
         source = _ours(sandbox)
         base = await self._base(source)
-        both = await asyncio.gather(
-            _taken(source, "copy", files.memory, budget, base),
-            _taken(source, "areas_get", files.archive, budget),
-            return_exceptions=True,  # neither file is closed while the other one is written
-        )
-        for fd in files:
-            _lock(fd)
-        for each in both:
-            if isinstance(each, BaseException):
-                raise each
-        memory, archive = (each for each in both if not isinstance(each, BaseException))
-        return _image(source.entry.lineage, files, memory, archive[1])
+        archive_bytes = 0
+        try:
+            memory = await _taken(source, "copy", files.memory, budget, base)
+            if memory[0].header.get("has_files") is not False:
+                # Afterwards: a session has one processor, so at the same time it is no sooner.
+                _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)
+        finally:
+            for fd in files:
+                _lock(fd)
+        return _image(source.entry.lineage, files, memory, archive_bytes)
 
     async def make_ready(self, sandbox: RuntimeSandbox) -> None:
         """Make a fresh sandbox like the base of its fork-server, which `become` needs."""
