@@ -232,6 +232,7 @@ class Copies:
         message, (records, strings) = lists.image_message(source, copying.base, pipes, image_fd)
         left += self._others(copying.context, pid)
         from cellwall.guest.files.areas import are_empty  # only a source needs it
+
         answer: Header = {"records": records, "strings": strings, "left": left}
         return message, answer | {"has_files": not are_empty(str(self._config["home"]))}, b""
 
