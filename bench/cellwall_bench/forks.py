@@ -1,7 +1,7 @@
 """Rows of copies of live sessions: forks, snapshots that are restored, and many forks of one array.
 
-Called by `runner`. A fork is measured from the call to the copy's first answer, and begins only once
-the pool is full again, as all samples of parked sandboxes do.
+Called by `runner`. A fork is measured from the call to the copy's first answer, and begins only
+once the pool is full again, as all samples of parked sandboxes do.
 """
 
 from __future__ import annotations
