@@ -115,7 +115,7 @@ def _asked(sandbox: AsyncSandbox, **sizes: int) -> Any:
     fields: dict[str, Any] = {"context": "main", "reseed": True}
     fields |= {"pages": 0, "table": 0, "records": 0, "strings": 0, **sizes}
     channel = sandbox.live.runtime_sandbox.channel
-    return channel.request_with_files("become", opened, **fields)  # type: ignore[attr-defined]
+    return channel.request_with_files("become", opened, **fields)
 
 
 def test_session_that_was_not_made_ready_becomes_nothing(arena: Arena) -> None:
