@@ -538,6 +538,9 @@ class SessionCopier(Protocol):
         reason if it cannot be copied, CapacityError if it is larger, SandboxBroken, ChannelLost.
         """
 
+    async def make_ready(self, sandbox: RuntimeSandbox) -> None:
+        """Do ahead of time what `become` needs whatever the image is. Raises as `become`."""
+
     async def become(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
     ) -> None:

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -169,9 +170,7 @@ def test_what_was_paused_is_paused_again_and_is_as_it_was(tmp_path: Path) -> Non
             house.kill(server)
             server = house.start()
             client = server.client()
-            wait_until(
-                lambda client=client: paused_of(client) == {first, second}, "both are paused"
-            )
+            wait_until(partial(are_paused, client, first, second), "both are paused")
         refused = client.post(f"/sandboxes/{second}/execute", json={"code": "x"})
         assert refused.status_code == 409
         assert client.post(f"/sandboxes/{second}/resume").status_code == 200
@@ -191,7 +190,7 @@ def test_what_was_paused_in_a_cell_has_been_interrupted(tmp_path: Path) -> None:
             assert server.client().post(f"{path}/pause").status_code == 200
             house.kill(server)
         client = house.start().client()
-        wait_until(lambda: paused_of(client) == {sandbox}, "it is paused")
+        wait_until(partial(are_paused, client, sandbox), "it is paused")
         assert run_cell(client, path, "print(x)")["stdout"] == "0\n"
 
 
@@ -207,10 +206,10 @@ def test_keeper_that_is_killed_takes_paused_ones_with_it(tmp_path: Path) -> None
         wait_until(lambda: not any(map(is_alive, inside)), "all are gone")
 
 
-def paused_of(client: httpx.Client) -> set[str]:
-    """Return the sandboxes that are listed as paused."""
+def are_paused(client: httpx.Client, *sandboxes: str) -> bool:
+    """Whether exactly these are listed as paused."""
     listed = client.get("/sandboxes", params={"state": "paused", "limit": 200}).json()
-    return {each["id"] for each in listed["sandboxes"]}
+    return {each["id"] for each in listed["sandboxes"]} == set(sandboxes)
 
 
 def frozen_groups(keeper: int) -> list[Path]:

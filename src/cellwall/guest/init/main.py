@@ -100,6 +100,7 @@ class Init:
             "context_close": self._context_close,
             "context_list": self._context_list,
             "copy": self._contexts.copy,
+            "make_ready": self._contexts.copy,
             "become": self._contexts.copy,
             "expect_files": self._expect_files,
             "file_read": files.read,
