@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
+from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.history.room import HistoryRoom
 from cellwall.engine.parts.contexts import DEFAULT, Contexts
@@ -44,19 +45,22 @@ from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import (
     ImageRoot,
+    KeepsSandboxes,
+    NotTakenOver,
     PreparesVolumes,
     RuntimeGone,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    TakenOver,
 )
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.tasks import Tasks
 from cellwall.surface.tools.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.images.image_store import ImageStore
+    from cellwall.engine.parts.kept import Arrivals
     from cellwall.engine.parts.pausing import PauseChoice
     from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.engine.volumes.volume_store import VolumeStore
@@ -119,8 +123,12 @@ class Engine:
         *,
         templates: Templates | None = None,
         answers_first: bool = False,
+        keeps_sandboxes: bool = False,
     ) -> None:
         """Touch nothing yet; `templates` replaces the store of the state directory.
+
+        With `keeps_sandboxes` sessions outlive this process, where their runtime can do that, and
+        the engine takes over those of an earlier one when `take_over` is called.
 
         With `answers_first` the first programs do not wait for what only pays with many: a jail
         prepares that behind them.
@@ -130,7 +138,13 @@ class Engine:
         self._templates: Templates = templates or TemplateStore(self.state_dir)
         self._built: dict[str, BuiltTemplate] = {}
         self._building = asyncio.Lock()
-        self._runtimes = Runtimes(self.state_dir, self.settings, answers_first=answers_first)
+        self._keeps_sandboxes = keeps_sandboxes
+        self._runtimes = Runtimes(
+            self.state_dir,
+            self.settings,
+            answers_first=answers_first,
+            keeps_sandboxes=keeps_sandboxes,
+        )
         self._pool = Pool(self.settings)
         self._compiler = Compiler(
             CompileCache(
@@ -478,9 +492,22 @@ class Engine:
                 await self._opened(live, chosen, egress, wanted, tenant)
             if auto_pause_s is not None:
                 self._check_pausing(live, chosen)
-            return self._kept(live, chosen, box, (tenant, pauses))
+            return await self._made(live, chosen, box, (tenant, pauses))
 
-    def _kept(
+    async def _made(
+        self,
+        live: ClaimedSandbox,
+        runtime: Runtime,
+        box: Offer | None,
+        owner: tuple[str, PauseChoice],
+    ) -> AsyncSandbox:
+        """Return a claimed sandbox as the one that its owner holds, kept if this engine keeps."""
+        sandbox = self._held(live, runtime, box, owner)
+        if self._keeps_sandboxes:
+            await self._kept(sandbox)
+        return sandbox
+
+    def _held(
         self,
         live: ClaimedSandbox,
         runtime: Runtime,
@@ -529,7 +556,46 @@ class Engine:
             if live.spec.has_network and not heritage.policy.is_none:
                 egress = Egress.of(heritage.policy, None, {})
                 await self._opened(live, runtime, egress, (), heritage.tenant)
-            return self._kept(live, runtime, heritage.tools, (heritage.tenant, heritage.pauses))
+            return await self._made(
+                live, runtime, heritage.tools, (heritage.tenant, heritage.pauses)
+            )
+
+    async def _kept(self, sandbox: AsyncSandbox) -> None:
+        try:
+            sandbox.keep()
+        except BaseException:
+            await sandbox.close()
+            raise
+
+    async def take_over(self) -> Arrivals:
+        """Take over the sandboxes that an earlier process of this state directory has left."""
+        from cellwall.engine.parts.kept import Arrivals  # most engines keep nothing
+
+        arrived: list[AsyncSandbox] = []
+        refused: dict[str, str] = {}
+        for name in self._runtimes.allowed() if self._keeps_sandboxes else ():
+            runtime = self._runtimes.get(name)
+            found = await runtime.take_over() if isinstance(runtime, KeepsSandboxes) else []
+            for each in found:
+                if isinstance(each, NotTakenOver):
+                    refused[each.sandbox_id] = each.reason
+                else:
+                    arrived.append(await self._arrived(runtime, each))
+        return Arrivals(tuple(arrived), refused)
+
+    async def _arrived(self, runtime: Runtime, taken: TakenOver) -> AsyncSandbox:
+        from cellwall.engine.parts.kept import Facts, restore_network, settle
+
+        facts = Facts(**taken.owner)
+        live = ClaimedSandbox(taken.sandbox, taken.spec, taken.sandbox.readings())
+        live.trust = facts.trust
+        self._pool.take_over(runtime, taken.spec)
+        pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings)
+        sandbox = self._held(live, runtime, None, (facts.tenant, pauses))
+        sandbox.go_on(facts, taken.found.contexts)
+        sandbox.lost = await restore_network(sandbox, self.outside, facts)
+        self._tasks.spawn(settle(sandbox, taken.found, was_paused=taken.was_paused))
+        return sandbox
 
     async def prepare_volumes(self) -> None:
         """Have the first volume sooner, on the runtime that is used by default."""
@@ -644,7 +710,10 @@ class Engine:
             live.stop_all("the engine was closed")
         await self._no_caller.wait()
         for sandbox in list(self._sandboxes.values()):
-            await sandbox.close()
+            if sandbox.is_kept:
+                sandbox.leave()
+            else:
+                await sandbox.close()
         if "copies" in vars(self):
             self.copies.close()
         await self._tasks.cancel()

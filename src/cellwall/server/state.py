@@ -36,7 +36,6 @@ from cellwall.server.executions.idempotency import Replays
 from cellwall.server.executions.ledger import Ledger
 from cellwall.server.executions.observer import Recording
 from cellwall.server.executions.oneshots import Doors, revived
-from cellwall.server.executions.recovery import recover
 from cellwall.server.executions.registry import Executions
 from cellwall.server.executions.sandboxes import Sandboxes
 from cellwall.server.executions.webhooks import Notices
@@ -44,6 +43,7 @@ from cellwall.server.http.connections import Connections
 from cellwall.server.http.vocabulary import words_of
 from cellwall.server.observability.observer import Observer
 from cellwall.server.observability.redaction import Redactor
+from cellwall.server.recovery.recovery import recover
 from cellwall.server.secrets.vault import Vault
 from cellwall.surface.shared.tasks import Tasks
 
