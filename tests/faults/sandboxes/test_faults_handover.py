@@ -74,7 +74,7 @@ def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[
     async def kill() -> None:
         if len(killed) >= times:
             return
-        (live,) = arena.engine._under_way
+        (live,) = arena.engine._programs.under_way
         sandbox = live.runtime_sandbox
         assert isinstance(sandbox, JailSandbox)
         pid = sandbox.pid if who.startswith("init") else posture.children(sandbox.pid)[0]
@@ -190,7 +190,7 @@ def test_nothing_of_a_program_runs_before_it_may(
         has_run: list[bool] = []
 
         async def wait() -> None:
-            (live,) = arena.engine._under_way
+            (live,) = arena.engine._programs.under_way
             assert live.running  # it has been handed over
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(said.wait(), _HELD_S if is_guarded else 20)
