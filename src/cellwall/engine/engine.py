@@ -33,6 +33,7 @@ from cellwall.engine.programs.requests import Request
 from cellwall.engine.sandbox import AsyncSandbox, EngineParts
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
+from cellwall.engine.state.disk_budget import DiskBudget
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
@@ -126,6 +127,8 @@ class Engine:
         """Ways out of this engine's sandboxes."""
         self.history_room = HistoryRoom(self.state_dir, self.settings.history_mb)
         """Room for checkpoints of its sandboxes' work areas."""
+        self.copies_room = DiskBudget(self.settings.snapshots_mb << 20)
+        """Room for its sessions that are written down, for forks and as snapshots."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._programs = Programs(self._host())
         self._callers = 0
@@ -369,7 +372,7 @@ class Engine:
         return Copies(
             Host(
                 folder=self.state_dir,
-                most_bytes=self.settings.snapshots_mb << 20,
+                room=self.copies_room,
                 runtime_of=lambda sandbox: self._runtimes.get(sandbox.isolation.runtime),
                 claim=self._claim_copy,
                 adopt=self._adopt_copy,

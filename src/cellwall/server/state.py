@@ -205,6 +205,8 @@ def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
     tenants = Tenants(_tiers(settings), settings.tenants)
     tenants.history_mb = engine.history_room.taken_mb
     engine.history_room.most_mb_of = tenants.most_history_mb
+    tenants.snapshots_mb = engine.copies_room.taken_mb
+    engine.copies_room.most_mb_of = tenants.most_snapshots_mb
     return FairQueue(
         settings.most_running,
         settings.most_queued,

@@ -32,6 +32,32 @@ def door() -> Iterator[Server]:
         yield made
 
 
+def test_snapshots_of_a_tenant_have_a_quota() -> None:
+    """Beside it another tenant has its own, and what is deleted is there again."""
+    big = "import os; big = os.urandom(5 << 20)"
+    with running("[tiers.default]\nsnapshots_mb = 12\n") as server:
+        client, other = server.client(), server.client(BOB)
+        place = f"/sandboxes/{(sandbox := new_sandbox(client))}/snapshots"
+        told(client, sandbox, big)
+        first = client.post(place, json={"name": "one"})
+        assert first.status_code == 201, first.text
+        refused = client.post(place, json={"name": "two"})
+        assert (refused.status_code, error_of(refused)["quota"]) == (429, "snapshots_mb")
+        refused = client.post(f"/sandboxes/{sandbox}/fork", json={"count": 1})
+        assert (refused.status_code, error_of(refused)["quota"]) == (429, "snapshots_mb")
+        shown = client.get("/quota").json()
+        assert (shown["quotas"]["snapshots_mb"], 6 < shown["use"]["snapshots_mb"] < 12) == (
+            12,
+            True,
+        )
+        foreign = new_sandbox(other)
+        told(other, foreign, big)
+        assert other.post(f"/sandboxes/{foreign}/snapshots", json={}).status_code == 201
+        assert client.delete(f"/snapshots/{first.json()['id']}").status_code == 200
+        assert client.get("/quota").json()["use"]["snapshots_mb"] == 0
+        assert client.post(place, json={"name": "two"}).status_code == 201
+
+
 def told(client: httpx.Client, sandbox_id: str, code: str) -> str:
     headers = {"Accept": "application/json"}
     done = client.post(f"/sandboxes/{sandbox_id}/execute", json={"code": code}, headers=headers)
