@@ -206,6 +206,52 @@ def test_keeper_that_is_killed_takes_paused_ones_with_it(tmp_path: Path) -> None
         wait_until(lambda: not any(map(is_alive, inside)), "all are gone")
 
 
+def test_copies_and_their_source_are_there_after_a_restart(tmp_path: Path) -> None:
+    """Descriptors came on their channels before; two restarts, because those are new channels."""
+    with kept(tmp_path) as house:
+        server = house.start()
+        client = server.client()
+        (source,) = begun(client, 1)
+        made = client.post(f"/sandboxes/{source}/fork", json={"count": 2})
+        assert made.status_code == 201, made.text
+        copies = [each["sandbox"]["id"] for each in made.json()["forks"]]
+        for _ in range(2):
+            house.kill(server)
+            server = house.start()
+            for each in (source, *copies):
+                value = run_cell(server.client(), f"/sandboxes/{each}", "print(x)")
+                assert value["stdout"] == "0\n", value
+        refused = server.client().post(f"/sandboxes/{copies[0]}/fork", json={"count": 1})
+        assert refused.status_code == 409
+        assert "an earlier server started this sandbox" in refused.text
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.3])
+def test_killed_in_the_middle_of_a_fork_the_source_goes_on(tmp_path: Path, delay_s: float) -> None:
+    with kept(tmp_path) as house:
+        server = house.start()
+        (source,) = begun(server.client(), 1)
+        path = f"/sandboxes/{source}"
+        run_cell(server.client(), path, "import os; big = os.urandom(150 << 20)")
+        begin = threading.Event()
+
+        def fork() -> None:
+            with contextlib.suppress(httpx.HTTPError):
+                client = server.client()
+                begin.set()
+                client.post(f"{path}/fork", json={"count": 3})
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        begin.wait()
+        time.sleep(delay_s)  # the moment varies; any is good
+        house.kill(server)
+        thread.join()
+        client = house.start().client()
+        for _ in range(2):
+            assert run_cell(client, path, "print(x, len(big))")["stdout"] == "0 157286400\n"
+
+
 def are_paused(client: httpx.Client, *sandboxes: str) -> bool:
     """Whether exactly these are listed as paused."""
     listed = client.get("/sandboxes", params={"state": "paused", "limit": 200}).json()

@@ -69,10 +69,12 @@ class Channel:
     def replace(self, fd: int) -> int:
         """Go on with another socket; return how many bytes were not sent on the one before.
 
-        They are dropped, and so is half a frame that was received: only whole frames are believed.
+        They are dropped, and so is half a frame that was received, with the descriptors that came:
+        only whole frames are believed.
         """
         assert self._loop is not None  # noqa: S101  for the type checker only
         self._loop.forget(self._fd)
+        self._forget_files()
         os.close(self._fd)
         unsent = len(self._queue)
         self._queue.clear()
@@ -81,6 +83,15 @@ class Channel:
         self.open(fd, self._loop)
         self._tell_of_room()
         return unsent
+
+    def _forget_files(self) -> None:
+        """Close descriptors that came, and expect none: the next host asks for that anew."""
+        if self._receiving is not None:
+            self._receiving.detach()
+            self._receiving = None
+        for number in self._files:
+            os.close(number)
+        self._files = []
 
     @property
     def is_full(self) -> bool:

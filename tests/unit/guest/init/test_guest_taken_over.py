@@ -111,16 +111,24 @@ def test_half_a_request_is_forgotten(host: Host, line: Line, part: int) -> None:
 
 
 def test_half_an_answer_is_never_sent(host: Host, line: Line) -> None:
-    """The old host reads nothing, so that init stands in the middle of a frame."""
-    number = cell(host, "os.write(1, b'z' * 5_000_000)")
+    """The old host reads nothing, so that init stands in the middle of a frame.
+
+    The cell waits at its end: its last event would be dropped with the others, if it were queued.
+    """
+    number = cell(host, "os.write(1, b'z' * 5_000_000); signal.pause()")
     wait_until(lambda: _is_full(host), "init has filled the socket")
     report, _ = line.take_over(host, encode({"op": "context_list", "id": NEW}))
     assert report["unsent_bytes"] > 0
     header, _ = host.wait_for("reply", NEW)
     assert [each["name"] for each in json.loads(json.dumps(header["contexts"]))] == ["main"]
+    assert report["executions"] == [number]
+    host.send("interrupt", context="main")
     found = host.events(number)
-    assert {head["ev"] for head, _ in found} <= {"stdout", "cut", "done"}
-    assert all(set(body) <= {ord("z")} for _, body in found)
+    assert {head["ev"] for head, _ in found} <= {"stdout", "cut", "error", "done"}
+    assert all(set(body) <= {ord("z")} for head, body in found if head["ev"] == "stdout")
+    assert [body for head, body in found if head["ev"] == "error"] == [
+        b'{"name": "KeyboardInterrupt"}'
+    ]
 
 
 def _is_full(host: Host) -> bool:
