@@ -16,6 +16,7 @@ import pytest
 import cellwall
 from cellwall.model.errors import Conflict, NotFound
 from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, running
+from kit.waiting import wait_until
 
 ARGV = [sys.executable, "-m", "cellwall.apps.cli.main"]
 SET = "import random\nvalue = 41\nopen('/home/user/note.txt', 'w').write('kept')"
@@ -56,6 +57,31 @@ def test_snapshots_of_a_tenant_have_a_quota() -> None:
         assert client.delete(f"/snapshots/{first.json()['id']}").status_code == 200
         assert client.get("/quota").json()["use"]["snapshots_mb"] == 0
         assert client.post(place, json={"name": "two"}).status_code == 201
+
+
+def test_fork_whose_client_has_left_leaves_no_copies(door: Server) -> None:
+    """The quota is the witness: what was written down is given back once no copy is alive."""
+    client = door.client()
+    source = new_sandbox(client)
+    told(client, source, "import os; big = os.urandom(150 << 20)")
+
+    def use() -> tuple[int, int]:
+        found = client.get("/quota").json()["use"]
+        return found["snapshots_mb"], found["sandboxes"]
+
+    before = use()
+    assert before[0] == 0
+    with door.connect() as leaving:
+        body = b'{"count": 12}'
+        head = (
+            f"POST /sandboxes/{source}/fork HTTP/1.1\r\nhost: localhost\r\nx-api-key: {ALICE}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        leaving.sendall(head.encode() + body)
+        wait_until(lambda: use()[0] > 0, "the session is being written down")
+    wait_until(lambda: use() == before, "nothing of it is left")
+    assert told(client, source, "print(len(big))") == "157286400\n"
+    client.delete(f"/sandboxes/{source}")
 
 
 def told(client: httpx.Client, sandbox_id: str, code: str) -> str:
