@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
-from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
@@ -42,6 +40,7 @@ from cellwall.runtimes.base import (
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
+from cellwall.runtimes.jail.enforcement import hardness_of, shape_of
 from cellwall.runtimes.jail.fork_server import Root
 from cellwall.runtimes.jail.fork_servers import (
     Entry,
@@ -73,45 +72,6 @@ _TRIES = 4
 """Number of attempts for one start. Each uses another fork-server if the one before was killed
 meanwhile: on a host that is short of memory that happens more than once in the second that a new
 fork-server takes."""
-
-
-def shape_of(
-    limits: Limits,
-    layout: hierarchies.Layout,
-    *,
-    rootless: bool,
-    base_mounts: tuple[str, ...] = (),
-) -> plan.Shape:
-    """The part of limits, and of a template, that is built in when a sandbox starts."""
-    return plan.Shape(
-        cpus=max(1, math.ceil(limits.cpus)),
-        memory_mb=limits.memory_mb,
-        disk_mb=limits.disk_mb,
-        inodes=limits.inodes,
-        processes=limits.processes,
-        file_mb=limits.file_mb,
-        open_files=limits.open_files,
-        pids_held="pids" in layout.hard,
-        soft_memory="memory" not in layout.hard,
-        rootless=rootless,
-        has_root=not rootless,
-        base_mounts=base_mounts,
-    )
-
-
-def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
-    """How firmly each limit is enforced on this host: "hard" or "soft", by the limit's name."""
-    hard = layout.hard
-    return {
-        "memory_mb": "hard" if "memory" in hard else "soft",
-        "processes": "hard",
-        "cpus": "hard" if "cpu" in hard or limits.cpus == int(limits.cpus) else "soft",
-        "cpu_s": "hard" if hard or layout.hierarchies else "soft",
-        "disk_mb": "hard",
-        "inodes": "hard",
-        "file_mb": "hard",
-        "open_files": "hard",
-    }
 
 
 def _environment(spec: SandboxSpec) -> dict[str, str]:
