@@ -51,8 +51,8 @@ class Quotas:
     """MiB of the server's disk that checkpoints of the tenant's sandboxes take together."""
     snapshots_mb: int | None = 2048
     """MiB of the server's disk that the tenant's sessions take which are written down: snapshots,
-    and forks that are being made or have living copies. Half of the server's `snapshots_mb`, so
-    that one tenant cannot take all."""
+    and forks that are being made or have living copies. By default half of what the engine's
+    `snapshots_mb` gives all of them."""
     connections: int | None = None
     """Number of concurrent requests, streams, terminals and connections to ports; an eighth of
     `most_connections` where it is left out."""
