@@ -25,6 +25,7 @@ from cellwall.engine.engine import Engine
 from cellwall.linux.cgroups import hierarchies
 from cellwall.runtimes.jail.keeping.client import KeeperClient
 from kit.arena import descendants
+from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.server.crashes import House
 from kit.servers import ALICE, BOB, Server, new_sandbox, run_cell, state_of
 from kit.waiting import is_alive, wait_until
@@ -224,6 +225,28 @@ def test_copies_and_their_source_are_there_after_a_restart(tmp_path: Path) -> No
         refused = server.client().post(f"/sandboxes/{copies[0]}/fork", json={"count": 1})
         assert refused.status_code == 409
         assert "an earlier server started this sandbox" in refused.text
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["image", "base"])
+def test_no_lock_tells_another_copy_anything_after_a_restart(tmp_path: Path, which: int) -> None:
+    """M09, as `test_attack_copies` has it while the engine lives that locked the files."""
+    look = "print(locked(fcntl.LOCK_SH))"
+    with kept(tmp_path) as house:
+        server = house.start()
+        client = server.client()
+        (source,) = begun(client, 1)
+        run_cell(client, f"/sandboxes/{source}", KEEPS_FILES)
+        made = client.post(f"/sandboxes/{source}/fork", json={"count": 2}).json()["forks"]
+        one, two = (f"/sandboxes/{each['sandbox']['id']}" for each in made)
+        house.kill(server)
+        client = house.start().client()
+        for each in (one, two):
+            assert run_cell(client, each, LOCKS.format(which=which))["verdict"] == "ok"
+        before = run_cell(client, two, look)["stdout"]
+        assert before.startswith("[")  # the control: it has the file, and tried
+        run_cell(client, two, "locked(fcntl.LOCK_UN)")
+        assert run_cell(client, one, "locked(fcntl.LOCK_EX)")["verdict"] == "ok"
+        assert run_cell(client, two, look)["stdout"] == before
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.3])

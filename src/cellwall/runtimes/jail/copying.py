@@ -236,6 +236,7 @@ class Copier:
         """Write an idle session to files."""
         source = _ours(sandbox)
         base = await self._base(source)
+        source.hold(base.fd)
         archive_bytes = 0
         try:
             memory = await _taken(source, "copy", files.memory, budget, base)
@@ -251,6 +252,7 @@ class Copier:
         """Make a fresh sandbox like the base of its fork-server, which `become` needs."""
         target = _ours(sandbox)
         base = await self._base(target)
+        target.hold(base.fd)
         async with _in_time("make a sandbox ready"):
             await target.channel.request_with_files(
                 "make_ready",
@@ -270,6 +272,7 @@ class Copier:
         if target not in self._ready:
             await self.make_ready(target)
         self._ready.discard(target)
+        target.hold(*files)
         async with _in_time("become a session"):
             if image.files_bytes:
                 # First: the session may have files open.

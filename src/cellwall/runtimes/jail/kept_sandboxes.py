@@ -191,7 +191,8 @@ class KeptSandboxes:
             owner=dict(owner),
         )
         lines = (child.channel.fileno(), child.standby.fileno())
-        descriptors = [child.pidfd, resources.work_fd, *child.hangs_on, *lines]
+        others = (*child.hangs_on, *resources.held)
+        descriptors = [child.pidfd, resources.work_fd, *others, *lines]
         self.keeper.put(spec.sandbox_id, record.encoded(), descriptors)
         return record
 

@@ -13,7 +13,7 @@ import os
 import resource
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.jail.inspect import posture, usage_sums
@@ -72,6 +72,9 @@ class SandboxResources:
     """The fork-server that made it; None if an earlier engine had it, whose sockets are its own
     then."""
 
+    held: list[int] = field(default_factory=list)
+    """File descriptors of locked files that the sandbox was given, if it outlives this process."""
+
     def close_descriptors(self) -> None:
         """Close the descriptors and forget their numbers.
 
@@ -83,10 +86,9 @@ class SandboxResources:
         self.work_fd = self.child.pidfd = -1
         if self.child.standby is not None:
             self.child.standby.close()
-        if self.entry is None:
-            for fd in self.child.hangs_on:
-                os.close(fd)
-        self.child.hangs_on = ()
+        for fd in (*self.held, *(self.child.hangs_on if self.entry is None else ())):
+            os.close(fd)
+        self.held, self.child.hangs_on = [], ()
 
 
 class JailSandbox:
@@ -358,6 +360,22 @@ class JailSandbox:
         known = self._record
         self._record = kept.put(self._spec, self._limits, self._resources, owner, known)
         return True
+
+    def hold(self, *files: int) -> None:
+        """Have locked files stay open as long as it lives, before it is given them.
+
+        SECURITY: a lock ends with the last descriptor of its file, and this process may end before
+        a sandbox that still has the file: what that locked would be a message to all that have it.
+        """
+        kept, held = self._runtime.kept, self._resources.held
+        if kept is None:
+            return
+        known = {os.fstat(fd).st_ino for fd in held}
+        new = [os.dup(fd) for fd in files if os.fstat(fd).st_ino not in known]
+        held += new
+        if new and self._record is not None:
+            owner = self._record.owner
+            self._record = kept.put(self._spec, self._limits, self._resources, owner, None)
 
     def go_on(self, record: KeptSandbox, limits: Limits) -> None:
         """Go on with what an earlier process kept of it."""
