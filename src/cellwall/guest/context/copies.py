@@ -1,9 +1,9 @@
 """A context's part in being copied, and in becoming a copy of another (design/0041).
 
-Used by `context/main.py` between cells, when init asks for it. To be copied, a context makes a
-clone of itself that stands still and writes its image, and goes on. To become a copy it stands
-still itself, and when it returns, its memory is the other one's: `_wake` then gives that memory
-this process's socket, and fresh seeds.
+Used by `context/main.py` between cells, when init asks for it. To be copied, a context stands still
+and writes its image, or makes a clone of itself that does so, and goes on. To become a copy it
+stands still, too, and when it returns, its memory is the other one's: `_wake` then gives that
+memory this process's socket, and fresh seeds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def serve(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: ANN40
 
 
 def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  asyncio's
-    """Leave a clone that writes the image; return True where that image came alive."""
+    """Have the image written; return True where it came alive."""
     files = link.receive_files()
     timers = [signal.getitimer(which) for which in _TIMERS]
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
@@ -58,14 +58,17 @@ def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  as
             "own": [link.fileno(), *_descriptors_of(loop)],
         }
         told["tid_address"] = _tid_address()
-        first = _said_first(other.fileno(), {"ev": "copy", "request": request})
-        pid = scratch.park(first, walker.CLONE_PARENT)
-        if pid == 1:
+        first = _said_first(other.fileno(), {"ev": "copy", "request": request, **told})
+        result = scratch.park(first, returns=True)
+        if result == walker.IS_COPY:
             other.forget()
             _renew(loop)
             _wake(link, timers)
             return True
-        answer = {"ev": "copied", "pid": pid, **told}
+        if result == walker.FAILED:
+            _signal.sigtimedwait((signal.SIGPIPE,), 0)  # else it comes with the old mask
+            raise scratch.error()
+        answer = {"ev": "copied", "pid": result}
     except OSError as error:
         answer = {"ev": "copied", "errno": error.errno, "why": str(error.strerror)}
     finally:

@@ -1,9 +1,9 @@
-"""Init's part in copying a context: ask it, list what its clone has to walk, report the end.
+"""Init's part in copying a context: ask it, list what it has to walk, report the end.
 
 `init/main.py` owns the table and reports exits to it; `context/copies.py` is the other side. Init
-believes nothing that the context says about memory or files: it reads /proc of the clone, which
-stands still. What it makes of that is walked by the clone, or by the context that becomes a copy,
-with their rights and no others.
+believes nothing that the context says about memory or files: it reads /proc of the context, which
+stands still. What it makes of that is walked by the context, or by a clone of it if there is much
+to write, or by the context that becomes a copy, with their rights and no others.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _MOST_MAPS_BYTES = 4 << 20
 _MOST_NUMBER = 2**20
+_SAID = ("files", "link", "own", "tid_address")
+"""What a source says of itself before it stands still."""
 _MADE_ANEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _FILE, _BASE, _LINK = range(3)
 """Order of the descriptors of a process that becomes a copy, below the most that it may have."""
@@ -48,9 +50,9 @@ class Copying(NamedTuple):
     numbers: list[int]
     """Numbers of a copy's descriptors while it becomes one: the image, the base, its socket."""
     said: dict[str, Any]
-    """What the source said of its clone."""
-    clone: list[ContextConnection]
-    """The clone's connection, once it has one."""
+    """What the source said of itself, and what init has made of it."""
+    standing: list[ContextConnection]
+    """The connection of the source that stands still, or of its clone, once it has one."""
 
 
 class Ready(NamedTuple):
@@ -141,9 +143,10 @@ class Copies:
             return False
         if event == "copied" and copying.is_source and connection is context.idle_connection:
             return self._on_copied(copying, header)
-        if event == "copy" and copying.is_source and not copying.clone:
+        if event == "copy" and copying.is_source and not copying.standing:
             context.connections.remove(connection)
-            copying.clone.append(connection)
+            copying.standing.append(connection)
+            copying.said.update((name, header.get(name)) for name in _SAID)
             self._write_down(copying)
             return True
         is_target = not copying.is_source and connection is context.idle_connection
@@ -160,7 +163,7 @@ class Copies:
         return False
 
     def _hear_late(self, copying: Copying, connection: ContextConnection, header: Header) -> None:
-        """End a clone that was made for nothing."""
+        """Let go what stands still for nothing: a clone ends, the source goes on."""
         pid = header.get("pid")
         if header.get("ev") == "copy":
             copying.context.connections.remove(connection)
@@ -170,36 +173,42 @@ class Copies:
             processes.signal_process(pid, 9)
 
     def _on_copied(self, copying: Copying, header: Header) -> bool:
-        if copying.said:
+        """Note that the source goes on: all is written, or its clone has still to do it."""
+        if copying in self._clones.values():
             return False
-        pid = header.get("pid")
-        if type(pid) is not int or pid <= 1:
-            self._fail(copying, Refusal("internal", f"copy: {header.get('why', 'no clone')}"))
-            return True
-        copying.said.update(header)
-        self._clones[pid] = copying
-        self._write_down(copying)
+        pid, message = header.get("pid"), copying.said.get("message")
+        if type(pid) is not int or message is None or (pid > 1) == (message == b""):
+            why = str(header.get("why", "it did not stand still"))
+            self._fail(copying, Refusal("internal", f"copy: {why}"))
+            for connection in copying.standing:
+                connection.close()
+        elif pid > 1:
+            self._clones[pid] = copying
+            copying.standing[0].send_raw(message)
+        else:
+            self._finish(copying)
         return True
 
     def _write_down(self, copying: Copying) -> None:
-        """Tell the clone what to write, once it stands still and its pid is known."""
-        if not copying.clone or not copying.said:
-            return
+        """Tell the source what to write, which stands still."""
         try:
             message, answer, body = self._listed(copying)
         except Unlike as error:
             self._give_up(copying, Refusal("unsupported", f"copy: {error}"))
             return
         except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
-            # The numbers are the context's; what /proc says can change if it lied about its pid.
-            self._give_up(copying, Refusal("internal", f"copy: its clone cannot be read: {error}"))
+            # The numbers are the context's; what /proc says can change if it does not stand still.
+            self._give_up(copying, Refusal("internal", f"copy: it cannot be read: {error}"))
             return
-        copying.said["answer"], copying.said["body"] = answer, body
-        copying.clone[0].send_raw(message)
+        copying.said.update(answer=answer, body=body, message=b"")
+        if copying.said.get("is_for_clone"):
+            copying.said["message"] = message
+            message = lists.clone_message(int(copying.said["link"]))
+        copying.standing[0].send_raw(message)
 
     def _listed(self, copying: Copying) -> tuple[bytes, Header, bytes]:
-        said = copying.said
-        pid, files = int(said["pid"]), [int(each) for each in said["files"]]
+        said, pid = copying.said, copying.context.pid
+        files = [int(each) for each in said["files"]]
         maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
         pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -214,9 +223,9 @@ class Copies:
     def _image(
         self, copying: Copying, maps: str, pagemap: int, files: list[int]
     ) -> tuple[bytes, Header, bytes]:
-        """Return what the clone is told, the host's answer, and its body."""
+        """Return what the source is told, the host's answer, and its body."""
         assert copying.base is not None  # noqa: S101  for the type checker only
-        said, pid = copying.said, int(copying.said["pid"])
+        said, pid = copying.said, copying.context.pid
         own = {*files, int(said["link"]), *(int(each) for each in said["own"])}
         opened, left = _files_of(pid, own, copying.numbers)
         source = Source(
@@ -229,17 +238,19 @@ class Copies:
         )
         pipes = Pipes(int(said["link"]), *files)
         image_fd = copying.numbers[_FILE]
-        message, (records, strings) = lists.image_message(source, copying.base, pipes, image_fd)
-        left += self._others(copying.context, pid)
+        made = lists.image_message(source, copying.base, pipes, image_fd)
+        said["is_for_clone"] = made.is_for_clone
+        left += self._others(copying.context)
         from cellwall.guest.files.areas import are_empty  # only a source needs it
 
-        answer: Header = {"records": records, "strings": strings, "left": left}
-        return message, answer | {"has_files": not are_empty(str(self._config["home"]))}, b""
+        answer: Header = {"records": made.records, "strings": made.strings, "left": left}
+        has_files = not are_empty(str(self._config["home"]))
+        return made.message, answer | {"has_files": has_files}, b""
 
-    def _others(self, context: Context, clone: int) -> list[str]:
+    def _others(self, context: Context) -> list[str]:
         """Return what else runs in the sandbox, and is not copied."""
         names = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        count = len(names - {1, os.getpid(), context.pid, clone, *self._clones})
+        count = len(names - {1, os.getpid(), context.pid, *self._clones})
         return [f"other processes: {count}"] if count else []
 
     def _make_like(self, copying: Copying) -> None:
@@ -299,15 +310,20 @@ class Copies:
         if copying is None:
             return False
         if copying in self._under_way:
-            answer = copying.said.get("answer")
-            if answer is None or end.exit_code or end.signal:
+            if end.exit_code or end.signal:
                 how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
                 self._fail(copying, Refusal("internal", f"copy: its clone ended by {how}"))
             else:
-                self._done(copying)
-                fields = {"ev": "reply", "id": copying.request, **answer}
-                self._channel.send(fields, copying.said["body"])
+                self._finish(copying)
         return True
+
+    def _finish(self, copying: Copying) -> None:
+        """Report that all is written."""
+        self._done(copying)
+        for connection in copying.standing:
+            connection.close()
+        fields = {"ev": "reply", "id": copying.request, **copying.said["answer"]}
+        self._channel.send(fields, copying.said["body"])
 
     def on_context_exit(self, context: Context) -> None:
         """Report the end of a context that was to be copied, or to become a copy."""
@@ -332,12 +348,12 @@ class Copies:
                 self._refuse(request, Refusal("cancelled", "become: it was cancelled"))
 
     def _give_up(self, copying: Copying, refusal: Refusal) -> None:
-        pid = copying.said.get("pid")
-        if copying.is_source and copying in self._under_way:
+        clones = [pid for pid, each in self._clones.items() if each is copying]
+        if copying.is_source and copying in self._under_way and not clones:
             self._given_up[copying.request] = copying
-        if pid in self._clones:
+        for pid in clones:
             processes.signal_process(pid, 9)
-        for connection in copying.clone:
+        for connection in copying.standing:
             connection.close()
         self._fail(copying, refusal)
 

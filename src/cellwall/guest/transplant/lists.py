@@ -29,6 +29,9 @@ _STRINGS = 1 << 20
 """Offset of what records point to, from the first record, in bytes."""
 _MOST_STRINGS = 8 << 20
 _EXTENT_BYTES = 16
+_MOST_ITSELF = 1024
+"""Most pages that a process may have to look at beside those of the base, and write down itself;
+else it would stand still for too long, and a clone does it."""
 _COUNTS_BYTES = 16
 
 
@@ -76,6 +79,18 @@ class Pipes(NamedTuple):
     """The pipe to which it writes its image, or the number that the file of its image gets."""
     base: int
     """The file of the base."""
+
+
+class ImageMessage(NamedTuple):
+    """What makes a process write its image."""
+
+    message: bytes
+    records: int
+    """Bytes of the image's own list."""
+    strings: int
+    """Bytes of what that points to."""
+    is_for_clone: bool
+    """Whether a clone of the process has to walk it, and ends with it."""
 
 
 class Program:
@@ -134,6 +149,15 @@ class Program:
         kind = _MAP_PRIVATE | _MAP_FIXED | _MAP_ANONYMOUS | _MAP_NORESERVE
         self.add("mmap", start, end - start, _READ | _WRITE, kind, -1, 0, expected=start)
 
+    def walk_pages(self, step: int, piece: Piece, place: int, kinds: bytes) -> None:
+        """Scan or mend the pages of a piece; the base has its first one of them at `place`."""
+        if kinds.count(walker.NEITHER) == len(kinds):
+            return
+        longest = walker.LONGEST_READ if piece.is_stack else walker.LONGEST
+        known = self.put(kinds)
+        at = walker.BASE + place
+        self.add(step, piece.start, piece.end, at, known, longest, walker.ZEROS)
+
     def map_base(self, fd: int, base: Base) -> None:
         """Map the base for reading."""
         kind = _MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
@@ -173,14 +197,20 @@ def base_message(maps: str, pagemap: int, pipes: Pipes) -> tuple[bytes, bytes]:
         for start, end in memory_map.runs(flags, region.start):
             made.add(walker.COMPARE, start, end, -1, 0, walker.LONGEST)
     made.add(walker.SEND, pipes.file)
-    made.add("exit", 0)
+    made.add(walker.RESUME, walker.DONE)
     return made.message(pipes.link, {}), bytes(data)
 
 
-def image_message(
-    source: Source, base: Base, pipes: Pipes, image_fd: int
-) -> tuple[bytes, tuple[int, int]]:
-    """Return what makes a process write its image, and the bytes of the image's own list.
+def clone_message(link: int) -> bytes:
+    """Return what makes a process go on, and a clone of it wait for the next list instead."""
+    made = Program(walker.LIST, 1)
+    made.add(walker.CLONE, walker.CLONE_FLAGS)
+    made.add(walker.RECEIVE, link, walker.LIST)
+    return made.message(link, {})
+
+
+def image_message(source: Source, base: Base, pipes: Pipes, image_fd: int) -> ImageMessage:
+    """Return what makes a process write its image.
 
     `image_fd`: the number that the image will have in the process that becomes one. Raises Unlike.
     """
@@ -195,8 +225,7 @@ def image_message(
     for number in _SIGNALS:
         place = actions + number * _SIGACTION_BYTES
         made.add("rt_sigaction", number, 0, place, _SIGSET_BYTES)
-    for piece in change.pieces:
-        _compare(made, piece, readable, (base, source.pagemap))
+    most = sum(_compare(made, each, readable, (base, source.pagemap)) for each in change.pieces)
     parts = {walker.BLOB: blob.records, blob.strings_place: bytes(blob.strings)}
     made.add(walker.SEND, pipes.file)
     made.add(walker.TABLE, pipes.file)
@@ -206,8 +235,13 @@ def image_message(
         (walker.COUNTS, _COUNTS_BYTES),
     ):
         made.add("write", pipes.file, place, size, expected=size)
-    made.add("exit", 0)
-    return made.message(pipes.link, parts), (len(blob.records), len(blob.strings))
+    is_for_clone = most > _MOST_ITSELF
+    if is_for_clone:
+        made.add("exit", 0)
+    else:
+        made.add(walker.RESUME, walker.DONE)
+    message = made.message(pipes.link, parts)
+    return ImageMessage(message, len(blob.records), len(blob.strings), is_for_clone)
 
 
 def like_message(maps: str, pagemap: int, base: Base, pipes: Pipes, told: bytes) -> bytes:
@@ -221,16 +255,14 @@ def like_message(maps: str, pagemap: int, base: Base, pipes: Pipes, told: bytes)
         raise Unlike("it is of another fork-server")
     made.map_base(pipes.base, base)
     _rebuild(made, change, {}, -1)
-    for region, (flags, _place) in base.kept.items():
-        for start, end in memory_map.runs(flags, region.start):
-            place = walker.BASE + base.place_of(region, start)
-            made.add(walker.RESTORE, start, end, place, walker.PAGE)
-        other = memory_map.without(_existing(pagemap, region.start, region.end), flags)
-        for start, end in memory_map.runs(other, region.start):
-            if region.is_anonymous:
-                made.add(walker.RESTORE, start, end, walker.ZEROS, 0)
-            else:  # the base has them as they are in the file
+    for region, (flags, place) in base.kept.items():
+        exist = _existing(pagemap, region.start, region.end)
+        if not region.is_anonymous:  # the base has the others as they are in the file
+            for start, end in memory_map.runs(memory_map.without(exist, flags), region.start):
                 made.add("madvise", start, end - start, _MADV_DONTNEED)
+            exist = flags
+        piece = Piece(region.start, region.end, is_stack=False, kept=region)
+        made.walk_pages(walker.MEND, piece, place, memory_map.kinds(exist, flags))
     made.unmap([(walker.BASE, walker.BASE + base.size)] if base.size else [])
     place = made.put(told)
     made.add("write", pipes.link, place, len(told), expected=len(told))
@@ -334,7 +366,7 @@ def _restore_state(made: Program, source: Source, actions: int) -> None:
         made.add("rt_sigaction", number, actions + number * _SIGACTION_BYTES, 0, _SIGSET_BYTES)
     if source.tid_address:
         made.add("gettid", stores=(source.tid_address,))
-    made.add(walker.RESUME)
+    made.add(walker.RESUME, walker.IS_COPY)
 
 
 def _reopen(made: Program, file: OpenFile) -> None:
@@ -356,28 +388,30 @@ def _existing(pagemap: int, start: int, end: int) -> bytes:
 
 def _compare(
     made: Program, piece: Piece, readable: dict[Region, str], known: tuple[Base, int]
-) -> None:
+) -> int:
     """Add what finds the pages of a piece that are not the base's, or the file's, or zeros.
 
-    `known`: the base, and the process's /proc/PID/pagemap.
+    `known`: the base, and the process's /proc/PID/pagemap. Returns how many pages of it the base
+    has not.
     """
     longest = walker.LONGEST_READ if piece.is_stack else walker.LONGEST
+    count = (piece.end - piece.start) // walker.PAGE
     if piece.file in readable:
         _compare_to_file(made, piece.file, readable[piece.file])
-        return
+        return count
     if piece.file is not None:  # where there is no such file, what it has not read yet is lost
         made.add(walker.COMPARE, piece.start, piece.end, walker.ZEROS, 0, longest)
-        return
+        return count
     base, pagemap = known
     found = _existing(pagemap, piece.start, piece.end)
     if piece.kept is not None:
         flags = base.flags(piece.kept, piece.start, piece.end)
-        for start, end in memory_map.runs(flags, piece.start):
-            place = walker.BASE + base.place_of(piece.kept, start)
-            made.add(walker.COMPARE, start, end, place, walker.PAGE, longest)
-        found = memory_map.without(found, flags)
+        kinds = memory_map.kinds(found, flags)
+        made.walk_pages(walker.SCAN, piece, base.place_of(piece.kept, piece.start), kinds)
+        return kinds.count(walker.ZERO)
     for start, end in memory_map.runs(found, piece.start):
         made.add(walker.COMPARE, start, end, walker.ZEROS, 0, longest)
+    return found.count(1)
 
 
 def _compare_to_file(made: Program, region: Region, path: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cellwall.guest.transplant.walker import PAGE, SCRATCH, SCRATCH_END
+from cellwall.guest.transplant.walker import AS_IN_BASE, PAGE, SCRATCH, SCRATCH_END, ZERO
 
 _KERNELS = ("[vvar]", "[vvar_vclock]", "[vdso]", "[vsyscall]")
 _KEPT = " rw-p "
@@ -233,6 +233,16 @@ def without(flags: bytes, others: bytes) -> bytes:
     """Return the flags of the pages that `flags` has and `others` has not."""
     ours, theirs = int.from_bytes(flags, "little"), int.from_bytes(others, "little")
     return (ours & ~theirs).to_bytes(len(flags), "little")
+
+
+def kinds(exist: bytes, base: bytes) -> bytes:
+    """Return what SCAN and MEND do with each page of a part of a region of the base.
+
+    `exist`: whether the process has it; `base`: whether the base has it.
+    """
+    ours, theirs = int.from_bytes(exist, "little"), int.from_bytes(base, "little")
+    found = theirs * AS_IN_BASE + (ours & ~theirs) * ZERO
+    return found.to_bytes(len(base), "little")
 
 
 def runs(flags: bytes, start: int) -> list[tuple[int, int]]:

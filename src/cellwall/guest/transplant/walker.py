@@ -20,32 +20,35 @@ import struct
 
 _CODE = {
     "x86_64": """
-    48892748 895f0848 896f104c 8967184c 896f204c 8977284c 897f300f ae5f38d9 7f3c4889 fb488b7b
-    484885ff 741b31f6 31d24531 d24531c0 b8380000 000f0548 85c07405 488b5b08 c34c8b63 40498b04
-    24498b7c 2408498b 74241049 8b542418 4d8b5424 204d8b44 24284d8b 4c243048 85c0784d 0f05498b
-    54243848 83faff74 054839d0 7526483d 01f0ffff 731e498b 54244048 85d27402 8902498b 54244848
-    85d27402 89024983 c450eba1 4c896360 48894368 bf710000 00b8e700 00000f05 f44883f8 ff0f840c
-    03000048 83f8fe74 404883f8 fd0f84e5 00000048 83f8fc0f 84b80100 004883f8 fb0f8431 02000048
-    83f8fa0f 84690100 004883f8 f90f84f3 01000048 83f8f875 a34989fc e93cffff ff4989f5 ba080000
-    0041ba00 01000045 31c04531 c9b82d00 00000f05 4883f808 0f8576ff ffff4d8b 7500498b 7c24084c
-    89ee4c89 f241ba00 01000045 31c04531 c9b82d00 00000f05 4c39f00f 854bffff ff4d89ec e9e4feff
-    ff4c89ee 4c89f7b9 40000000 660f6f06 660f6f4e 10660f6f 5620660f 6f5e3066 0f740766 0f744f10
-    660f7457 20660f74 5f30660f dbc1660f dbd3660f dbc2660f d7c03dff ff000075 0c4883c6 404883c7
-    40ffc975 b741ffe0 4989fd49 89d64d3b 6c24100f 83d5feff ff4983fe ff740b4c 8d050200 0000eb89
-    7465488b 4350488b 53704885 c0742d48 89c148c1 e104488d 4c0af048 8b314803 71084c39 ee751549
-    8b742428 483b7108 760a4881 41080010 0000eb23 483b4378 0f8386fe ffff4889 c148c1e1 044801d1
-    4c892948 c7410800 10000048 ff435048 81435800 10000049 81c50010 00004983 feff0f84 6effffff
-    4d037424 20e964ff ffff4989 fd4989d6 4d3b6c24 100f8333 feffff4c 8d050500 0000e9ea feffff74
-    0e4c89f6 4c89efb9 00020000 f348a549 81c50010 00004d03 742420eb cb4531ed 4c89ee48 c1e60448
-    03737048 89f24531 f64531ff 4c3b6b50 73194981 ff000100 0073104c 03720848 83c21049 ffc549ff
-    c7ebe14d 85ff0f84 cafdffff 498b7c24 084c89fa b8140000 000f054c 39f00f85 b8fdffff ebaa488b
-    7370488b 535048c1 e2040f84 9efdffff 4989d5b8 01000000 0f054c39 e80f8591 fdffffe9 86fdffff
-    4889f545 31ed4c3b 6b500f83 76fdffff 4c89ee48 c1e60448 03737048 8b460848 3d000002 00735648
-    89f14531 f64531ff 4c3b6b50 73244981 ff000100 00731b48 8b410848 3d000002 00730f49 01c64883
-    c11049ff c549ffc7 ebd6498b 7c24084c 89fa4989 ea4531c0 b8270100 000f054c 39f00f85 14fdffff
-    4c01f5eb 89488b3e 4989c648 89c6ba03 00000041 ba120000 004d8b44 24084989 e9b80900 00000f05
-    483d01f0 ffff0f83 e0fcffff 4c01f549 ffc5e94f ffffff48 89dfd96f 3c0fae57 38488b27 488b5f08
-    488b6f10 4c8b6718 4c8b6f20 4c8b7728 4c8b7f30 b8010000 00c3
+    48892748 895f0848 896f104c 8967184c 896f204c 8977284c 897f300f ae5f38d9 7f3c4889 fb4c8b63
+    40498b04 24498b7c 2408498b 74241049 8b542418 4d8b5424 204d8b44 24284d8b 4c243048 85c07859
+    0f05498b 54243848 83faff74 054839d0 7526483d 01f0ffff 731e498b 54244048 85d27402 8902498b
+    54244848 85d27402 89024983 c450eba1 4c896360 48894368 4531e44c 8763484d 85e4758d bf710000
+    00b8e700 00000f05 f44883f8 ff0f848a 03000048 83f8fe74 7f4883f8 fd0f8424 01000048 83f8fc0f
+    84360200 004883f8 fb0f84af 02000048 83f8fa0f 84ad0100 004883f8 f90f8471 02000048 83f8f874
+    124883f8 f70f8493 01000048 83f8f674 0aeb8549 89fce91e ffffff31 f631d245 31d24531 c0b83800
+    00000f05 4885c00f 8863ffff ff0f8515 03000048 c7434800 000000e9 4affffff 4989f5ba 08000000
+    41ba0001 00004531 c04531c9 b82d0000 000f0548 83f8080f 852bffff ff4d8b75 00498b7c 24084c89
+    ee4c89f2 41ba0001 00004531 c04531c9 b82d0000 000f054c 39f00f85 00ffffff 4d89ece9 99feffff
+    4c89ee4c 89f7b940 00000066 0f6f0666 0f6f4e10 660f6f56 20660f6f 5e30660f 7407660f 744f1066
+    0f745720 660f745f 30660fdb c1660fdb d3660fdb c2660fd7 c03dffff 0000750c 4883c640 4883c740
+    ffc975b7 41ffe049 89fd4989 d64d3b6c 24100f83 8afeffff 4983feff 740b4c8d 05020000 00eb8974
+    094c8d0d 02000000 eb144981 c5001000 004983fe ff74ce4d 03742420 ebc7488b 4350488b 53704885
+    c0742d48 89c148c1 e104488d 4c0af048 8b314803 71084c39 ee751549 8b742428 483b7108 760a4881
+    41080010 0000eb23 483b4378 0f831efe ffff4889 c148c1e1 044801d1 4c892948 c7410800 10000048
+    ff435048 81435800 10000041 ffe14989 fd4889d5 4d89d74d 3b6c2410 0f83e0fd ffff410f b60749ff
+    c785c074 4d83f802 72414d8b 74243077 0a4989ee 4881c500 1000004c 8d050500 0000e9c1 feffff74
+    294c8d0d 22000000 49833c24 f70f8443 ffffff4c 89f64c89 efb90002 0000f348 a5eb0748 81c50010
+    00004981 c5001000 00eb9445 31ed4c89 ee48c1e6 04480373 704889f2 4531f645 31ff4c3b 6b507319
+    4981ff00 01000073 104c0372 084883c2 1049ffc5 49ffc7eb e14d85ff 0f8440fd ffff498b 7c24084c
+    89fab814 0000000f 054c39f0 0f852efd ffffebaa 488b7370 488b5350 48c1e204 0f8414fd ffff4989
+    d5b80100 00000f05 4c39e80f 8507fdff ffe9fcfc ffff4889 f54531ed 4c3b6b50 0f83ecfc ffff4c89
+    ee48c1e6 04480373 70488b46 08483d00 00020073 564889f1 4531f645 31ff4c3b 6b507324 4981ff00
+    01000073 1b488b41 08483d00 00020073 0f4901c6 4883c110 49ffc549 ffc7ebd6 498b7c24 084c89fa
+    4989ea45 31c0b827 0100000f 054c39f0 0f858afc ffff4c01 f5eb8948 8b3e4989 c64889c6 ba030000
+    0041ba12 0000004d 8b442408 4989e9b8 09000000 0f05483d 01f0ffff 0f8356fc ffff4c01 f549ffc5
+    e94fffff ff4889f8 4889dfd9 6f3c0fae 5738488b 27488b5f 08488b6f 104c8b67 184c8b6f 204c8b77
+    284c8b7f 30c3
     """
 }
 IS_KNOWN = os.uname().machine in _CODE
@@ -59,6 +62,7 @@ STATE = SCRATCH + PAGE
 MAILBOX = STATE + PAGE
 RESEED = STATE + PAGE // 2
 """Place of a word: whether a copy renews its generators."""
+_RESCUE_LIST = STATE + PAGE // 4
 LIST = SCRATCH + (1 << 20)
 """Place of the list that init sends."""
 BLOB = SCRATCH + (12 << 20)
@@ -80,13 +84,20 @@ LONGEST_READ = 64 << 10
 _RECORD = struct.Struct("<10Q")
 RECORD_BYTES = _RECORD.size
 _ANY = 2**64 - 1
-_FIRST, _FLAGS, _COUNT, _EXTENTS, _MOST = 8, 9, 10, 14, 15
+_MOST_ERRNO = 4095
+_FIRST, _RESCUE, _COUNT, _RESULT, _EXTENTS, _MOST = 8, 9, 10, 13, 14, 15
 REGISTERS_BYTES = 64
 """Bytes of the state that are the registers of a parked process."""
 COUNTS = STATE + 8 * _COUNT
 """Address of two words: the number of extents, and the bytes in them."""
-(RESUME, RECEIVE, COMPARE, SEND, LOAD, RESTORE, TABLE, GO_ON) = (-n for n in range(1, 9))
-CLONE_PARENT = 0x8000
+(RESUME, RECEIVE, COMPARE, SEND, LOAD, MEND, TABLE, GO_ON, SCAN, CLONE) = (-n for n in range(1, 11))
+NEITHER, OF_NO_INTEREST, AS_IN_BASE, ZERO = range(4)
+"""What SCAN and MEND do with a page: nothing; nothing, but the base has it; compare it with the
+base's; compare it with zeros."""
+DONE, IS_COPY, FAILED = 0, 1, -1
+"""Results of `park`: a list was walked; in the process that became a copy; a step failed."""
+CLONE_FLAGS = 0x8000 | signal.SIGCHLD
+"""CLONE_PARENT: init reaps the child."""
 _MAP_FIXED_NOREPLACE = 0x100000
 _MAP_NORESERVE = 0x4000
 EXIT_FAILED = 113
@@ -145,18 +156,25 @@ class Scratch:
             number = ctypes.get_errno() or errno.EEXIST
             raise OSError(number, f"copy: the addresses from {place:#x} on are in use")
 
-    def park(self, first: bytes, flags: int = 0) -> int:
-        """Walk the list `first` in a clone of this process, or in this one if `flags` is 0.
+    def park(self, first: bytes, *, returns: bool = False) -> int:
+        """Stand still and walk the list `first`, and what it brings.
 
-        Returns the clone's pid; 1 in the process that a list made of this one. Raises OSError.
+        With `returns`, a step that fails ends the list; without it, the process. Returns DONE or
+        FAILED; the pid of a child that a list has made; IS_COPY in a process that a list made of
+        this one.
         """
         put(LIST, first)
         words = (ctypes.c_uint64 * 16).from_address(STATE)
-        words[_FIRST], words[_FLAGS] = LIST, flags | (signal.SIGCHLD if flags else 0)
-        result = int(self._park(STATE))
-        if result < 0:
-            raise OSError(-result, "copy: clone the context")
-        return result
+        words[_FIRST], words[_RESCUE] = LIST, 0
+        if returns:
+            words[_RESCUE] = put(_RESCUE_LIST, record(RESUME, FAILED))
+        return int(self._park(STATE))
+
+    def error(self) -> OSError:
+        """Return the error of the step that failed."""
+        result = (ctypes.c_int64 * 16).from_address(STATE)[_RESULT]
+        number = -result if -_MOST_ERRNO <= result < 0 else errno.EPIPE
+        return OSError(number, "copy: a step failed")
 
 
 def put(place: int, data: bytes) -> int:

@@ -14,7 +14,7 @@
         .set    MXCSR, 56               # control of SSE,
         .set    FCW, 60                 # and of x87
         .set    FIRST, 64               # the list that is walked
-        .set    FLAGS, 72               # flags of clone(2); 0: this process itself walks the list
+        .set    RESCUE, 72              # the list to go on at if a step fails; 0: the process ends
         .set    COUNT, 80               # number of extents
         .set    BYTES, 88               # bytes of the pages in them
         .set    FAILED, 96              # the record of the step that failed,
@@ -25,11 +25,12 @@
 # A record has ten words: number, six arguments, the one good result or -1 for any, and two addresses
 # where the result is stored, or 0. Negative numbers are steps of our own.
         .set    RECORD, 80
+        .set    SCAN, -9
         .set    BIG, 0x20000            # extents of this length and more are mapped, not read
         .set    BATCH, 256              # the most extents in one call; the writer bounds their lengths
         .text
 
-park:                                   # long park(state): the child's pid or -errno; 1 in the copy
+park:                                   # long park(state): what `resume` says
         mov     %rsp, RSP(%rdi)
         mov     %rbx, RBX(%rdi)
         mov     %rbp, RBP(%rdi)
@@ -40,20 +41,7 @@ park:                                   # long park(state): the child's pid or -
         stmxcsr MXCSR(%rdi)
         fnstcw  FCW(%rdi)
         mov     %rdi, %rbx
-        mov     FLAGS(%rbx), %rdi
-        test    %rdi, %rdi
-        jz      0f
-        xor     %esi, %esi
-        xor     %edx, %edx
-        xor     %r10d, %r10d
-        xor     %r8d, %r8d
-        mov     $56, %eax               # clone
-        syscall
-        test    %rax, %rax
-        jz      0f
-        mov     RBX(%rbx), %rbx
-        ret
-0:      mov     FIRST(%rbx), %r12
+        mov     FIRST(%rbx), %r12
 
 walk:                                   # %rbx is the state, %r12 the record
         mov     (%r12), %rax
@@ -87,6 +75,10 @@ next:
 fail:
         mov     %r12, FAILED(%rbx)
         mov     %rax, RESULT(%rbx)
+        xor     %r12d, %r12d
+        xchg    RESCUE(%rbx), %r12
+        test    %r12, %r12
+        jnz     walk
         mov     $113, %edi
         mov     $231, %eax              # exit_group
         syscall
@@ -103,13 +95,33 @@ own:
         cmp     $-5, %rax
         je      load
         cmp     $-6, %rax
-        je      restore
+        je      mend
         cmp     $-7, %rax
         je      table
         cmp     $-8, %rax
-        jne     fail
-        mov     %rdi, %r12              # go on at another list
+        je      onward
+        cmp     $SCAN, %rax
+        je      scan
+        cmp     $-10, %rax
+        je      clone
+        jmp     fail
+
+onward:                                 # (list): go on there
+        mov     %rdi, %r12
         jmp     walk
+
+clone:                                  # (flags): a child goes on; this process returns its pid
+        xor     %esi, %esi
+        xor     %edx, %edx
+        xor     %r10d, %r10d
+        xor     %r8d, %r8d
+        mov     $56, %eax
+        syscall
+        test    %rax, %rax
+        js      fail
+        jnz     return
+        movq    $0, RESCUE(%rbx)
+        jmp     next
 
 receive:                                # (socket, place): a length of eight bytes, then a list
         mov     %rsi, %r13
@@ -169,11 +181,20 @@ compare:                                # (start, end, base, stride, longest): n
         lea     1f(%rip), %r8
         jmp     alike
 1:      jz      5f
-2:      mov     COUNT(%rbx), %rax       # it differs: lengthen the last extent, or begin one
+2:      lea     5f(%rip), %r9
+        jmp     note
+5:      add     $4096, %r13
+        cmp     $-1, %r14
+        je      0b
+        add     32(%r12), %r14
+        jmp     0b
+
+note:                                   # go on at %r9, with the page at %r13 in the table of extents
+        mov     COUNT(%rbx), %rax
         mov     EXTENTS(%rbx), %rdx
         test    %rax, %rax
         jz      3f
-        mov     %rax, %rcx
+        mov     %rax, %rcx              # lengthen the last extent, or begin one
         shl     $4, %rcx
         lea     -16(%rdx,%rcx), %rcx
         mov     (%rcx), %rsi
@@ -194,26 +215,38 @@ compare:                                # (start, end, base, stride, longest): n
         movq    $4096, 8(%rcx)
         incq    COUNT(%rbx)
 4:      addq    $4096, BYTES(%rbx)
-5:      add     $4096, %r13
-        cmp     $-1, %r14
-        je      0b
-        add     32(%r12), %r14
-        jmp     0b
+        jmp     *%r9
 
-restore:                                # (start, end, base, stride): pages become as the base's
+mend:                                   # pages that differ become as they are in the base
+scan:                                   # (start, end, base, kinds, longest, zeros): note them
         mov     %rdi, %r13
-        mov     %rdx, %r14
+        mov     %rdx, %rbp
+        mov     %r10, %r15              # a byte for each page:
 0:      cmp     16(%r12), %r13
         jae     next
-        lea     1f(%rip), %r8
+        movzbl  (%r15), %eax
+        inc     %r15
+        test    %eax, %eax              # 0: neither the base has it, nor is it of interest;
+        jz      5f
+        cmp     $2, %eax                # 1: the base has it, but it is of no interest;
+        jb      4f
+        mov     48(%r12), %r14          # 3: is it zeros?
+        ja      2f
+        mov     %rbp, %r14              # 2: is it as the base has it?
+        add     $4096, %rbp
+2:      lea     1f(%rip), %r8
         jmp     alike
-1:      jz      3f
+1:      jz      5f
+        lea     5f(%rip), %r9
+        cmpq    $SCAN, (%r12)
+        je      note
         mov     %r14, %rsi
         mov     %r13, %rdi
         mov     $512, %ecx
         rep movsq
-3:      add     $4096, %r13
-        add     32(%r12), %r14
+        jmp     5f
+4:      add     $4096, %rbp
+5:      add     $4096, %r13
         jmp     0b
 
 send:                                   # (descriptor): write the pages of all extents
@@ -306,7 +339,9 @@ load:                                   # (descriptor, offset): bring in the pag
         inc     %r13
         jmp     0b
 
-resume:                                 # return from the `park` whose registers are in the state
+resume:                                 # (result): return from the `park` whose registers we have
+        mov     %rdi, %rax
+return:
         mov     %rbx, %rdi
         fldcw   FCW(%rdi)
         ldmxcsr MXCSR(%rdi)
@@ -317,5 +352,4 @@ resume:                                 # return from the `park` whose registers
         mov     R13(%rdi), %r13
         mov     R14(%rdi), %r14
         mov     R15(%rdi), %r15
-        mov     $1, %eax
         ret

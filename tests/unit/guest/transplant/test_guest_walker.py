@@ -53,15 +53,16 @@ def test_walker_makes_no_call_of_its_own_but_these(tools: None, tmp_path: Path) 
 
 
 def test_numbers_of_steps_are_those_of_the_source() -> None:
-    """Each is compared in `own`, in this order; the last is what is left."""
+    """Each is compared in `own`."""
     text = _SOURCE.read_text(encoding="utf-8")
     compared = re.findall(r"cmp +\$(-\d+), %rax\n +je +(\w+)\n", text[text.index("own:") :])
     names = {name: int(number) for number, name in compared}
     assert names == {
         name: getattr(walker, name.upper())
-        for name in ("resume", "receive", "compare", "send", "load", "restore", "table")
-    }
-    assert walker.GO_ON == -8
+        for name in ("resume", "receive", "compare", "send", "load", "mend", "table", "clone")
+    } | {"onward": walker.GO_ON}
+    assert re.findall(r"cmp +\$SCAN, %rax\n +je +(\w+)\n", text) == ["scan"]
+    assert re.findall(r"\.set +SCAN, (-\d+)", text) == [str(walker.SCAN)]
 
 
 def test_record_is_ten_words() -> None:
@@ -96,7 +97,7 @@ def test_list_is_walked_to_its_end(tools: None) -> None:
     [
         "w.record('gettid', expected=1)",  # another result than it must have
         "w.record('write', 999, text, 7)",  # an error
-        "w.record(-9)",  # a step that there is not
+        "w.record(-11)",  # a step that there is not
         "w.record('pread64', 0, text, -1, 0)",
         "w.record(w.SEND, 999) + w.record(w.LOAD, 999, 0) + w.record('close', 999)",  # no extents
     ],
@@ -140,13 +141,51 @@ def test_extents_have_a_longest(tools: None) -> None:
     assert [each[1] for each in struct.iter_unpack("<2Q", done.stdout)] == [8192, 8192, 4096]
 
 
-def test_restored_pages_are_the_base_s(tools: None) -> None:
+_SIX = (
+    "[w.put(w.BLOB + n * 4096, bytes([97 + n]) * 4096) for n in range(6)] and b'',"
+    "[w.put(w.BLOB + (16 + n) * 4096, text * 4096) for n, text in enumerate((b'q', b'c', b'r'))]"
+    " and b'', w.put(w.MAILBOX, bytes((w.NEITHER, w.OF_NO_INTEREST, w.AS_IN_BASE, w.AS_IN_BASE,"
+    " w.ZERO, w.NEITHER))) and b'',"
+)
+"""Six pages: a to f. The base has three: for b, which is of no interest, for c, and another d."""
+_KINDS = "w.BLOB, w.BLOB + 6 * 4096, w.BLOB + 16 * 4096, w.MAILBOX, w.LONGEST, w.ZEROS"
+
+
+def test_pages_of_interest_are_scanned(tools: None) -> None:
     done = _walked(
-        "[w.put(w.BLOB + n * 4096, b'x') for n in range(3)] and b'',"
-        " w.record(w.RESTORE, w.BLOB, w.BLOB + 2 * 4096, w.ZEROS, 0),"
-        " w.record('write', 1, w.BLOB, 3 * 4096, expected=3 * 4096), w.record('exit', 0)"
+        f"{_SIX} w.record(w.SCAN, {_KINDS}), w.record(w.TABLE, 1), w.record(w.SEND, 1),"
+        " w.record('exit', 0)"
     )
-    assert done.stdout == bytes(2 * 4096) + b"x" + bytes(4095)
+    table, pages = done.stdout[:16], done.stdout[16:]
+    assert struct.unpack("<2Q", table) == (walker.BLOB + 3 * 4096, 2 * 4096)
+    assert pages == b"d" * 4096 + b"e" * 4096
+
+
+def test_mended_pages_are_the_base_s(tools: None) -> None:
+    done = _walked(
+        f"{_SIX} w.record(w.MEND, {_KINDS}),"
+        " w.record('write', 1, w.BLOB, 6 * 4096, expected=6 * 4096), w.record('exit', 0)"
+    )
+    assert done.stdout == b"".join(bytes([each]) * 4096 for each in b"abcr\0f")
+
+
+def test_process_that_shall_return_survives_a_step_that_fails(tools: None) -> None:
+    """It says why; the same list without it ends the process."""
+    done = _walked(
+        "w.record('exit', 3)]) if scratch.park(w.record('write', 999, text, 7), returns=True)"
+        " == w.FAILED and scratch.error().errno == 9 else b''.join([w.record('exit', 4)"
+    )
+    assert done.returncode == 3
+
+
+def test_clone_goes_on_with_the_list_and_its_maker_returns(tools: None) -> None:
+    """A step of the clone that fails ends it: it must not return where its maker has."""
+    wrong = "w.record(w.CLONE, 17) + w.record('write', 999, text, 7)"
+    done = _walked(
+        f"b'']) if (pid := scratch.park({wrong}, returns=True)) < 2 else b''.join(["
+        "w.record('exit', __import__('os').waitstatus_to_exitcode(__import__('os').wait()[1]))"
+    )
+    assert done.returncode == walker.EXIT_FAILED
 
 
 def test_scratch_is_not_mapped_over_anything() -> None:
