@@ -49,6 +49,8 @@ class Copying(NamedTuple):
     """What the image is compared with; None: the context itself is written down as a base."""
     numbers: list[int]
     """Numbers of a copy's descriptors while it becomes one: the image, the base, its socket."""
+    is_told: bool
+    """Whether the host says which pages are the base's, once it is told that the context stands."""
     said: dict[str, Any]
     """What the source said of itself, and what init has made of it."""
     standing: list[ContextConnection]
@@ -81,8 +83,12 @@ class Copies:
     def begin(self, request: Request, find: Callable[[str], Context]) -> None:
         """Have an idle context copied (`copy`), made like the base (`make_ready`), or an image.
 
-        The last one (`become`) only after the second.
+        The last one (`become`) only after the second. For the first two, `equal` says which pages
+        are the base's, once the context stands still.
         """
+        if request.op == "equal":
+            self._go_on(request)
+            return
         files = self._channel.take_files(request.integer("files", low=0, high=MOST_FILES))
         try:
             context = find(request.text("context"))
@@ -102,6 +108,7 @@ class Copies:
         most = request.integer("open_files", low=16, high=_MOST_NUMBER)
         numbers = [most - 1 - n for n in (_FILE, _BASE, _LINK)]
         base = Base(request.body) if request.body else None
+        is_told = request.flag("is_told")
         asked: Header = {"op": request.op, "request": request.id, "numbers": numbers}
         connection = context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
@@ -109,7 +116,7 @@ class Copies:
         if not connection.is_sent:
             raise Refusal("busy", f"{request.op}: the context does not read; try again")
         _hand_over(request.op, context, connection, files)
-        return Copying(request.id, context, is_source, base, numbers, {}, [])
+        return Copying(request.id, context, is_source, base, numbers, is_told, {}, [])
 
     def _check(self, request: Request, context: Context, files: list[int]) -> None:
         op = request.op
@@ -147,20 +154,40 @@ class Copies:
             context.connections.remove(connection)
             copying.standing.append(connection)
             copying.said.update((name, header.get(name)) for name in _SAID)
-            self._write_down(copying)
+            self._stands(copying, self._write_down)
             return True
         is_target = not copying.is_source and connection is context.idle_connection
         return is_target and self._hear_target(context, copying, event)
 
     def _hear_target(self, context: Context, copying: Copying, event: object) -> bool:
-        if event == "parked" and context.pid not in self._ready:
-            self._make_like(copying)
+        if event == "parked" and context.pid not in self._ready and not copying.said:
+            copying.said["is_parked"] = True
+            self._stands(copying, self._make_like)
             return True
         if event == "like" and copying in self._under_way and context.pid in self._ready:
             self._under_way.remove(copying)  # its context belongs to it until it is a copy
-            self._channel.send({"ev": "reply", "id": copying.request})
+            self._channel.send({"ev": "reply", "id": copying.request, "pid": context.pid})
             return True
         return False
+
+    def _stands(self, copying: Copying, go_on: Callable[[Copying], None]) -> None:
+        """Go on with a context that stands still; first tell the host if it wants to look."""
+        if copying.is_told:
+            copying.said["go_on"] = go_on
+            pid = b"%d" % copying.context.pid
+            self._channel.send({"ev": "chunk", "id": copying.request}, pid)
+        else:
+            go_on(copying)
+
+    def _go_on(self, request: Request) -> None:
+        """Take from the host which pages are the base's."""
+        for copying in self._under_way:
+            if copying.request == request.id and "go_on" in copying.said:
+                go_on = copying.said.pop("go_on")
+                if copying.base is not None:
+                    copying.base.take_equal(request.body)
+                go_on(copying)
+                return
 
     def _hear_late(self, copying: Copying, connection: ContextConnection, header: Header) -> None:
         """Let go what stands still for nothing: a clone ends, the source goes on."""

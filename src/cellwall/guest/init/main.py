@@ -102,6 +102,7 @@ class Init:
             "copy": self._contexts.copy,
             "make_ready": self._contexts.copy,
             "become": self._contexts.copy,
+            "equal": self._contexts.copy,
             "expect_files": self._expect_files,
             "file_read": files.read,
             "file_write": files.write,

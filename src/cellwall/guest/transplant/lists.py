@@ -160,7 +160,8 @@ class Program:
 
     def map_base(self, fd: int, base: Base) -> None:
         """Map the base for reading."""
-        kind = _MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
+        ahead = 0 if base.has_equal else _MAP_POPULATE  # most of it is not looked at
+        kind = _MAP_SHARED | _MAP_FIXED | ahead
         self.add("mmap", walker.BASE, base.size, _READ, kind, fd, 0, expected=walker.BASE)
 
     def unmap(self, ranges: list[tuple[int, int]]) -> None:
@@ -262,7 +263,8 @@ def like_message(maps: str, pagemap: int, base: Base, pipes: Pipes, told: bytes)
                 made.add("madvise", start, end - start, _MADV_DONTNEED)
             exist = flags
         piece = Piece(region.start, region.end, is_stack=False, kept=region)
-        made.walk_pages(walker.MEND, piece, place, memory_map.kinds(exist, flags))
+        kinds = base.kinds(region, region.start, region.end, exist)
+        made.walk_pages(walker.MEND, piece, place, kinds)
     made.unmap([(walker.BASE, walker.BASE + base.size)] if base.size else [])
     place = made.put(told)
     made.add("write", pipes.link, place, len(told), expected=len(told))
@@ -405,8 +407,7 @@ def _compare(
     base, pagemap = known
     found = _existing(pagemap, piece.start, piece.end)
     if piece.kept is not None:
-        flags = base.flags(piece.kept, piece.start, piece.end)
-        kinds = memory_map.kinds(found, flags)
+        kinds = base.kinds(piece.kept, piece.start, piece.end, found)
         made.walk_pages(walker.SCAN, piece, base.place_of(piece.kept, piece.start), kinds)
         return kinds.count(walker.ZERO)
     for start, end in memory_map.runs(found, piece.start):

@@ -87,6 +87,8 @@ class Base:
         self.maps = text.decode("utf-8", "surrogateescape")
         self.kept: dict[Region, tuple[bytes, int]] = {}
         """The flags of each region, and where the file has its first page, in bytes."""
+        self._equal: dict[Region, bytes] = {}
+        """Which pages of a process are known to be the base's, if that is known."""
         position = place = 0
         for line in self.maps.splitlines():
             if _KEPT in line:
@@ -97,6 +99,32 @@ class Base:
                 place += own.count(1) * PAGE
         self.size = place
         """Size of the file, in bytes."""
+
+    def take_equal(self, flags: bytes) -> None:
+        """Take which pages of all kept regions a process has as the base; nothing if unknown."""
+        if len(flags) != sum(len(own) for own, _place in self.kept.values()):
+            return
+        position = 0
+        for region, (own, _place) in self.kept.items():
+            self._equal[region] = flags[position : position + len(own)]
+            position += len(own)
+
+    @property
+    def has_equal(self) -> bool:
+        """Whether it is known which pages a process has as the base."""
+        return bool(self._equal)
+
+    def kinds(self, region: Region, start: int, end: int, exist: bytes) -> bytes:
+        """Return what SCAN and MEND do with each page of a part of a region.
+
+        `exist`: whether the process has it.
+        """
+        first, last = (start - region.start) // PAGE, (end - region.start) // PAGE
+        ours = int.from_bytes(exist, "little")
+        theirs = int.from_bytes(self.flags(region, start, end), "little")
+        equal = int.from_bytes(self._equal.get(region, b"")[first:last], "little")
+        found = theirs * AS_IN_BASE - (theirs & ours & equal) + (ours & ~theirs) * ZERO
+        return found.to_bytes(last - first, "little")
 
     def place_of(self, region: Region, address: int) -> int:
         """Return where the file has the page at `address` of a region, which must exist."""
@@ -233,16 +261,6 @@ def without(flags: bytes, others: bytes) -> bytes:
     """Return the flags of the pages that `flags` has and `others` has not."""
     ours, theirs = int.from_bytes(flags, "little"), int.from_bytes(others, "little")
     return (ours & ~theirs).to_bytes(len(flags), "little")
-
-
-def kinds(exist: bytes, base: bytes) -> bytes:
-    """Return what SCAN and MEND do with each page of a part of a region of the base.
-
-    `exist`: whether the process has it; `base`: whether the base has it.
-    """
-    ours, theirs = int.from_bytes(exist, "little"), int.from_bytes(base, "little")
-    found = theirs * AS_IN_BASE + (ours & ~theirs) * ZERO
-    return found.to_bytes(len(base), "little")
 
 
 def runs(flags: bytes, start: int) -> list[tuple[int, int]]:

@@ -282,19 +282,35 @@ class GuestChannel:
         self.send({**fields, "op": op, "id": self._last_id})
 
     async def request_with_files(
-        self, op: str, files: Sequence[int], body: bytes = b"", **fields: object
+        self,
+        op: str,
+        files: Sequence[int],
+        body: bytes = b"",
+        *,
+        told: Callable[[bytes], tuple[str, bytes]] | None = None,
+        **fields: object,
     ) -> Reply:
         """Send a request with descriptors, which the guest gets; wait for the one reply.
 
         The descriptors are this method's: it closes them once they are sent. Only over a unix
-        socket. If it is cancelled, the guest is told to give up. Raises GuestRefused, ChannelLost.
+        socket. If it is cancelled, the guest is told to give up. `told` is called with a chunk that
+        comes before the reply, and returns the operation and the body that are sent for it under
+        the same id. Raises GuestRefused, ChannelLost.
         """
+        number = 0
+
+        def on_chunk(chunk: bytes) -> None:
+            assert told is not None  # noqa: S101  for the type checker only
+            answer, more = told(chunk)
+            self.send({"op": answer, "id": number}, more)
+
         future: asyncio.Future[Reply] = self._loop.create_future()
         try:
             await self._expect_files(op)
             self._files = files
             fields["files"] = len(files)
-            number = self.open(op, Single(future, None), REPLY, fields, body)
+            expected = REPLY if told is None else REPLY_WITH_CHUNKS
+            number = self.open(op, Single(future, on_chunk), expected, fields, body)
         finally:
             self._files = ()
             for each in files:

@@ -15,13 +15,14 @@ import select
 import struct
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cellwall.jail.inspect import page_frames, posture
 from cellwall.linux import nameless
-from cellwall.model.errors import CapacityError, Conflict, SandboxBroken
+from cellwall.model.errors import CapacityError, CellwallError, Conflict, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import Reply
@@ -44,6 +45,8 @@ _LOOK_S = 0.1
 _TIMEOUT_S = 60.0
 _MOST_LEFT = 100
 """Most things that are named as left behind, and most characters of each."""
+_MOST_DIGITS = 10
+_MOST_CHILDREN = 32
 _REMEDY = "what runs in it answers for its guest; make the session again"
 
 
@@ -128,6 +131,74 @@ class _Reader:
             )
 
 
+class _Standing(NamedTuple):
+    """A sandbox that was made ready and is never used, to compare page frames with its."""
+
+    sandbox: JailSandbox
+    frames: page_frames.Standing
+
+    async def aclose(self) -> None:
+        """End it."""
+        self.frames.close()
+        _entry_of(self.sandbox).standing -= 1
+        await self.sandbox.aclose()
+
+    def looker(self, other: JailSandbox) -> Callable[[bytes], tuple[str, bytes]]:
+        """Return what is called when the context of another sandbox stands still.
+
+        It reads this one now, and the other one then.
+        """
+        try:
+            first = self.frames.read()
+        except OSError:
+            return lambda _pid: ("equal", b"")  # it has ended
+
+        def look(pid: bytes) -> tuple[str, bytes]:
+            process = None if len(pid) > _MOST_DIGITS else _process_of(other.pid, pid)
+            if process is None:
+                return "equal", b""
+            try:
+                return "equal", self.frames.equal(first, process)
+            except OSError:
+                return "equal", b""
+            finally:
+                process.close()
+
+        return look
+
+
+def _process_of(init: int, pid: bytes) -> page_frames.Process | None:
+    """Return the child of an init that has a pid in the sandbox; None if there is none.
+
+    The guest says the pid. The kernel says which processes are init's children, and what each one's
+    pid is inside; whose process it is does not change while it is open here.
+    """
+    for each in posture.children(init)[:_MOST_CHILDREN]:
+        with contextlib.suppress(OSError, ValueError):
+            process = page_frames.Process(each)
+            try:
+                if b"%d" % process.inner_pid() == pid:
+                    return process
+            except (OSError, ValueError):
+                pass
+            process.close()
+    return None
+
+
+def _ranges_of(maps: bytes) -> list[page_frames.Range]:
+    """Return the memory that a base has pages of, in the order of its map.
+
+    A fresh sandbox wrote it, which had run nothing of a caller's.
+    """
+    text = maps.partition(b"\0")[0]
+    found = []
+    for line in text.splitlines():
+        if b" rw-p " in line:
+            start, _, end = line.split(None, 1)[0].partition(b"-")
+            found.append(page_frames.Range(int(start, 16), int(end, 16)))
+    return found
+
+
 async def _taken(
     sandbox: JailSandbox, op: str, fd: int, budget: Budget, base: Base | None = None
 ) -> tuple[Reply, int]:
@@ -144,6 +215,8 @@ async def _taken(
                 op,
                 files,
                 b"" if base is None else base.maps,
+                told=_looker(base, sandbox),
+                is_told=base is not None and base.standing is not None,
                 context=_CONTEXT,
                 open_files=sandbox.spec.limits.open_files,
             )
@@ -168,6 +241,11 @@ async def _in_time(step: str) -> AsyncIterator[None]:
     except TimeoutError:
         remedy = "fork it again"
         raise SandboxBroken(f"{step}: not done within {_TIMEOUT_S:g} s", remedy=remedy) from None
+
+
+def _looker(base: Base | None, sandbox: JailSandbox) -> Callable[[bytes], tuple[str, bytes]] | None:
+    standing = None if base is None else base.standing
+    return standing.looker(sandbox) if isinstance(standing, _Standing) else None
 
 
 def _for_reading(fd: int) -> int:
@@ -251,17 +329,23 @@ class Copier:
     async def make_ready(self, sandbox: RuntimeSandbox) -> None:
         """Make a fresh sandbox like the base of its fork-server, which `become` needs."""
         target = _ours(sandbox)
-        base = await self._base(target)
+        await self._made_like(target, await self._base(target))
+        self._ready.add(target)
+
+    async def _made_like(self, target: JailSandbox, base: Base) -> Mapping[str, Any]:
+        """Make a fresh sandbox like a base, where it stands still; return what its guest says."""
         target.hold(base.fd)
         async with _in_time("make a sandbox ready"):
-            await target.channel.request_with_files(
+            reply = await target.channel.request_with_files(
                 "make_ready",
                 [_for_reading(base.fd)],
                 base.maps,
+                told=_looker(base, target),
+                is_told=base.standing is not None,
                 context=_CONTEXT,
                 open_files=target.spec.limits.open_files,
             )
-        self._ready.add(target)
+        return reply.header
 
     async def become(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
@@ -298,19 +382,44 @@ class Copier:
         return await asyncio.shield(entry.base)
 
     async def _made_base(self, spec: SandboxSpec) -> Base:
-        """Write a fresh sandbox's memory down as the base of its fork-server."""
-        fresh = await self._start(spec)
+        """Write a fresh sandbox's memory down as the base of its fork-server.
+
+        It stands still from then on if that helps to find pages that are equal.
+        """
+        fresh, standing = await self._start(spec), None
         try:
             written = nameless.made_in(self._state_dir)
             try:
                 reply, _size = await _taken(fresh, "copy", written, _NoBound())
                 _lock(written)
-                return Base(written, reply.body)
+                base = Base(written, reply.body)
+                standing = await self._standing(fresh, base)
+                return base._replace(standing=standing)
             except BaseException:
                 os.close(written)
                 raise
         finally:
-            await fresh.aclose()
+            if standing is None:
+                await fresh.aclose()
+
+    async def _standing(self, fresh: JailSandbox, base: Base) -> _Standing | None:
+        """Have the sandbox of a base stand still; None where page frames are not shown."""
+        if not page_frames.are_shown():
+            return None
+        try:
+            said = await self._made_like(fresh, base)
+            process = _process_of(fresh.pid, b"%d" % said.get("pid", 0))
+            if process is None:
+                return None
+            try:
+                frames = page_frames.Standing(process, _ranges_of(base.maps))
+            except BaseException:
+                process.close()
+                raise
+            _entry_of(fresh).standing += 1
+            return _Standing(fresh, frames)
+        except (CellwallError, OSError, ValueError, TypeError):
+            return None  # copies are made without it
 
 
 def _entry_of(sandbox: JailSandbox) -> Entry:

@@ -100,6 +100,8 @@ class Entry:
     namespaces: Mapping[str, str]
     """Namespaces of the fork-server itself: no sandbox may be in one of them."""
     live: int = 0
+    standing: int = 0
+    """Number of those that only stand still, for its base."""
     starts: int = 0
     """Number of starts that callers waited for, of a quick one."""
     images: int = 0
@@ -113,6 +115,11 @@ class Entry:
     def lineage(self) -> str:
         """Name of the fork-server, different from any other's on this machine."""
         return f"{self.server.pid}-{self.server.started_at:.9f}"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a sandbox or an image needs it; the one that stands still does not."""
+        return self.live > self.standing or self.images > 0
 
     @property
     def is_worn(self) -> bool:
@@ -129,9 +136,19 @@ class Entry:
         if self.base is not None:
             self.base.cancel()
             with contextlib.suppress(asyncio.CancelledError, CellwallError, OSError):
-                os.close((await self.base).fd)
+                base = await self.base
+                os.close(base.fd)
+                if base.standing is not None:
+                    await base.standing.aclose()
         await self.server.aclose()
         self.uids.release()
+
+
+class StandsStill(Protocol):
+    """A sandbox that is never used, and that counts as one of its fork-server."""
+
+    async def aclose(self) -> None:
+        """End it."""
 
 
 class Base(NamedTuple):
@@ -141,6 +158,8 @@ class Base(NamedTuple):
     """Descriptor of a file that has no name; no sandbox gets it, or a duplicate."""
     maps: bytes
     """Its /proc/PID/maps."""
+    standing: StandsStill | None = None
+    """A sandbox that is like it for good."""
 
 
 class Placing(Protocol):
@@ -383,7 +402,7 @@ class ForkServers:
 
     async def close_unused(self) -> None:
         """End the retired fork-servers whose last sandbox has ended."""
-        for entry in [each for each in self._retired if each.live <= 0 and not each.images]:
+        for entry in [each for each in self._retired if not each.is_used]:
             self._retired.remove(entry)
             await self._end(entry)
 
