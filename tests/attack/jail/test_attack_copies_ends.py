@@ -9,7 +9,6 @@ CELLWALL_TEST_FORKS says how many.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import signal
@@ -25,7 +24,7 @@ from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.model.errors import CellwallError, SandboxUnavailable
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena, control_groups, descendants
-from kit.figures import TOLERANCES, Reading, look
+from kit.figures import Reading, grown
 from kit.places import ROOT, TESTS
 
 FORKS = int(os.environ.get("CELLWALL_TEST_FORKS", "100"))
@@ -69,20 +68,6 @@ def _pid(sandbox: AsyncSandbox) -> int:
     return jail.pid
 
 
-def _held(arena: Arena, folder: Path) -> Reading:
-    """What this process, its fork-servers and their sandboxes hold while nothing runs."""
-    arena.settle()
-    gc.collect()
-    return look(os.getpid(), folder, 0.0, len(gc.get_objects()))
-
-
-def _grown(before: Reading, after: Reading) -> dict[str, float]:
-    """What has grown by more than a sandbox that comes and goes; `Traces` count mounts."""
-    names = TOLERANCES.keys() - {"mounts"}
-    grown = {name: getattr(after, name) - getattr(before, name) for name in names}
-    return {name: by for name, by in grown.items() if by > TOLERANCES[name]}
-
-
 async def _copied_and_ended(arena: Arena, source: AsyncSandbox, count: int) -> None:
     """Make copies, ten at a time, one of them of a snapshot; each of them answers, and ends."""
     for _ in range(count // AT_ONCE):
@@ -115,12 +100,12 @@ def test_many_copies_leave_nothing(arena: Arena, tmp_path: Path) -> None:
 
     with arena.leaving_nothing():
         arena.do(forked())  # threads and caches exist from here on
-        held.append(_held(arena, tmp_path))
+        held.append(arena.reading(tmp_path))
         arena.do(forked_more())
-        held.append(_held(arena, tmp_path))
+        held.append(arena.reading(tmp_path))
     print(*held, sep="\n")
     assert len(_nameless()) == before
-    assert _grown(*held) == {}
+    assert grown(*held) == {}
 
 
 @pytest.mark.parametrize("seed", range(12))
