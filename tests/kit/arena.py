@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates.store import state_dir
 from cellwall.runtimes.jail import fork_servers
+from kit.figures import Reading, look
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
@@ -314,6 +315,12 @@ class Arena:
         self.settle()
         after = Traces.now(counted, self.containers)
         assert after == before, f"{before} became {after}"
+
+    def reading(self, folder: Path) -> Reading:
+        """What this process and all below it hold while nothing runs."""
+        self.settle()
+        gc.collect()
+        return look(os.getpid(), folder, 0.0, len(gc.get_objects()))
 
     async def fork_server(self) -> tuple[int, int]:
         """The host's pids of the boot process and of the one fork-server."""

@@ -107,6 +107,16 @@ def look(pid: int, folder: Path, at_s: float, objects: int) -> Reading:
     )
 
 
+def grown(before: Reading, after: Reading) -> dict[str, float]:
+    """Return what has grown by more than what comes and goes.
+
+    Not mounts, which are everybody's on the host, nor cgroups, some of which are spares: `Traces`.
+    """
+    names = TOLERANCES.keys() - {"mounts", "cgroups"}
+    more = {name: getattr(after, name) - getattr(before, name) for name in names}
+    return {name: by for name, by in more.items() if by > TOLERANCES[name]}
+
+
 def judge(readings: Sequence[Reading], runs_per_s: float = 0.0) -> list[Line]:
     """Draw a line through each figure; the first fifth is left out as warming up.
 

@@ -1,8 +1,9 @@
 """Copies that end early leave nothing: many of them, cancelled, killed, and with a dead engine.
 
 Counted on the host as for any sandbox (`Traces`), with the files that have no name, in which
-sessions are written down. The control of the counting is a snapshot, which is found. CI makes 100
-copies of the 1,000: CELLWALL_TEST_FORKS says how many.
+sessions are written down, and with what the engine's processes hold: memory, threads, objects. The
+control of the counting is a snapshot, which is found. CI makes 100 copies of the 1,000:
+CELLWALL_TEST_FORKS says how many.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.model.errors import CellwallError, SandboxUnavailable
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena, control_groups, descendants
+from kit.figures import Reading, grown
 from kit.places import ROOT, TESTS
 
 FORKS = int(os.environ.get("CELLWALL_TEST_FORKS", "100"))
@@ -66,8 +68,22 @@ def _pid(sandbox: AsyncSandbox) -> int:
     return jail.pid
 
 
-def test_many_copies_leave_nothing(arena: Arena) -> None:
+async def _copied_and_ended(arena: Arena, source: AsyncSandbox, count: int) -> None:
+    """Make copies, ten at a time, one of them of a snapshot; each of them answers, and ends."""
+    for _ in range(count // AT_ONCE):
+        kept = await source.snapshot()
+        copies = [each.sandbox for each in await source.fork(AT_ONCE - 1)]
+        copies.append(await arena.engine.copies.restore(kept.id, ""))
+        arena.engine.copies.delete(kept.id, "")
+        said = await asyncio.gather(*(each.run("x += 1; print(x)") for each in copies))
+        assert [each.stdout for each in said] == ["2\n"] * AT_ONCE
+        for each in copies:
+            await each.close()
+
+
+def test_many_copies_leave_nothing(arena: Arena, tmp_path: Path) -> None:
     before = len(_nameless())
+    held: list[Reading] = []
 
     async def forked() -> None:
         async with arena.sandbox() as source:
@@ -75,16 +91,21 @@ def test_many_copies_leave_nothing(arena: Arena) -> None:
             kept = await source.snapshot()
             assert len(_nameless()) == before + 2  # the control: memory and files
             arena.engine.copies.delete(kept.id, "")
-            for _ in range(FORKS // AT_ONCE):
-                copies = [each.sandbox for each in await source.fork(AT_ONCE)]
-                said = await asyncio.gather(*(each.run("x += 1; print(x)") for each in copies))
-                assert [each.stdout for each in said] == ["2\n"] * AT_ONCE
-                for each in copies:
-                    await each.close()
+            await _copied_and_ended(arena, source, max(AT_ONCE, FORKS // 10))
+
+    async def forked_more() -> None:
+        async with arena.sandbox() as source:
+            await _begun(source)
+            await _copied_and_ended(arena, source, FORKS)
 
     with arena.leaving_nothing():
-        arena.do(forked())
+        arena.do(forked())  # threads and caches exist from here on
+        held.append(arena.reading(tmp_path))
+        arena.do(forked_more())
+        held.append(arena.reading(tmp_path))
+    print(*held, sep="\n")
     assert len(_nameless()) == before
+    assert grown(*held) == {}
 
 
 @pytest.mark.parametrize("seed", range(12))

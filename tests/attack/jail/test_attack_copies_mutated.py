@@ -26,9 +26,12 @@ from cellwall.runtimes.base import SessionImage
 from cellwall.runtimes.channel.replies import GuestRefused
 from kit.arena import Arena
 from kit.copies.images import Mutation, mutated
+from kit.figures import grown
 
 MUTATIONS = int(os.environ.get("CELLWALL_TEST_MUTATIONS", "200"))
 AT_ONCE = 4
+ASKED = "print(kept, open('mine').read())"
+KEPT = "77 a file"
 BECOME_S = 3.0
 """How long a sandbox may take to become what it then is not; hostile registers may loop."""
 pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.timeout(60 + MUTATIONS)]
@@ -53,6 +56,7 @@ class _Real:
         self.written = written
         size = os.fstat(written.files.memory).st_size
         self.memory = os.pread(written.files.memory, size, 0)
+        self.archive = os.pread(written.files.archive, written.image.files_bytes, 0)
 
     @property
     def image(self) -> SessionImage:
@@ -68,10 +72,13 @@ class _Real:
         adopted = None
         try:
             os.pwrite(files.memory, mutation.memory, 0)
+            archive = self.archive if mutation.archive is None else mutation.archive
+            os.pwrite(files.archive, archive, 0)
             async with asyncio.timeout(BECOME_S):
                 await copier.become(live.runtime_sandbox, files, mutation.image, reseed=True)
                 adopted = await copies._host.adopt(live, runtime, self.written.heritage)
-                return "right" if await _said(adopted, "print(kept)") == "77" else "wrong"
+                is_right = await _said(adopted, ASKED) == KEPT
+                return "right" if is_right else "wrong"
         except TimeoutError:
             return "hung"
         except (CellwallError, GuestRefused) as error:
@@ -92,6 +99,7 @@ async def _mutated(arena: Arena, host_file: Path) -> Counter[str]:
     before = _digest(host_file)
     async with arena.sandbox() as source, arena.sandbox() as neighbour:
         await _said(source, "kept = 77; text = 'x' * 999; import json, random")
+        await _said(source, "open('mine', 'w').write('a file'); open('/tmp/other', 'w').write('b')")
         await _said(neighbour, f"import random; mine = 'mine'; seen = {str(host_file)!r}")
         snapshot = await source.snapshot()
         real = _Real(arena, arena.engine.copies._kept[snapshot.id].written)
@@ -99,28 +107,36 @@ async def _mutated(arena: Arena, host_file: Path) -> Counter[str]:
         ends: Counter[str] = Counter()
         for first in range(0, MUTATIONS, AT_ONCE):
             seeds = range(first, min(first + AT_ONCE, MUTATIONS))
-            given = [mutated(real.memory, real.image, seed) for seed in seeds]
-            ends.update(await asyncio.gather(*map(real.become, given)))
+            given = [mutated(real.memory, real.archive, real.image, seed) for seed in seeds]
+            ended = await asyncio.gather(*map(real.become, given))
+            for mutation, end in zip(given, ended, strict=True):
+                ends[("files " if mutation.archive else "") + end] += 1
             assert await _said(neighbour, "print(mine, 6 * 7)") == "mine 42", list(seeds)
-            assert await _said(source, "print(kept)") == "77", list(seeds)
+            assert await _said(source, ASKED) == KEPT, list(seeds)
         assert await real.become(Mutation("none", real.memory, real.image)) == "right"
-        assert await _said(source, "print(kept)") == "77"
+        assert await _said(source, ASKED) == KEPT
         arena.engine.copies.delete(snapshot.id, "")
     assert _digest(host_file) == before
     return ends
 
 
-def test_mutated_images_hurt_only_the_copy(arena: Arena, open_folder: Path) -> None:
+def test_mutated_images_hurt_only_the_copy(arena: Arena, open_folder: Path, tmp_path: Path) -> None:
     host_file = open_folder / "bait"
     host_file.write_bytes(os.urandom(4096))
     arena.do(_mutated_once(arena))
+    before = arena.reading(tmp_path)
     with arena.leaving_nothing():
         ends = arena.do(_mutated(arena, host_file))
-    print(dict(ends))
+    after = arena.reading(tmp_path)
+    print(before, after, sep="\n")
+    assert grown(before, after) == {}
+    print(dict(sorted(ends.items())))
     assert sum(ends.values()) == MUTATIONS
     # They are read: most of them end the copy, and some change what it does not look at.
     assert ends["right"] < MUTATIONS
     assert ends.total() - ends["right"] - ends["hung"] > MUTATIONS / 10
+    assert sum(ends[each] for each in ends if each.startswith("files ")) == MUTATIONS // 10
+    assert len([each for each in ends if each.startswith("files ")]) > 1
 
 
 async def _mutated_once(arena: Arena) -> None:

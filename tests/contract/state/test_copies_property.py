@@ -1,7 +1,8 @@
 """A copy of a session goes on as its source does: random programs, copied in the middle.
 
-Each program begins something, is copied three times, and is asked five times more, in the source
-and in each copy. All 200 programs run with CELLWALL_TEST_PROGRAMS=200, in some minutes.
+Each program begins something, is copied three times and kept as a snapshot, and is asked five times
+more, in the source, in each copy, and in what the snapshot gives when the source has ended. All 200
+programs run with CELLWALL_TEST_PROGRAMS=200, in some minutes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ async def _answers(sandbox: AsyncSandbox, cells: Sequence[str]) -> list[tuple[ob
     return found
 
 
+async def _restored(arena: Arena, snapshot: str, cells: Sequence[str]) -> list[tuple[object, ...]]:
+    """The answers of a sandbox that is made of a snapshot, which is deleted meanwhile."""
+    restored = await arena.engine.copies.restore(snapshot, "", reseed=False)
+    arena.engine.copies.delete(snapshot, "")
+    try:
+        return await _answers(restored, cells)
+    finally:
+        await restored.close()
+
+
 async def _compared(arena: Arena, seed: int) -> None:
     is_python = seed % OF_PYTHON == 0
     begin, asked = program(seed, PLAIN if is_python else PLAIN | DATA)
@@ -48,6 +59,7 @@ async def _compared(arena: Arena, seed: int) -> None:
         for cell in begin:
             done = await source.run(cell)
             assert done.verdict.value == "ok", f"the program fails: {cell}\n{done.stderr}"
+        kept = await source.snapshot()
         forks = await source.fork(COPIES, reseed=False)
         copies = [each.sandbox for each in forks]
         try:
@@ -59,6 +71,7 @@ async def _compared(arena: Arena, seed: int) -> None:
                 await each.close()
     assert [answer[0] for answer in wanted] == ["ok"] * ASKED, wanted
     assert got == [wanted] * COPIES
+    assert await _restored(arena, kept.id, asked) == wanted
 
 
 @pytest.mark.parametrize("seed", range(PROGRAMS))

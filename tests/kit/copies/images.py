@@ -2,12 +2,15 @@
 
 Not a test. `mutated` is a pure function of the image and a number. The parts of an image lie behind
 one another: pages, the table of extents, records, what they point to, registers, and two counts.
+Beside it are the session's files, as a tar.
 """
 
 from __future__ import annotations
 
+import io
 import random
 import struct
+import tarfile
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -39,6 +42,8 @@ class Mutation(NamedTuple):
     what: str
     memory: bytes
     image: SessionImage
+    archive: bytes | None = None
+    """The tar of its files; None: as it was."""
 
 
 def parts(image: SessionImage) -> dict[str, tuple[int, int]]:
@@ -58,9 +63,12 @@ def parts(image: SessionImage) -> dict[str, tuple[int, int]]:
     return found
 
 
-def mutated(memory: bytes, image: SessionImage, seed: int) -> Mutation:
-    """Return the mutation of that number."""
+def mutated(memory: bytes, archive: bytes, image: SessionImage, seed: int) -> Mutation:
+    """Return the mutation of that number; one of ten is of the files."""
     chosen = random.Random(seed)
+    if seed % 10 == 9:
+        what, changed = chosen.choice((_flipped, _shortened, _foreign))(archive, chosen)
+        return Mutation(f"files: {what}", memory, image, changed)
     kinds = (_bits, _bits, _words, _words, _words, _noise, _extents, _cut, _lie)
     return chosen.choice(kinds)(memory, image, chosen)
 
@@ -122,3 +130,60 @@ def _lie(memory: bytes, image: SessionImage, chosen: random.Random) -> Mutation:
     lie = chosen.choice((0, 1, size + 16, max(0, size - 16), size * 2, 1 << 20, 1 << 40))
     sizes: dict[str, Any] = {name: lie}
     return Mutation(f"{name} is {lie}", memory, replace(image, **sizes))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+_NAMES = (
+    "../up",
+    "../../../../etc/passwd",
+    "/etc/passwd",
+    "a/../../b",
+    "link/x",
+    "",
+    ".",
+    "x" * 300,
+)
+_TYPES = (
+    tarfile.REGTYPE,
+    tarfile.SYMTYPE,
+    tarfile.LNKTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.FIFOTYPE,
+    tarfile.DIRTYPE,
+    tarfile.GNUTYPE_SPARSE,
+    b"?",
+)
+_TARGETS = ("/", "/etc/shadow", "../../..", "/proc/1/root", "/dev/shm")
+
+
+def _flipped(archive: bytes, chosen: random.Random) -> tuple[str, bytes]:
+    made = bytearray(archive)
+    for _ in range(chosen.choice((1, 4, 64))):
+        made[chosen.randrange(len(made))] ^= 1 << chosen.randrange(8)
+    return "bits", bytes(made)
+
+
+def _shortened(archive: bytes, chosen: random.Random) -> tuple[str, bytes]:
+    place = chosen.randrange(len(archive))
+    return f"cut to {place}, then noise", archive[:place] + chosen.randbytes(
+        chosen.choice((0, 700))
+    )
+
+
+def _foreign(_archive: bytes, chosen: random.Random) -> tuple[str, bytes]:
+    """Members that no session has: names that lead out, links, devices, sizes that lie."""
+    stream = io.BytesIO()
+    with tarfile.open(mode="w", fileobj=stream) as tar:
+        for _ in range(chosen.randint(1, 6)):
+            area = chosen.choice(("0", "1", "2", "3", "4", "-1", "x", ""))
+            member = tarfile.TarInfo(f"{area}/{chosen.choice((*_NAMES, 'link'))}")
+            member.type = chosen.choice(_TYPES)
+            member.linkname = chosen.choice(_TARGETS)
+            member.mode = chosen.choice((0o644, 0o6777, 0))
+            member.devmajor, member.devminor = 1, chosen.choice((1, 3, 9))
+            member.uid = member.gid = chosen.choice((0, 1000, 1 << 20))
+            tar.addfile(member)
+            stream.write(chosen.randbytes(512 * chosen.choice((0, 1))))
+    return "members", stream.getvalue()

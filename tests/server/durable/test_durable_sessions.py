@@ -27,36 +27,13 @@ from cellwall.runtimes.jail.keeping.client import KeeperClient
 from kit.arena import descendants
 from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.server.crashes import House
-from kit.servers import ALICE, BOB, Server, new_sandbox, run_cell, state_of
+from kit.server.kept_house import keeper_of, kept, load
+from kit.servers import BOB, Server, new_sandbox, run_cell, state_of
 from kit.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.root
 MANY = 20
 ROUNDS = 3
-
-
-@contextlib.contextmanager
-def kept(folder: Path, **settings: object) -> Iterator[House]:
-    """Servers that come and go on one state directory; their keeper is gone afterwards."""
-    made = House(folder, {"keep_sessions": True, "stop_s": 1, **settings})
-    try:
-        yield made
-    finally:
-        made.stop()
-        with contextlib.suppress(ProcessLookupError):
-            if keeper := keeper_of(made):
-                os.kill(keeper, signal.SIGKILL)
-
-
-def keeper_of(house: House) -> int:
-    """Return the pid of the keeper, as the kernel lists it; 0 if there is none."""
-    words = f"{state_of(house.folder)}/guest/".encode()
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            text = entry.read_bytes()
-            if words in text and b"\0session_keeper\0" in text and is_alive(int(entry.parts[2])):
-                return int(entry.parts[2])
-    return 0
 
 
 def begun(client: httpx.Client, count: int) -> list[str]:
@@ -75,33 +52,6 @@ def check_all(client: httpx.Client, sandboxes: list[str]) -> None:
     for number, sandbox in enumerate(sandboxes):
         value = run_cell(client, f"/sandboxes/{sandbox}", "print(x, open('f').read())")
         assert value["stdout"] == f"{number} {number}\n", value
-
-
-@contextlib.contextmanager
-def load(server: Server, sandboxes: list[str]) -> Iterator[None]:
-    """Cells with output, uploads and commands in all of them, until the server is gone."""
-    seed = random.Random(7)
-
-    def work(sandbox: str) -> None:
-        path = f"/sandboxes/{sandbox}"
-        headers = {"X-API-Key": ALICE, "Accept": "application/json"}
-        with (
-            contextlib.suppress(httpx.HTTPError),
-            httpx.Client(base_url=server.address, headers=headers, timeout=20) as client,
-        ):
-            while True:
-                code = f"print(x, 'y' * {seed.randint(1, 200_000)})"
-                client.post(f"{path}/execute", json={"code": code})
-                body = b"z" * seed.randint(1, 2_000_000)
-                client.put(f"{path}/files", params={"path": "g"}, content=body)
-                client.post(f"{path}/commands", json={"argv": ["sh", "-c", "echo a; sleep 0.1"]})
-
-    threads = [threading.Thread(target=work, args=(each,)) for each in sandboxes]
-    for thread in threads:
-        thread.start()
-    yield
-    for thread in threads:
-        thread.join()
 
 
 def test_killed_under_load_every_sandbox_is_there_once(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from cellwall.runtimes.jail.sandbox import Owner
 
 _ANSWER_S = 10.0
+_AT_ONCE = 8
+"""Most sandboxes that are taken over at the same time: while the init of one answers, another one's
+posture is compared."""
 _TIDY_S = 2.0
 _UPGRADED = "upgraded: this version of the server does not take it over"
 _PIDFD, _WORK = 0, 1
@@ -210,26 +213,38 @@ class KeptSandboxes:
         self, owner: Owner, on_made: Callable[[JailSandbox], None]
     ) -> list[TakenOver | NotTakenOver]:
         """Take over every sandbox that is kept; kill those that cannot be."""
-        found: list[TakenOver | NotTakenOver] = []
-        for name in self.keeper.names():
-            taken = self.keeper.take(name)
-            arrival = _Arrival(name, taken.descriptors)
-            try:
-                arrival.record = KeptSandbox.decoded(taken.record)
-                found.append(await self._take_over(arrival, owner, on_made))
-            except (CellwallError, posture.PostureMismatch, OSError, FrameError) as error:
-                arrival.discard()
-                self.keeper.drop(name)
-                reason = _UPGRADED if isinstance(error, Upgraded) else "its server ended"
-                found.append(NotTakenOver(name, f"{reason}: {error}"))
-            except BaseException:
-                fds.close_all(arrival.descriptors)
-                raise
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(name: str) -> TakenOver | NotTakenOver:
+            async with places:
+                return await self._taken(name, owner, on_made)
+
+        async with asyncio.TaskGroup() as group:
+            taking = [group.create_task(one(name)) for name in self.keeper.names()]
+        asyncio.get_running_loop().call_later(_TIDY_S, self.tidy)
+        return [each.result() for each in taking]
+
+    async def _taken(
+        self, name: str, owner: Owner, on_made: Callable[[JailSandbox], None]
+    ) -> TakenOver | NotTakenOver:
+        """Take one over, or kill it; say which."""
+        taken = self.keeper.take(name)
+        arrival = _Arrival(name, taken.descriptors)
+        try:
+            arrival.record = KeptSandbox.decoded(taken.record)
+            return await self._take_over(arrival, owner, on_made)
+        except (CellwallError, posture.PostureMismatch, OSError, FrameError) as error:
+            arrival.discard()
+            self.keeper.drop(name)
+            reason = _UPGRADED if isinstance(error, Upgraded) else "its server ended"
+            return NotTakenOver(name, f"{reason}: {error}")
+        except BaseException:
+            fds.close_all(arrival.descriptors)
+            raise
+        finally:
             if arrival.record is not None:
                 paths = arrival.record.groups.paths.values()
                 self._old |= {Path(path).parent for path in paths}
-        asyncio.get_running_loop().call_later(_TIDY_S, self.tidy)
-        return found
 
     async def _take_over(
         self, arrival: _Arrival, owner: Owner, on_made: Callable[[JailSandbox], None]
