@@ -410,10 +410,13 @@ class Engine:
             raise
 
     async def take_over(self) -> Arrivals:
-        """Take over the sandboxes that an earlier process of this state directory has left."""
+        """Take over the sandboxes that an earlier process of this state directory has left.
+
+        The caller takes on their commands that go on, and awaits `Arrivals.settle`.
+        """
         from cellwall.engine.parts.kept import Arrivals  # most engines keep nothing
 
-        arrived: list[AsyncSandbox] = []
+        arrived: list[tuple[AsyncSandbox, TakenOver]] = []
         refused: dict[str, str] = {}
         for name in self._runtimes.allowed() if self._keeps_sandboxes else ():
             runtime = self._runtimes.get(name)
@@ -422,11 +425,12 @@ class Engine:
                 if isinstance(each, NotTakenOver):
                     refused[each.sandbox_id] = each.reason
                 else:
-                    arrived.append(await self._arrived(runtime, each))
-        return Arrivals(tuple(arrived), refused)
+                    arrived.append((await self._arrived(runtime, each), each))
+        sandboxes = tuple(sandbox for sandbox, _ in arrived)
+        return Arrivals(sandboxes, refused, partial(self._settle, arrived))
 
     async def _arrived(self, runtime: Runtime, taken: TakenOver) -> AsyncSandbox:
-        from cellwall.engine.parts.kept import Facts, restore_network, settle
+        from cellwall.engine.parts.kept import Facts, restore_network
 
         facts = Facts(**taken.owner)
         live = ClaimedSandbox(taken.sandbox, taken.spec, taken.sandbox.readings())
@@ -435,9 +439,17 @@ class Engine:
         pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings)
         sandbox = self._held(live, runtime, None, (facts.tenant, pauses))
         sandbox.go_on(facts, taken.found.contexts)
+        sandbox.lost_bytes = taken.found.lost_bytes
         sandbox.lost = await restore_network(sandbox, self.outside, facts)
-        self._tasks.spawn(settle(sandbox, taken.found, was_paused=taken.was_paused))
         return sandbox
+
+    async def _settle(self, arrived: Sequence[tuple[AsyncSandbox, TakenOver]]) -> None:
+        """End what was not taken on in sandboxes that were taken over; see `Arrivals`."""
+        from cellwall.engine.parts.kept import count_kills, settle
+
+        for sandbox, taken in arrived:
+            await count_kills(sandbox, taken.found)
+            self._tasks.spawn(settle(sandbox, taken.found, was_paused=taken.was_paused))
 
     async def prepare_volumes(self) -> None:
         """Have the first volume sooner, on the runtime that is used by default."""

@@ -97,13 +97,17 @@ class AsyncSandbox:
         """Whether it outlives this process."""
         self.lost = ""
         """What it lost when it was taken over from an earlier server."""
+        self.lost_bytes = 0
+        """Number of bytes that it had sent then, and that the earlier server had not read."""
         self._listeners: list[Callable[[str], None]] = []
         self.contexts = Contexts(live)
         self.commands = Commands(live, tasks)
+        self.commands.on_changed = self._keep_again
         self.files = Files(live, share)
         self.pauses = pauses
         """Its owner's choice about pauses."""
         self._pausing = Pausing(live, tasks, pauses, self._end)
+        self._pausing.on_turned = self._on_turned
         live.pausing = self._pausing
         live.channel.on_end(self._on_channel_ended)
 
@@ -115,16 +119,34 @@ class AsyncSandbox:
         if isinstance(held, Keepable):
             self.is_kept = held.keep(asdict(Facts.of(self, self._tenant)))
 
+    def _keep_again(self) -> bool:
+        """Write anew what is kept; False if it is not kept, or there would be too much."""
+        if not self.is_kept or self._closed:
+            return False
+        try:
+            self.keep()
+        except CellwallError:  # what was kept before stays kept
+            return False
+        return self.is_kept
+
+    def _on_turned(self) -> None:
+        """Note that the time of its commands stands still, or goes on."""
+        if self.commands.kept():
+            self._keep_again()
+
     def go_on(self, facts: Facts, contexts: Iterable[ContextFound]) -> None:
         """Go on with what an earlier process kept of it."""
         self.is_kept = True
+        self.live.claimed_kills = facts.kills
+        self.commands.left = facts.left_commands
         self.created_at = facts.created_at
         self._pausing.extend(facts.left_s)
         self.contexts.resume(contexts)
 
     async def pause_again(self) -> None:
         """Pause what an earlier process had paused, unless a caller uses it by now."""
-        await self._pausing.pause_again()
+        recorders = {command.attempt.recorder for command in self.commands.taken_on}
+        await self._pausing.pause_again(recorders)
 
     def leave(self) -> None:
         """Give it up and end nothing: the next server takes it over."""
@@ -374,6 +396,8 @@ class AsyncSandbox:
 
     def _after(self, outcome: Outcome) -> None:
         self.live.touch()
+        if outcome.verdict is Verdict.MEMORY:
+            self._keep_again()  # the next server must not count the kill again
         if outcome.verdict is Verdict.SANDBOX_ERROR or not self.live.is_alive:
             reason = f"a program in it ended with verdict {outcome.verdict.value}"
             if outcome.verdict is Verdict.MEMORY:

@@ -99,6 +99,18 @@ class Work:
     sandbox."""
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Where work stands that an earlier process began, and that goes on in this one."""
+
+    number: int
+    """Number of its request."""
+    cpu_before_s: float
+    """CPU seconds of the sandbox that are not the work's."""
+    left_s: float
+    """Seconds of its wall time that are left."""
+
+
 class Attempt:
     """One piece of work under way in a live sandbox."""
 
@@ -110,10 +122,12 @@ class Attempt:
         recorder: Recorder | None = None,
         *,
         is_held: bool = False,
+        earlier: Earlier | None = None,
     ) -> None:
         """Hand the work over; the clocks start now. `recorder` replaces the usual one.
 
-        Work that `is_held` begins with `go` or ends with `give_up`.
+        Work that `is_held` begins with `go` or ends with `give_up`. What is at work already, as
+        `earlier` says, is not handed over.
         """
         self.live = live
         self.work = work
@@ -125,15 +139,19 @@ class Attempt:
         self._deadlines: Deadlines | None = None
         channel = live.channel
         fields = {**work.fields, "held": True} if is_held else work.fields
-        self.recorder.number = channel.open(
-            work.op, self.recorder, self.recorder.expected, fields, work.body
-        )
+        left_s: float | None = None
+        if earlier is None:
+            self.recorder.number = channel.open(
+                work.op, self.recorder, self.recorder.expected, fields, work.body
+            )
+        else:
+            left_s = self._begin_again(earlier)
         self.recorder.context = work.fields.get("context")
         if work.tools is not None:
             self.recorder.calls = Calls(work.tools, channel, self.recorder.tell_of_call)
         # Later: this may be in the middle of a read, and a limit reads first.
         self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)
-        self._found_others = bool(live.running)
+        self._found_others = bool(live.running) or earlier is not None
         live.running.add(self.recorder)
         live.begun += 1
         self._order = live.begun
@@ -142,15 +160,33 @@ class Attempt:
         self._aftermath = Aftermath(live, self.recorder, self._before, work.limits)
         self._is_paused = False
         if not is_held:
-            self._start_clocks()
+            self._start_clocks(left_s)
         if work.stdin is not None:
             self._feed(work.stdin)
 
-    def _start_clocks(self) -> None:
+    def _begin_again(self, earlier: Earlier) -> float:
+        """Take the place of the process that began the work; return the wall time left."""
+        number = self.recorder.number = earlier.number
+        self.live.channel.listen(number, self.recorder, self.recorder.expected)
+        self._before = replace(self._before, cpu_s=earlier.cpu_before_s)
+        self._began_s -= max(0.0, self.work.limits.wall_s - earlier.left_s)
+        return earlier.left_s
+
+    @property
+    def clocks(self) -> Deadlines | None:
+        """Its clocks, while they run or stand still."""
+        return self._deadlines
+
+    def _start_clocks(self, left_s: float | None = None) -> None:
         if self.work.stop is not None:
             self._share = Share(self.live, self.recorder.number)
         self._deadlines = Deadlines(
-            self.work.limits, self.live.read_cpu_s, self._before.cpu_s, self._on_breach, self._share
+            self.work.limits,
+            self.live.read_cpu_s,
+            self._before.cpu_s,
+            self._on_breach,
+            self._share,
+            left_s,
         )
         self.live.clocks.add(self._deadlines)
         if self.live.pausing is not None and self.live.pausing.is_paused:
@@ -187,6 +223,13 @@ class Attempt:
         """Forget the held work; the caller destroys the sandbox."""
         self.live.channel.forget(self.recorder.number)
         self.live.running.discard(self.recorder)
+
+    def abandon(self) -> None:
+        """Record no further frames of it, and end nothing: its end cannot be known."""
+        self._stop_clocks()
+        self.live.channel.forget(self.recorder.number)
+        self.live.running.discard(self.recorder)
+        self.recorder.settle(Cause.LOST, "its end is not known")
 
     def _feed(self, data: bytes) -> None:
         number, channel = self.recorder.number, self.live.channel

@@ -43,8 +43,12 @@ class Deadlines:
         base_s: float,
         on_breach: Callable[[Cause], None],
         share: Share | None = None,
+        left_s: float | None = None,
     ) -> None:
-        """`base_s` is the result of `read_cpu_s` before the code ran. The clocks start now."""
+        """`base_s` is the result of `read_cpu_s` before the code ran. The clocks start now.
+
+        `left_s` is the wall time that is left of a work that began in an earlier process.
+        """
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._read_cpu_s = read_cpu_s
@@ -55,7 +59,8 @@ class Deadlines:
         """Seconds of wall time left while both clocks stand still; None while they run."""
         self._is_based = share is None
         """Whether a first look at others exists, against which the next look can be compared."""
-        self._wall = self._loop.call_later(limits.wall_s, self._breach, Cause.WALL)
+        wall_s = limits.wall_s if left_s is None else left_s
+        self._wall = self._loop.call_later(wall_s, self._breach, Cause.WALL)
         # If the wall clock certainly runs out first, the CPU clock is not needed.
         self._cpu: asyncio.TimerHandle | None = None
         pause_s = limits.cpu_s / limits.cpus
@@ -92,6 +97,25 @@ class Deadlines:
             self._breach(Cause.CPU)
         else:
             self._next(remaining_s, _SHARE_FLOOR_S)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of wall time that are left."""
+        return (
+            max(0.0, self._wall.when() - self._loop.time())
+            if self._held_s is None
+            else self._held_s
+        )
+
+    @property
+    def is_held(self) -> bool:
+        """Whether both clocks stand still."""
+        return self._held_s is not None
+
+    @property
+    def cpu_before_s(self) -> float:
+        """CPU seconds of the sandbox before the code ran."""
+        return self._base_s
 
     def hold(self) -> None:
         """Let both clocks stand still, because the sandbox does; idempotent."""

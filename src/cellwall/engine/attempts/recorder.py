@@ -112,6 +112,10 @@ class Recorder:
         """Exception raised by `on_event` or `on_start`."""
         self.on_refused: Callable[[], object] = lambda: None
 
+    def go_on_after(self, seq: int) -> None:
+        """Number events from `seq + 1` on: an earlier process has numbered those before."""
+        self._seq = seq
+
     # -- frames ----------------------------------------------------------------------------
 
     def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:

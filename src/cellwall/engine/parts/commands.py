@@ -7,6 +7,7 @@ engine identifies a command by a number of its own, never by a pid that the gues
 from __future__ import annotations
 
 import asyncio
+import builtins
 import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.engine.attempts.attempt import Attempt, Work
 from cellwall.engine.parts.files import file_error
+from cellwall.engine.parts.kept_commands import MOST_KEPT, KeptCommand, begin_again, earlier
 from cellwall.engine.policy.arguments import (
     SOURCE_CAP_BYTES,
     check_env,
@@ -22,7 +24,7 @@ from cellwall.engine.policy.arguments import (
     check_stdin,
     check_words,
 )
-from cellwall.model.errors import NotFound, UsageError
+from cellwall.model.errors import Conflict, NotFound, UsageError
 from cellwall.model.execution import CommandResult
 from cellwall.model.unicode import utf8
 from cellwall.runtimes.channel.replies import GuestRefused
@@ -65,6 +67,8 @@ def script_of(line: str) -> tuple[Sequence[str], bytes]:
 
 class Command:
     """A command in the background."""
+
+    has_terminal = False
 
     def __init__(
         self, live: ClaimedSandbox, attempt: Attempt, argv: Sequence[str], tasks: Tasks
@@ -143,6 +147,78 @@ class Commands:
         self._live = live
         self._tasks = tasks
         self._background: dict[int, Command] = {}
+        self._notes: dict[int, Mapping[str, Any]] = {}
+        """What the owner keeps of each command that goes on in the next server, by number."""
+        self.left: tuple[KeptCommand, ...] = ()
+        """Commands of an earlier server that still run, until they are taken on or ended."""
+        self.taken_on: list[Command] = []
+        """Those that were taken on."""
+        self.on_changed: Callable[[], bool] = bool
+        """Writes anew what is kept of the sandbox; returns whether it is kept."""
+
+    # -- beyond this process ---------------------------------------------------------------
+
+    def keep(self, command: Command, note: Mapping[str, Any]) -> bool:
+        """Have a command outlive this process with the sandbox; return whether it does.
+
+        `note` is JSON that its owner will need then.
+        """
+        if len(self._notes) >= MOST_KEPT or not command.is_running:
+            return False
+        self._notes[command.id] = note
+        if not self.on_changed():
+            del self._notes[command.id]
+            return False
+        command.on_ended(partial(self._forget, command.id))
+        return True
+
+    def _forget(self, number: int) -> None:
+        if self._notes.pop(number, None) is not None:
+            self.on_changed()
+
+    def kept(self) -> builtins.list[KeptCommand]:
+        """Return what outlives this process, with what was kept and is not taken on yet."""
+        known = self._background
+        found = [KeptCommand.of(known[n], note) for n, note in self._notes.items() if n in known]
+        return [*self.left, *(each for each in found if each is not None)]
+
+    async def take_on(
+        self, kept: KeptCommand, on_event: OnEvent | None = None, after: int = 0
+    ) -> Command:
+        """Go on with a command that an earlier process has started; events follow number `after`.
+
+        Raises NotFound if it ended and init does not know how, SandboxBroken.
+        """
+        try:
+            return await self._take_on(kept, on_event, after)
+        finally:
+            self.left = tuple(each for each in self.left if each.number != kept.number)
+
+    async def _take_on(self, kept: KeptCommand, on_event: OnEvent | None, after: int) -> Command:
+        self._live.check_alive()
+        work = kept.work(self._live, Work("start", {}, self._live.spec.limits, stop=self._stop))
+        since = await earlier(self._live, kept)
+        if kept.has_terminal:
+            from cellwall.engine.parts.terminals import Terminal, TerminalRecorder
+
+            attempt = Attempt(
+                self._live, work, None, TerminalRecorder(self._live, work), earlier=since
+            )
+            made: Command = Terminal(self._live, attempt, (), self._tasks)
+        else:
+            attempt = Attempt(self._live, work, on_event, earlier=since)
+            made = Command(self._live, attempt, (), self._tasks)
+        attempt.recorder.go_on_after(after)
+        try:
+            await begin_again(self._live, attempt, kept)
+        except BaseException:
+            attempt.abandon()
+            raise
+        self.taken_on.append(made)
+        self._keep(made)
+        return made
+
+    # -- starting --------------------------------------------------------------------------
 
     async def run(  # noqa: PLR0913 - each is a choice of the caller's
         self,
@@ -261,6 +337,15 @@ class Commands:
                 return command
         raise NotFound(f"command {command_id}: none runs under that id", remedy="list commands")
 
+    async def attach(self, command_id: int) -> Terminal:
+        """Return the running terminal with that id. Raises NotFound, Conflict."""
+        from cellwall.engine.parts.terminals import Terminal
+
+        found = await self.get(command_id)
+        if not isinstance(found, Terminal):
+            raise no_terminal(command_id)
+        return found
+
     async def kill(self, command_id: int, signal: int = signals.SIGKILL) -> None:
         """Signal a background command's process tree."""
         await (await self.get(command_id)).kill(signal)
@@ -305,6 +390,13 @@ class Commands:
     def _stop(self, number: int) -> None:
         channel = self._live.channel
         channel.send({"op": "signal", "id": number, "signal": int(signals.SIGKILL)})
+
+
+def no_terminal(command_id: object) -> Conflict:
+    """Return the error for a command that runs without a terminal."""
+    return Conflict(
+        f"command {command_id}: it runs without a terminal", remedy="read its events instead"
+    )
 
 
 def _as_user(work: Work, user: str | None) -> Work:

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.parts.kept_commands import KeptCommand
 from cellwall.engine.parts.network import policy_of
 from cellwall.model.errors import CellwallError
 from cellwall.model.network import NetworkPolicy
@@ -28,6 +29,10 @@ _log = logging.getLogger("cellwall.engine")
 _INTERRUPT_S = 2.0
 """Seconds that an interrupted cell has for its end."""
 _END_S = 5.0
+
+
+async def _nothing() -> None:
+    """Do nothing: there is nothing to settle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class Facts:
     """Seconds without activity after which it pauses; None: never."""
     resume: str = "auto"
     """What resumes it, as `PauseChoice.resume`."""
+    kills: int = 0
+    """Number of the kernel's memory kills that were reported as the reason of an end."""
+    commands: Sequence[Any] = ()
+    """What is kept of its background commands: a `KeptCommand` each, or that as JSON."""
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox, tenant: str) -> Facts:
@@ -55,7 +64,13 @@ class Facts:
         network = None if live.network is None else policy_of(live).as_json()
         is_opened = live.network is not None and live.network.is_opened
         facts = (sandbox.created_at, sandbox.ends_at, live.trust, tenant, network, is_opened)
-        return cls(*facts, sandbox.pauses.auto_pause_s, sandbox.pauses.resume)
+        pauses, commands = sandbox.pauses, sandbox.commands.kept()
+        return cls(*facts, pauses.auto_pause_s, pauses.resume, live.claimed_kills, commands)
+
+    @property
+    def left_commands(self) -> tuple[KeptCommand, ...]:
+        """Commands that an earlier server has kept."""
+        return tuple(KeptCommand(**each) for each in self.commands)
 
     @property
     def left_s(self) -> float:
@@ -70,6 +85,9 @@ class Arrivals:
     sandboxes: tuple[AsyncSandbox, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why the others have ended, by id."""
+    settle: Callable[[], Awaitable[None]] = _nothing
+    """Ends what ran in them and was not taken on, and pauses what was paused; to be awaited once,
+    after commands were taken on. It returns before all of that is over."""
 
 
 async def restore_network(sandbox: AsyncSandbox, outside: Outside, facts: Facts) -> str:
@@ -90,10 +108,23 @@ async def restore_network(sandbox: AsyncSandbox, outside: Outside, facts: Facts)
     return ""
 
 
+async def count_kills(sandbox: AsyncSandbox, found: Found) -> None:
+    """Have earlier memory kills explain no later end, after judging what ended meanwhile."""
+    for command in sandbox.commands.taken_on:
+        found.note_taken_on(command.id)
+        if command.attempt.recorder.is_ended:
+            with contextlib.suppress(TimeoutError, CellwallError):
+                async with asyncio.timeout(_END_S):
+                    await command.wait()
+    live = sandbox.live
+    with contextlib.suppress(OSError):  # it has ended
+        live.claimed_kills = max(live.claimed_kills, live.readings().oom_kills)
+
+
 async def settle(sandbox: AsyncSandbox, found: Found, *, was_paused: bool) -> None:
     """End what was at work for callers of the earlier server, then pause what was paused.
 
-    What a caller uses by now goes on.
+    What a caller uses by now goes on, and so does a command that was taken on.
     """
     await _end_leftovers(sandbox, found)
     if was_paused:

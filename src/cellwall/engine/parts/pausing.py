@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cellwall.model.errors import CellwallError, Conflict, SandboxBroken, UsageError
@@ -20,6 +22,7 @@ from cellwall.runtimes.base import PagesOut, Pauses, no_pause
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.attempts.recorder import Recorder
     from cellwall.engine.policy.settings import EngineSettings
     from cellwall.model.limits import Limits
     from cellwall.surface.shared.tasks import Tasks
@@ -77,6 +80,10 @@ async def _quietly(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
+def _nothing() -> None:
+    """Do nothing: the default of a callback."""
+
+
 def _has_ended(_reason: str) -> None:
     """Do nothing: what would be ended has ended."""
 
@@ -104,6 +111,8 @@ class Pausing:
         self._used_s = 0.0
         """Seconds of earlier pauses, of those that the bound is for."""
         self._paging: asyncio.TimerHandle | None = None
+        self.on_turned: Callable[[], None] = _nothing
+        """Called when it has paused, and when it goes on."""
         self._ends_s = self._loop.time() + self._limits.life_s
         self._timer = self._loop.call_later(self._next_look_s(), self._look)
 
@@ -131,9 +140,12 @@ class Pausing:
         """
         await self._shielded(self._pause())
 
-    async def pause_again(self) -> None:
-        """Pause what was paused before this process, unless a caller uses it by now."""
-        await self._shielded(self._pause(self._is_asked))
+    async def pause_again(self, beside: AbstractSet[Recorder]) -> None:
+        """Pause what was paused before this process, unless a caller uses it by now.
+
+        What `beside` records has run since then, and was paused with it.
+        """
+        await self._shielded(self._pause(partial(self._is_asked, beside)))
 
     async def resume(self) -> None:
         """Let it go on; nothing happens if it runs."""
@@ -193,6 +205,7 @@ class Pausing:
                 raise error
             self._live.check_alive()
             self._state = "paused"
+            self.on_turned()
             if self._choice.page_out_s is not None:
                 self._paging = self._loop.call_later(self._choice.page_out_s, self._page_out)
 
@@ -245,6 +258,7 @@ class Pausing:
         self._live.touch()
         for clock in self._live.clocks:
             clock.go_on()
+        self.on_turned()
         self._arm(self._next_look_s(), self._look)
 
     # -- time ------------------------------------------------------------------------------
@@ -328,8 +342,8 @@ class Pausing:
             if not self.is_paused:
                 self._arm(self._next_look_s(), self._look)
 
-    def _is_asked(self) -> bool:
-        return bool(self._live.running) or self._live.channel.is_asked
+    def _is_asked(self, beside: AbstractSet[Recorder] = frozenset()) -> bool:
+        return bool(self._live.running - beside) or self._live.channel.is_asked
 
     def _is_in_use(self) -> bool:
         return self._is_asked() or not self._is_idle()

@@ -66,6 +66,8 @@ class TerminalRecorder(Recorder):
 class Terminal(Command):
     """A command on a terminal: bytes out by `read` or `async for`, bytes in by `write`."""
 
+    has_terminal = True
+
     def __init__(
         self, live: ClaimedSandbox, attempt: Attempt, argv: Sequence[str], tasks: Tasks
     ) -> None:

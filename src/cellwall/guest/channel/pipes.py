@@ -65,6 +65,8 @@ class Pump:
         self._job = 0
         self._meter: Meter | None = None
         self._is_sink = False
+        self._is_waiting = False
+        """Whether the output waits for another host."""
         self._is_watched = False
         self._is_wide = False
         self._is_telling = False
@@ -96,6 +98,16 @@ class Pump:
         except BlockingIOError:
             return b""
 
+    def wait_for_host(self) -> None:
+        """Leave output unread until `go_on`: no host would have it."""
+        self._is_waiting = True
+        self._pause()
+
+    def go_on(self) -> None:
+        """Undo `wait_for_host`; idempotent."""
+        self._is_waiting = False
+        self._resume()
+
     def hold(self) -> None:
         """End the job; further output waits for the next job."""
         self._meter = None
@@ -104,7 +116,7 @@ class Pump:
         """End the last job; drop further output."""
         self._meter = None
         self._is_sink = True
-        self._resume()
+        self.go_on()
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -121,7 +133,7 @@ class Pump:
             self._loop.forget(self._fd)
 
     def _resume(self) -> None:
-        if self._fd >= 0 and not self._is_watched:
+        if self._fd >= 0 and not self._is_watched and not self._is_waiting:
             self._is_watched = True
             self._loop.watch(self._fd, READ, self._on_ready)
 

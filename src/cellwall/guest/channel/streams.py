@@ -45,6 +45,8 @@ class Stream:
         self._watched = 0
         self._is_reading = False
         self._waits_for_room = False
+        self._is_void = False
+        """Whether grants are void until another host gives new ones."""
         self.dropped = 0
         self.on_end: Callable[[OSError | None], None] | None = None
         """Called once when nothing is left to read, with the error if that is the reason."""
@@ -64,6 +66,23 @@ class Stream:
     def invite(self) -> None:
         """Grant the host the whole input window."""
         self._send_grant(INPUT_WINDOW_BYTES)
+
+    def void_grants(self) -> None:
+        """Forget what either side was granted: the host that granted it has gone."""
+        self._is_void, self._granted, self._taken = True, 0, 0
+        self._update()
+
+    def grant_anew(self, granted: int) -> None:
+        """Send up to `granted` bytes to another host, and tell it how much input there is room for.
+
+        Input that the host before has sent and that waits here counts.
+        """
+        self._is_void, self._taken = False, 0
+        room = INPUT_WINDOW_BYTES - len(self._inbox)
+        if room > 0:
+            self._send_grant(room)
+        self._granted = granted
+        self._update()
 
     def stop(self) -> None:
         """Leave the descriptor alone from now on; pending input is lost."""
@@ -188,6 +207,8 @@ class Stream:
             self.on_deaf()
 
     def _note_taken(self, count: int) -> None:
+        if self._is_void:
+            return  # a new host is told of all the room at once
         self._taken += count
         # In large steps: a keystroke must not cost a frame back.
         if self._taken >= INPUT_WINDOW_BYTES // 4:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Tuple, Union
 
 from cellwall.guest.channel.channel import Channel
 from cellwall.guest.channel.errors import Refusal, refusal_from
+from cellwall.guest.channel.frames import Header
 from cellwall.guest.channel.loop import Loop
 from cellwall.guest.channel.pipes import Feed, Meter, Pump, Sinks
 from cellwall.guest.channel.requests import Request
@@ -99,6 +100,20 @@ class Command:
         if self.terminal is not None:
             self.terminal.stream.grant(count)
 
+    def wait_for_host(self) -> None:
+        """Send no output, and take no grant for any, until another host takes it on."""
+        for pump in self.pumps:
+            pump.wait_for_host()
+        if self.terminal is not None:
+            self.terminal.stream.void_grants()
+
+    def go_on(self, window_bytes: int) -> None:
+        """Go on for another host; a terminal may send `window_bytes`."""
+        for pump in self.pumps:
+            pump.go_on()
+        if self.terminal is not None:
+            self.terminal.stream.grant_anew(window_bytes)
+
     def end_output(self) -> int:
         """Send a terminal's remaining output and close it; return how much input it never took."""
         if self.terminal is None:
@@ -134,6 +149,8 @@ class Commands:
         self._sinks = sinks
         self._config = config
         self._by_pid: dict[int, Command] = {}
+        self._ends: dict[int, Header] = {}
+        """Last events of the latest commands, which another host may not have got."""
 
     def job(self, number: int) -> Command | None:
         """Return the running command of this number."""
@@ -145,6 +162,24 @@ class Commands:
     def leaders(self) -> dict[int, int]:
         """Return the pid of each running command, by request."""
         return {each.id: each.pid for each in self._by_pid.values()}
+
+    def wait_for_host(self) -> None:
+        """Have what runs wait with its output for another host, which takes it on or ends it."""
+        for command in self._by_pid.values():
+            command.wait_for_host()
+
+    def take_on(self, request: Request) -> tuple[Header, bytes]:
+        """Go on with a command for another host, or send its last event again."""
+        number = request.integer("of")
+        window_bytes = request.integer("window", low=0, high=MOST_GRANTED_BYTES)
+        command, end = self.job(number), self._ends.get(number)
+        if command is not None:
+            command.go_on(window_bytes)
+            return {"pid": command.pid, "has_terminal": command.terminal is not None}, b""
+        if end is None:
+            raise Refusal("not_found", f"take_on: {number} is no command")
+        self._channel.send(end)
+        return {"pid": 0, "has_terminal": False}, b""
 
     def start(self, request: Request) -> None:
         """Start a process; `started` follows, or a refusal."""
@@ -284,19 +319,26 @@ class Commands:
             command.feed.close()
         else:
             cut["stdin"] = command.end_output()
-        self._channel.send(
-            {
-                "ev": "done",
-                "id": command.id,
-                "exit_code": end.exit_code,
-                "signal": end.signal,
-                "alive": False,
-                "raised": False,
-                "cut": cut,
-                "rusage": end.rusage,
-                "remains": remains,
-            }
-        )
+        done = {
+            "ev": "done",
+            "id": command.id,
+            "exit_code": end.exit_code,
+            "signal": end.signal,
+            "alive": False,
+            "raised": False,
+            "cut": cut,
+            "rusage": end.rusage,
+            "remains": remains,
+        }
+        self._note_end(command.id, done)
+        self._channel.send(done)
+
+    def _note_end(self, number: int, done: Header) -> None:
+        if self._config.get("standby_fd", -1) < 0:
+            return  # no other host comes
+        self._ends[number] = done
+        if len(self._ends) > MOST_COMMANDS:
+            del self._ends[next(iter(self._ends))]
 
 
 class _Ends:

@@ -127,6 +127,7 @@ class Init:
             "chunk": self._chunk,
             "chunk_end": self._chunk_end,
             "take_over": self._take_over,
+            "take_on": self._commands.take_on,
             "shutdown": self._shutdown,
         }
 
@@ -414,6 +415,7 @@ class Init:
         """Have the standby line as the channel from now on, and forget the host before."""
         sent = self._channel.sent_bytes
         self._lost = (sent, self._channel.replace(fd))
+        self._commands.wait_for_host()
         self._workers.cancel_all()
         if self._ports is not None:
             self._ports.reset_all()

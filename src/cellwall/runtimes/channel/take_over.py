@@ -29,6 +29,7 @@ _APART = 1 << 32
 many requests that it got no answer to."""
 _MOST_CONTEXTS = 32
 _MOST_AT_WORK = 128
+_MOST_LOST_BYTES = 1 << 40
 _STATES = frozenset({"starting", "idle", "busy", "ending"})
 
 
@@ -48,10 +49,15 @@ class Found:
     contexts: tuple[ContextFound, ...]
     at_work: dict[int, asyncio.Future[None]]
     """Executions and commands of the server before, each with a future of its end."""
-    commands: frozenset[int]
-    """Those of them that are commands."""
-    unsent_bytes: int
-    """Number of bytes that the server before was not sent."""
+    commands: set[int]
+    """Those of them that are commands, and have not been taken on."""
+    lost_bytes: int
+    """Number of bytes of the sandbox that the server before had not read when it ended."""
+
+    def note_taken_on(self, number: int) -> None:
+        """Note that a command goes on for a caller of this server."""
+        self.at_work.pop(number, None)
+        self.commands.discard(number)
 
     async def wait_over(self, within_s: float) -> bool:
         """Wait for the end of all that is at work; False if something goes on."""
@@ -150,8 +156,8 @@ def _checked(header: Mapping[str, Any]) -> Found:
     return Found(
         tuple(_context(each) for each in contexts),
         {number: loop.create_future() for number in numbers},
-        frozenset(_numbers(commands)),
-        max(0, unsent),
+        set(_numbers(commands)),
+        min(max(0, unsent), _MOST_LOST_BYTES),
     )
 
 

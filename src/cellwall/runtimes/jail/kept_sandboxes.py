@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
+import struct
+import termios
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -274,6 +277,7 @@ class KeptSandboxes:
                 raise
             held.pop_all()
         lines, (pidfd, work, *hangs_on) = arrival.lines, arrival.fixed
+        found.lost_bytes += _unread_bytes(each for each in lines if each != line)
         arrival.descriptors = []
         fds.close_all(lines)
         child = Child(record.pid, pidfd, sock, standby=ours, hangs_on=tuple(hangs_on))
@@ -342,6 +346,12 @@ def _thawed(groups: Groups) -> bool:
     was_paused = freezer.is_frozen()
     freezer.thaw()  # in any case: the server may have ended while its processes were being stopped
     return was_paused
+
+
+def _unread_bytes(lines: Iterable[int]) -> int:
+    """Return how much the servers before have not read of what init sent them."""
+    answers = [fcntl.ioctl(line, termios.FIONREAD, bytes(4)) for line in lines]
+    return sum(struct.unpack("i", answer)[0] for answer in answers)
 
 
 def _ids(uids: UidRange, index: int) -> KeptIds:

@@ -192,6 +192,9 @@ class ServerSettings:
     """A reader that takes nothing for this long is hung up on."""
     socket_s: float = 86_400.0
     """Whole life of a WebSocket."""
+    detach_s: float = 3600.0
+    """Most seconds that a terminal waits without a client, where one asks for that (`detach_s`);
+    0: every terminal is hung up when its client leaves."""
     stop_s: float = 10.0
     """Seconds from the wish to stop until what still runs, and clients still connected, are
     interrupted."""

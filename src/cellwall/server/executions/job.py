@@ -51,7 +51,7 @@ class Job:
     def on_start(self, attempt: Handle) -> None:
         """Note that the work runs; the engine calls this."""
         self.attempt = attempt
-        self.started_at = time.time()
+        self.started_at = self.started_at or time.time()
         self.spool.on_pressure = self._on_pressure
         if not self.started.done():
             self.started.set_result(None)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.commands import Command
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import CommandResult
+    from cellwall.server.commands.terminal_seat import Seat
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.disk_quota import Kept
     from cellwall.server.schemas.requests import Window
@@ -52,6 +53,16 @@ class CommandRecord(Job):
         """Handle of the command while it runs."""
         self.pid: int | None = None
         self.result: CommandResult | None = None
+        self.is_kept = False
+        """Whether it goes on in the next server."""
+        self.is_left = False
+        """Whether this server has ended before it, and it goes on in the next one."""
+        self.detach_s = 0.0
+        """Seconds that its terminal waits without a client before it is hung up."""
+        self.seat: Seat | None = None
+        """The place of its terminal's client, while it runs."""
+        self.begins_after = 0
+        """Number that its events follow: an earlier server has numbered those before."""
 
     @property
     def cost_bytes(self) -> int:
@@ -65,7 +76,19 @@ class CommandRecord(Job):
         """Complete the record as `Job.settle` does, and let go of the handle."""
         if self.command is not None:
             self.pid, self.command = self.command.pid, None
+        self.seat = None
         super().settle()
+
+    def leave(self) -> None:
+        """Let go of a command that goes on in the next server: readers get no end of it here."""
+        if self.command is not None:
+            self.pid, self.command = self.command.pid, None
+        self.is_left = True
+        self.spool.leave()
+        self.attempt = self.task = self.spool.on_pressure = None
+        for future in (self.started, self.ended):
+            if not future.done():
+                future.set_result(None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of the command routes."""
@@ -74,10 +97,11 @@ class CommandRecord(Job):
         value: dict[str, Any] = {
             "id": self.id,
             "argv": self.argv,
-            "status": "ended" if self.ended.done() else "running",
+            "status": "ended" if self.ended.done() and not self.is_left else "running",
             "pid": self.pid if self.command is None else self.command.pid,
             "started_at": None if self.started_at is None else rfc3339(self.started_at),
             "terminal": None if self.terminal is None else self.terminal.model_dump(),
+            "kept": self.is_kept,
             "verdict": None if ended is None else ended["verdict"],
             "exit_code": None if ended is None else ended["exit_code"],
             "signal": None if ended is None else ended["signal"],

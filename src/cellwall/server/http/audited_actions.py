@@ -41,6 +41,7 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", f"{_COMMAND}/stdin"): "command.feed",
     ("POST", f"{_COMMAND}/signal"): "command.signal",
     ("WS", f"{_BOX}/terminal"): "terminal.open",
+    ("WS", f"{_BOX}/terminal/{{command_id}}"): "terminal.attach",
     ("PUT", _FILES): "file.write",
     ("POST", _FILES): "file.write",
     ("DELETE", _FILES): "file.remove",

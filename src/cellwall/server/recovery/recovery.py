@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.server.audit.chain import appending
+from cellwall.server.commands.going_on import go_on
 from cellwall.server.core.errors import failure
 from cellwall.server.core.times import steady
 from cellwall.server.executions.disk_quota import FREE_BYTES
@@ -53,6 +54,8 @@ async def recover(state: State, store: Store) -> None:
         state.notices.ended(row.tenant, row.asked, partial(_answer_of, change))
     state.ledger.go_on_after(found.last_seq)
     state.sandboxes.restore(await store.sandboxes(), kept.living)
+    await go_on(state)
+    await kept.settle()
     state.kept.restore(await store.kept(FREE_BYTES))
     after, restored = 0, 0
     while rows := await store.queued(after, _PAGE):

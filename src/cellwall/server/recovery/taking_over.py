@@ -13,7 +13,7 @@ from cellwall.engine.scheduling.admission import Cost
 from cellwall.model.errors import CapacityError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.server.state import State
@@ -29,6 +29,8 @@ class Kept(NamedTuple):
     living: Mapping[str, AsyncSandbox]
     refused: Mapping[str, str]
     """Why the others have ended."""
+    settle: Callable[[], Awaitable[None]]
+    """What `Arrivals` has under that name."""
 
 
 async def take_over(state: State, store: Store) -> Kept:
@@ -50,7 +52,7 @@ async def take_over(state: State, store: Store) -> Kept:
         _log.warning("sandbox %s was not taken over: %s", name, reason)
     if living:
         _log.warning("took over %d sandboxes of the server before", len(living))
-    return Kept(living, refused)
+    return Kept(living, refused, arrived.settle)
 
 
 def _reserved(state: State, sandbox: AsyncSandbox, row: SandboxRow | None) -> str:

@@ -1,6 +1,6 @@
 """Routes of commands: started, listed, fed, signalled, read again after a lost connection.
 
-Terminals over WebSockets are in `terminal`, which starts commands too, and uses `follow`.
+Terminals over WebSockets are in `terminal`, which starts commands too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import signal as signals
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
+from cellwall.server.commands.following import follow
 from cellwall.server.core.request import ClientGone
 from cellwall.server.executions.idempotency import gone
 from cellwall.server.executions.sandboxes import CommandRecord
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.commands import Command
     from cellwall.server.core.request import Request
     from cellwall.server.executions.sandboxes import SandboxRecord
-    from cellwall.server.state import State
 
 
 _SHOWN_CHARS = 100_000
@@ -108,7 +108,7 @@ async def started(request: Request, owner: SandboxRecord, body: CommandBody) -> 
         merge_stderr=body.merge_stderr,
         on_event=record.spool.append,
     )
-    follow(request, owner, record, made)
+    follow(request.state, owner, record, made, keeps=body.background)
     if stdin is not None:
         await made.send_stdin(stdin)
     if stdin is not None or not body.background:
@@ -121,34 +121,6 @@ def _short(script: str) -> str:
     if len(script) <= _SHOWN_CHARS:
         return script
     return f"{script[:1000]}… ({len(script)} characters)"
-
-
-def follow(request: Request, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
-    """Register a started command, and record its end in the background."""
-    record.command = made
-    record.on_start(made.attempt)
-    owner.add_command(record)
-    owner.log("command started", command=record.id)
-    record.task = request.state.tasks.spawn(_follow(request.state, owner, record, made))
-
-
-async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
-    """Record how the command ended."""
-    try:
-        record.result = await made.wait()
-        state.observer.ended(owner.owner, owner.template, record.result.outcome)
-        if state.audit is not None:
-            names = f"sandbox:{owner.id} command:{record.id}"
-            state.audit.command_ended(owner.owner, names, record.result.outcome)
-        outcome = record.result.outcome.as_json()
-        owner.log("command ended", command=record.id, verdict=outcome["verdict"])
-        # A terminal's output is not events; its end is one.
-        record.spool.finish({"type": "end", "verdict": outcome["verdict"], "outcome": outcome})
-    except Exception as error:  # noqa: BLE001 - it belongs to the command's caller
-        record.fail(error)
-    finally:
-        record.settle()
-        state.sandboxes.ended_commands.add(owner, record)
 
 
 async def get(request: Request) -> None:

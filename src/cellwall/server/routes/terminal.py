@@ -1,7 +1,8 @@
 """Route of a terminal in a sandbox over a WebSocket: a real pty, a command like any other.
 
 The invariant: output waits for the browser inside the sandbox, not in the server, and the command
-gets a hang-up when the WebSocket is gone, also while it reads none of its input.
+gets a hang-up when the WebSocket is gone, also while it reads none of its input; with `detach_s` it
+gets that later, and another WebSocket may take the terminal until then.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ import json
 import signal as signals
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import UsageError
+from cellwall.engine.parts.commands import no_terminal
+from cellwall.model.errors import Conflict, UsageError
+from cellwall.server.commands.following import follow
+from cellwall.server.commands.terminal_seat import Guest, Seat
 from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.request import ClientGone
 from cellwall.server.core.websockets import BAD_MESSAGE, Socket, wanted_subprotocol
 from cellwall.server.executions.sandboxes import CommandRecord
-from cellwall.server.http.endpoint import Answer, Endpoint, query_of, sandbox
-from cellwall.server.routes.commands import follow, signal_number
-from cellwall.server.schemas.requests import TerminalQuery, Window
+from cellwall.server.http.endpoint import Answer, Endpoint, command, query_of, sandbox
+from cellwall.server.routes.commands import signal_number
+from cellwall.server.schemas.requests import AttachQuery, TerminalQuery, Window
 
 if TYPE_CHECKING:
-    from cellwall.engine.parts.terminals import Terminal
     from cellwall.server.core.request import Request
 
 _SHELL = "[ -x /bin/bash ] && exec /bin/bash -l; exec /bin/sh -l"
 """A line for the shell of a template, or of an image, which need not have bash."""
+REPLACED = 4001
+"""Close code for a client whose terminal another one has attached to."""
 
 
 async def terminal(request: Request) -> None:
@@ -37,51 +42,88 @@ async def terminal(request: Request) -> None:
     argv = ["/bin/bash", "-l"] if query.command is None else ["/bin/bash", "-c", query.command]
     record = CommandRecord(request.owner, request.request_id, request.settings.spool_bytes, argv)
     record.terminal = Window(rows=query.rows, cols=query.cols)
-    follow(request, owner, record, made)
+    record.detach_s = min(query.detach_s, request.settings.detach_s)
+    record.seat = Seat(request.state, owner, record, made)
+    follow(request.state, owner, record, made, keeps=True)
+    guest = Guest()
+    await record.seat.take(guest)
+    await _serve(request, record, record.seat, guest, "started")
+
+
+async def attach(request: Request) -> None:
+    """`WS /sandboxes/{id}/terminal/{command_id}`: the client before, if there is one, is closed."""
+    query = query_of(request, AttachQuery)
+    record = command(request)
+    if record.terminal is None:
+        raise no_terminal(record.id)
+    if record.seat is None:
+        raise Conflict(f"command {record.id}: it has ended", remedy="open another terminal")
+    sandbox(request).sandbox.live.enter()
+    if query.rows is not None and query.cols is not None:
+        record.terminal = Window(rows=query.rows, cols=query.cols)
+    await _serve(request, record, record.seat, Guest(), "attached")
+
+
+async def _serve(
+    request: Request, record: CommandRecord, seat: Seat, guest: Guest, word: str
+) -> None:
+    """Have this client at the terminal until either ends, or another client comes."""
     socket = Socket(request)
+    session = _Session(socket, record, seat)
     try:
         await socket.accept(wanted_subprotocol(request))
+        if word == "attached":
+            await seat.take(guest)
         async with asyncio.timeout(request.settings.socket_s):
-            await cancel_on_disconnect(request, _Session(socket, record, made).talk())
+            await cancel_on_disconnect(request, session.talk(word, guest.replaced))
     except TimeoutError:
         await socket.close(1001, "its whole life is over")
     finally:
-        if made.is_running:
-            await made.kill(signals.SIGHUP)
-        await made.close()
+        await seat.leave(guest)
+    if guest.replaced.is_set():
+        await socket.close(REPLACED, "another client has attached")
 
 
 class _Session:
     """One terminal and its client."""
 
-    def __init__(self, socket: Socket, record: CommandRecord, made: Terminal) -> None:
+    def __init__(self, socket: Socket, record: CommandRecord, seat: Seat) -> None:
         self._socket = socket
         self._record = record
-        self._terminal = made
+        self._seat = seat
+        self._terminal = seat.terminal
 
-    async def talk(self) -> None:
+    async def talk(self, word: str, replaced: asyncio.Event) -> None:
         """Pass data both ways until either side ends. Raises `ClientGone`."""
-        window = self._record.terminal
-        size = {} if window is None else window.model_dump()
-        await self._socket.send_json({"type": "started", "command_id": self._record.id, **size})
+        await self._greet(word)
         # Not in the server's task group: their errors are the client's, and end here.
-        speaking = asyncio.ensure_future(self._speak())
-        listening = asyncio.ensure_future(self._listen())
+        tasks = [
+            asyncio.ensure_future(each) for each in (self._speak(), self._listen(), replaced.wait())
+        ]
         try:
-            done, _ = await asyncio.wait((speaking, listening), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         except UsageError as error:
             await self._socket.close(BAD_MESSAGE, error.message)
         finally:
-            speaking.cancel()
-            listening.cancel()
-            await asyncio.gather(speaking, listening, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _greet(self, word: str) -> None:
+        window = self._record.terminal or Window(rows=24, cols=80)
+        waits = {"detach_s": self._record.detach_s}
+        hello = {"type": word, "command_id": self._record.id, **window.model_dump(), **waits}
+        await self._socket.send_json(hello)
+        if word == "attached":
+            await self._terminal.resize(window.rows, window.cols)
+            # The kernel says nothing if the size is the same, and programs are to draw again.
+            await self._terminal.kill(signals.SIGWINCH)
 
     async def _speak(self) -> None:
         try:
-            async for data in self._terminal:
-                await self._socket.send(data)
+            await self._pass_on()
             outcome = (await self._terminal.wait()).outcome.as_json()
             await self._socket.send_json(
                 {"type": "end", "verdict": outcome["verdict"], "outcome": outcome}
@@ -89,6 +131,16 @@ class _Session:
             await self._socket.close()
         except ClientGone:
             pass
+
+    async def _pass_on(self) -> None:
+        """Send output until the end; what was not sent stays for the next client."""
+        seat = self._seat
+        while True:
+            seat.unsent = seat.unsent or await self._terminal.read()
+            if not seat.unsent:
+                return
+            await self._socket.send(seat.unsent)
+            seat.unsent = b""
 
     async def _listen(self) -> None:
         """Take the client's messages until it disconnects; `UsageError` on an invalid one."""
@@ -120,6 +172,7 @@ class _Session:
             raise UsageError("terminal: a message that cannot be read") from None
 
 
+_ATTACHED = "It is attached; the client that had it is closed with 4001."
 ENDPOINTS = (
     Endpoint(
         "WS",
@@ -128,6 +181,15 @@ ENDPOINTS = (
         "A terminal",
         {101: Answer("It is open.")},
         query=TerminalQuery,
+        tags=("commands",),
+    ),
+    Endpoint(
+        "WS",
+        "/sandboxes/{sandbox_id}/terminal/{command_id}",
+        attach,
+        "A terminal that runs",
+        {101: Answer(_ATTACHED)},
+        query=AttachQuery,
         tags=("commands",),
     ),
 )

@@ -453,3 +453,13 @@ class TerminalQuery(Query):
     cwd: PathText | None = None
     user: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     command: Annotated[str, Field(min_length=1, max_length=131_072)] | None = None
+    detach_s: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] = 0.0
+    """Seconds that it waits for a client when it has none; 0: it is hung up at once."""
+
+
+class AttachQuery(Query):
+    """A terminal that runs, to be taken by this client."""
+
+    rows: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Without a size the terminal keeps the one it has."""
+    cols: Annotated[int, Field(ge=1, le=1000)] | None = None

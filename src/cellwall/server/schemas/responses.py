@@ -301,6 +301,8 @@ class Command(Shown):
     pid: int | None
     started_at: str | None
     terminal: TerminalSize | None
+    kept: bool = False
+    """Whether it goes on if the server is restarted."""
     verdict: Verdict | None
     exit_code: int | None
     signal: int | None

@@ -6,8 +6,9 @@ without a number is a gap record, and says which numbers are gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cellwall.wire.answer import one_line
 
@@ -26,6 +27,12 @@ class Line:
 def gap(after: int, following: int) -> Line:
     """Return the record saying that the events between `after` and `following` are gone."""
     value = {"type": "gap", "after": after, "next": following, "lost": following - after - 1}
+    return Line(None, "gap", one_line(value))
+
+
+def unknown_gap(after: int, following: int, facts: Mapping[str, Any]) -> Line:
+    """Return a gap record where it is not known how many events there were; `facts` say why."""
+    value = {"type": "gap", "after": after, "next": following, "lost": None, **facts}
     return Line(None, "gap", one_line(value))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.execution import Event
-from cellwall.server.streaming.event_line import Line, gap, with_gaps
+from cellwall.server.streaming.event_line import Line, gap, unknown_gap, with_gaps
 from cellwall.wire.answer import event_line, one_line
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class Spool:
         self._waiting: list[asyncio.Future[None]] = []
         self.last = 0
         """Number of the latest event."""
+        self._begins_after = 0
+        self._before: Mapping[str, Any] = {}
+        """Facts about the events up to number `_begins_after`, which an earlier server had."""
         self.is_closed = False
         self.on_pressure: Callable[[bool], None] | None = None
         """Called with True when the source should wait, with False when it may go on."""
@@ -74,6 +77,20 @@ class Spool:
     def first(self) -> int:
         """Number of the oldest kept event; `last + 1` if there is none."""
         return self._items[0].seq if self._items else self.last + 1
+
+    def go_on_after(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Begin after `number`: an earlier server has numbered events up to that, at most.
+
+        `facts` go into the record that says that those are gone.
+        """
+        self.last = self._begins_after = number
+        self._before = facts
+
+    def gap(self, after: int) -> Line:
+        """Return the record that says that the events from `after` to the first kept are gone."""
+        if after >= self._begins_after:
+            return gap(after, self.first)
+        return unknown_gap(after, self.first, self._before)
 
     def append(self, event: Event) -> None:
         """Take the next event of the engine, whose numbers have no holes either."""
@@ -91,6 +108,10 @@ class Spool:
         if not self.is_closed:
             self._put(self.last + 1, _EVENT_BYTES, content)
             self._close()
+
+    def leave(self) -> None:
+        """Have readers stop without an `end`: the work goes on in the next server."""
+        self._close()
 
     def _put(self, seq: int, size: int, content: Event | Line | Mapping[str, Any]) -> None:
         self.last = seq
@@ -202,7 +223,7 @@ class Reader:
         spool = self._spool
         lines: list[Line] = []
         if self.position + 1 < spool.first:
-            lines.append(gap(self.position, spool.first))
+            lines.append(spool.gap(self.position))
             self.position = spool.first - 1
         items = spool._after(self.position)
         if items:

@@ -190,3 +190,69 @@ def test_end_of_the_channel_still_ends_init(host: Host, line: Line) -> None:
     """A standby line that is open keeps nothing alive."""
     assert os.WIFEXITED(host.hang_up())
     line.socket.close()
+
+
+def take_on(host: Host, number: int, window: int = 1 << 16) -> dict[str, Any]:
+    """Have init go on with a command for this host."""
+    host.send("take_on", number=NEW, of=number, window=window)
+    header, _ = host.next()
+    while header["id"] != NEW:
+        header, _ = host.next()
+    return header
+
+
+def test_command_that_is_taken_on_goes_on_with_its_input(host: Host, line: Line) -> None:
+    """Its output waits until then: the next frame of it comes after the reply."""
+    script = "echo on; while read x; do echo got $x; done; exit 7"
+    number = host.send("start", argv=["sh", "-c", script], number=78, stdin="stream")
+    host.wait_for("stdout", number)
+    line.take_over(host)
+    host.send("stdin", b"early\n", number)
+    assert host.ask("context_list")[0]["ev"] == "reply"
+    header = take_on(host, number)
+    assert (header["pid"] > 1, header["has_terminal"]) == (True, False)
+    host.send("stdin", b"late\n", number)
+    host.send("stdin_close", number=number)
+    found = host.events(number)
+    assert b"".join(body for head, body in found) == b"got early\ngot late\n"
+    assert found[-1][0]["exit_code"] == 7
+
+
+def test_command_that_ended_meanwhile_says_so_again(host: Host, line: Line) -> None:
+    number = host.send("start", argv=["sh", "-c", "exit 3"], number=78)
+    host.wait_for("done", number)
+    line.take_over(host)
+    host.send("take_on", number=NEW, of=number, window=1)
+    (done, _), (reply, _) = host.next(), host.next()
+    assert (done["ev"], done["id"], done["exit_code"]) == ("done", number, 3)
+    assert (reply["id"], reply["pid"]) == (NEW, 0)
+    host.send("take_on", number=NEW + 1, of=99, window=1)
+    assert host.next()[0]["code"] == "not_found"
+
+
+def test_terminal_forgets_what_the_host_before_had_granted(host: Host, line: Line) -> None:
+    """Nothing comes before it is taken on, then as much as the new host grants."""
+    script = "stty raw -echo; echo on; read x; yes"
+    number = host.send(
+        "start", argv=["sh", "-c", script], number=78, pty={"rows": 5, "cols": 9}, window=1 << 20
+    )
+    host.wait_for("stdout", number)
+    host.send("stdin", b"q" * 50, number)
+    line.take_over(host)
+    host.send("stdin", b"x\n", number)
+    assert host.ask("context_list")[0]["ev"] == "reply"
+    host.send("take_on", number=NEW, of=number, window=1000)
+    credit, _ = host.next()
+    assert (credit["ev"], credit["id"]) == ("credit", number)
+    assert 100_000 < credit["bytes"] <= 128 * 1024
+    assert host.next()[0]["has_terminal"] is True
+    got = 0
+    while got < 1000:
+        header, body = host.next()
+        assert (header["ev"], header["id"]) == ("stdout", number)
+        got += len(body)
+    assert got == 1000
+    assert host.ask("context_list")[0]["ev"] == "reply"
+    host.send("signal", number=number, signal=9)
+    found = host.events(number)
+    assert sum(len(body) for _, body in found) <= 64 * 1024

@@ -21,7 +21,9 @@ from cellwall.model.limits import Limits
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.base import SandboxSpec
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
+"""Formats that this version takes over; 1 has no commands."""
 
 
 class Upgraded(SandboxBroken):
@@ -109,7 +111,7 @@ class KeptSandbox:
         """Read a record. Raises Upgraded, and SandboxBroken for what is none."""
         try:
             found = json.loads(text)
-            if (found["format"], found["protocol"]) != (FORMAT, PROTOCOL):
+            if found["format"] not in _READABLE or found["protocol"] != PROTOCOL:
                 raise Upgraded(
                     f"kept sandbox: format {found['format']} with guest protocol "
                     f"{found['protocol']}, this version has {FORMAT} and {PROTOCOL}"
