@@ -40,6 +40,7 @@ from cellwall.guest.init.ports import Connection, Ports
 from cellwall.guest.process import processes
 
 if TYPE_CHECKING:
+    from cellwall.guest.init.standing_by import StandingBy
     from cellwall.guest.warm.fast_start import Handoff
 
 _MOST_SIGNAL = 64
@@ -71,6 +72,7 @@ class Init:
         self._workers = Workers(self._loop, self._channel)
         self._files = Files(self._config)
         self._ports: Ports | None = None
+        self._standing_by: StandingBy | None = None
         self._awaited: list[str] = []
         self._operations = self._table()
 
@@ -112,6 +114,8 @@ class Init:
             "areas_put": self._areas_put,
             "tree_scan": self._tree_scan,
             "tree_restore": self._tree_restore,
+            "stand_by": self._stand_by,
+            "wake": self._wake,
             "hold": self._hold,
             "release": self._release,
             "port_connect": self._port_connect,
@@ -362,6 +366,21 @@ class Init:
         from cellwall.guest.files import tree_restore  # as above
 
         self._workers.start(request.id, tree_restore.restoration(self._files.resolve(request)))
+
+    def _stand_by(self, request: Request) -> None:
+        from cellwall.guest.init.standing_by import StandingBy  # most sandboxes are never copied
+
+        def signal_all(is_stop: bool) -> bool:
+            return self._signal_all(signal.SIGSTOP if is_stop else signal.SIGCONT)
+
+        if self._standing_by is None:
+            self._standing_by = StandingBy(self._loop, self._channel, signal_all)
+        self._standing_by.begin(request, self._contexts, self._commands, self._ports)
+
+    def _wake(self, request: Request) -> tuple[Header, bytes]:
+        if self._standing_by is None:
+            raise Refusal("invalid", "wake: nothing stands by")
+        return self._standing_by.end(request, self._contexts, self._commands, self._ports)
 
     def _hold(self, _request: Request) -> tuple[Header, bytes]:
         return {"held": self._signal_all(signal.SIGSTOP)}, b""
