@@ -8,6 +8,8 @@ a new socket in the old one's place and answers nothing of what its source was a
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
 from cellwall.guest.channel.errors import Refusal
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.01
 _MOST_LEFT = 100
+_REMOVED = " (deleted)"
+_NEVER_NAMED = ("/memfd:", "/dev/zero")
 
 
 class StandingBy:
@@ -47,6 +51,11 @@ class StandingBy:
         epoch = request.text("epoch")
         if not self._signal_all(True):
             raise Refusal("unsupported", "stand_by: init is not the first process")
+        gone = removed_file()
+        if gone:
+            self._signal_all(False)
+            what = f"a file is in use that was removed: {gone}"
+            raise Refusal("unsupported", f"stand_by: {what}")
         self._epoch = epoch
         left = [f"output of process {pid}" for pid in commands.leaders().values()]
         at_work = [each for each in contexts.listing() if each["state"] == "busy"]
@@ -85,3 +94,29 @@ class StandingBy:
             self._signal_all(False)
         # Of a copy nothing else runs before the host has compared it and says `release`.
         return {}, b""
+
+
+def removed_file() -> str:
+    """Return a file or directory that a process uses and that was removed, if there is one.
+
+    The kernel under this one writes down which file of the host is open by its name.
+    """
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            for name in _used_by(f"/proc/{pid}"):
+                # A file may really be called so.
+                if name.endswith(_REMOVED) and not os.path.lexists(name):
+                    return name[: -len(_REMOVED)]
+    return ""
+
+
+def _used_by(process: str) -> list[str]:
+    """Return the names of what a process has open or mapped, and of its directory."""
+    links = [f"{process}/cwd", *(f"{process}/fd/{each}" for each in os.listdir(f"{process}/fd"))]
+    found = []
+    for link in links:
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            found.append(os.readlink(link))
+    with open(f"{process}/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        found += [line[line.index("/") :].rstrip("\n") for line in lines if _REMOVED in line]
+    return [each for each in found if not each.startswith(_NEVER_NAMED)]

@@ -101,6 +101,7 @@ class GvisorSandbox:
         self._remove = remove
         self._closing: asyncio.Task[None] | None = None
         self._hopeless = 0
+        self._is_left = False
         self._watch: MemoryWatch | None = None
         if spec.purpose == "session":
             self._watch = MemoryWatch(
@@ -161,10 +162,28 @@ class GvisorSandbox:
 
     def leave(self) -> None:
         """Have its processes end without being its end: `come_back` follows, or `kill`."""
+        self._is_left = True
         if self._watch is not None:
             self._watch.stop()
         self._resources.keeper.forget_end()
         self._resources.channel.leave_socket()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether `leave` was called, and its processes run on all the same."""
+        return self._is_left and not self._resources.keeper.has_ended
+
+    def stay(self) -> None:
+        """Undo `leave`: its processes have not ended."""
+        if self._is_left:
+            self._is_left = False
+            self._resources.channel.resume()
+            self._on_end_of(self._resources.keeper)
+            self._watch_on()
+
+    def _on_end_of(self, keeper: Keeper) -> None:
+        keeper.on_end(lambda: self._resources.channel.close("runsc has ended"))
+        keeper.on_end(self._on_ended)
 
     async def come_back(self, keeper: Keeper, line: socket.socket, witness: Witness | None) -> None:
         """Go on with another keeper, in the same cgroups, once the one before has ended."""
@@ -181,8 +200,8 @@ class GvisorSandbox:
             old.close()
         self._resources.witness = witness
         self._resources.channel.join_socket(line)
-        keeper.on_end(lambda: self._resources.channel.close("runsc has ended"))
-        keeper.on_end(self._on_ended)
+        self._is_left = False
+        self._on_end_of(keeper)
 
     def confirm(self, posture: Mapping[str, Any], work_fd: int) -> None:
         """Take over what was compared after `come_back`."""

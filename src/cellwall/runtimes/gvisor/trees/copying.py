@@ -140,8 +140,9 @@ class TreeCopier:
         self, source: GvisorSandbox, epoch: str, *, stays: bool, error: BaseException
     ) -> None:
         """Have a source go on that could not be written down, or end it with the reason."""
-        if stays:
+        if stays or source.is_left:
             try:
+                source.stay()
                 await wake(source.channel, epoch)
             except (CellwallError, ChannelLost):
                 pass
