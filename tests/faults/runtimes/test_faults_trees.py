@@ -20,7 +20,7 @@ import pytest
 from cellwall.engine.templates.store import state_dir
 from cellwall.linux import owner_label
 from cellwall.model.errors import CellwallError, HostUnsupported
-from cellwall.runtimes.gvisor.trees import checkpoint, saved_area
+from cellwall.runtimes.gvisor.trees import saved_area, writing
 from kit.arena import Arena, control_groups, descendants
 from kit.places import ROOT, TESTS
 
@@ -42,9 +42,10 @@ asyncio.run(main())
 """
 
 
-def _images() -> list[str]:
-    folder = state_dir() / "gvisor" / "images"
-    return [path.name for path in folder.glob("*")]
+def _images(pid: int) -> list[str]:
+    """What a process has written down and not removed, by its owner labels."""
+    folder = state_dir() / "gvisor" / "trees"
+    return [path.name for path in folder.glob(f"*-{pid}-*")]
 
 
 def test_many_copies_leave_nothing(gvisor_arena: Arena) -> None:
@@ -58,7 +59,7 @@ def test_many_copies_leave_nothing(gvisor_arena: Arena) -> None:
 
     with gvisor_arena.leaving_nothing():
         gvisor_arena.do(forked())
-    assert _images() == []
+    assert _images(os.getpid()) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -82,7 +83,7 @@ def test_killed_engine_leaves_nothing_after_the_next_sweep(gvisor_arena: Arena, 
     assert left == set()
     assert control_groups(child.pid) == set()
     gvisor_arena.do(gvisor_arena.engine.sweep())
-    assert _images() == []
+    assert _images(child.pid) == []
 
 
 def _alive(pids: set[int]) -> set[int]:
@@ -123,7 +124,7 @@ def test_part_that_is_killed_in_a_fork_is_told(gvisor_arena: Arena, seed: int) -
 
     with gvisor_arena.leaving_nothing():
         gvisor_arena.do(forked())
-    assert _images() == []
+    assert _images(os.getpid()) == []
 
 
 def test_host_without_a_tool_refuses_and_says_which(
@@ -150,5 +151,5 @@ def test_sweep_takes_only_what_dead_processes_left(tmp_path: Path) -> None:
     for name in (ours, theirs):
         (tmp_path / name).mkdir()
         (tmp_path / name / saved_area.IMAGE).write_bytes(b"secret")
-    assert checkpoint.sweep(tmp_path) == 1
+    assert writing.sweep(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == [ours]

@@ -40,7 +40,7 @@ from cellwall.guest.init.ports import Connection, Ports
 from cellwall.guest.process import processes
 
 if TYPE_CHECKING:
-    from cellwall.guest.init.standing_by import StandingBy
+    from cellwall.guest.channel.standing_by import StandingBy
     from cellwall.guest.warm.fast_start import Handoff
 
 _MOST_SIGNAL = 64
@@ -368,7 +368,7 @@ class Init:
         self._workers.start(request.id, tree_restore.restoration(self._files.resolve(request)))
 
     def _stand_by(self, request: Request) -> None:
-        from cellwall.guest.init.standing_by import StandingBy  # most sandboxes are never copied
+        from cellwall.guest.channel.standing_by import StandingBy  # most sandboxes are never copied
 
         def signal_all(is_stop: bool) -> bool:
             return self._signal_all(signal.SIGSTOP if is_stop else signal.SIGCONT)

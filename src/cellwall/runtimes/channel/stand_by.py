@@ -1,8 +1,8 @@
 """Standing by: a channel that is quiet, and between two frames, while its guest is written down.
 
-The guest's part is `guest.init.standing_by`. The invariant: between `stand_by` and `wake` neither
-side sends a byte, so that an image has no half frame in it, and a copy's channel begins with
-`wake`.
+The guest's part is `guest.channel.standing_by`. The invariant: between `stand_by` and `wake`
+neither side sends a byte, so that an image has no half frame in it, and a copy's channel begins
+with `wake`.
 """
 
 from __future__ import annotations

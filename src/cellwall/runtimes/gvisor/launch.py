@@ -99,7 +99,8 @@ def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
             file.write(content)
     if config["is_saved"]:
-        saved_area.bring_back(place, config["area"]["options"])
+        area = gvisor_area.place_of(place)
+        saved_area.bring_back(place, area, config["area"]["options"])
     else:
         gvisor_area.make(place, config["area"])
         gvisor_area.attach_views(place, config["volumes"])

@@ -52,7 +52,7 @@ from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
 from cellwall.runtimes.gvisor.network import Outer
 from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, SandboxResources, end, held
 from cellwall.runtimes.gvisor.trace_listener import Witness
-from cellwall.runtimes.gvisor.trees import checkpoint, continuing
+from cellwall.runtimes.gvisor.trees import continuing, writing
 from cellwall.runtimes.gvisor.trees.copying import TreeCopier, Ways
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
@@ -140,7 +140,7 @@ class GvisorRuntime:
         self._roots: dict[tuple[str, bool], _Kept] = {}
         self._chosen: Chosen | None = None
         self._sinks = self._folder / "sinks"
-        self._images = self._folder / "images"
+        self._trees = self._folder / "trees"
         self.cpus = Cpus()
         self._freezer_threads = FreezerThreads()
         self._asking = asyncio.Lock()
@@ -450,7 +450,7 @@ class GvisorRuntime:
     @cached_property
     def copier(self) -> TreeCopier:
         """What copies whole sandboxes."""
-        return TreeCopier(Ways(self._images, self._runsc, self._bring_back))
+        return TreeCopier(Ways(self._trees, self._runsc, self._bring_back))
 
     async def _runsc(self) -> tuple[list[str], bool]:
         """Return `runsc` with its flags, and whether it can leave running what it writes down."""
@@ -495,8 +495,8 @@ class GvisorRuntime:
         judge = owner_label.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         sockets = await asyncio.to_thread(trace_listener.sweep, self._sinks)
-        images = await asyncio.to_thread(checkpoint.sweep, self._images)
-        counts = {"cgroups": removed, "sockets": sockets, "images": images}
+        trees = await asyncio.to_thread(writing.sweep, self._trees)
+        counts = {"cgroups": removed, "sockets": sockets, "trees": trees}
         return SweepReport({name: n for name, n in counts.items() if n}, tuple(kept))
 
     async def wait_settled(self) -> None:

@@ -14,14 +14,14 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, Conflict, SandboxBroken
 from cellwall.runtimes.base import SavedTree, SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import ChannelLost, Reply
 from cellwall.runtimes.channel.stand_by import stand_by, wake
-from cellwall.runtimes.gvisor.trees import checkpoint
+from cellwall.runtimes.gvisor.trees import writing
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
@@ -83,15 +83,15 @@ class TreeCopier:
     ) -> SessionImage:
         """Write a sandbox to files; a caller that goes away does not stop it half way."""
         source = _ours(sandbox)
-        checkpoint.check_tools()
+        writing.check_tools()
         expected = _size_of(source)
         if not budget.take(expected):
             raise _no_room(expected)
-        writing = asyncio.ensure_future(self._written(source, files))
+        work = asyncio.ensure_future(self._written(source, files))
         try:
-            image = await asyncio.shield(writing)
+            image = await asyncio.shield(work)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])
+            await asyncio.wait([work])
             raise
         budget.take(image.memory_bytes + image.files_bytes - expected)
         return image
@@ -128,11 +128,11 @@ class TreeCopier:
             source.leave()
         try:
             taken = await asyncio.to_thread(
-                checkpoint.take, source.pid, runsc, self._ways.folder, leave_running=stays
+                writing.take, source.pid, runsc, self._ways.folder, leave_running=stays
             )
             os.dup2(taken, files.memory, inheritable=False)
             os.close(taken)
-            await asyncio.to_thread(checkpoint.pack, area, files.archive)
+            await asyncio.to_thread(writing.pack, area, files.archive)
         finally:
             os.close(area)
 
@@ -161,10 +161,7 @@ class TreeCopier:
 
 
 def _ours(sandbox: RuntimeSandbox) -> GvisorSandbox:
-    from cellwall.runtimes.gvisor.sandbox import GvisorSandbox
-
-    assert isinstance(sandbox, GvisorSandbox)  # noqa: S101  the engine gives each runtime its own
-    return sandbox
+    return cast("GvisorSandbox", sandbox)  # the engine gives each runtime its own
 
 
 def _size_of(source: GvisorSandbox) -> int:

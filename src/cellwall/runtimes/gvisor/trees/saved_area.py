@@ -12,7 +12,6 @@ import os
 import socket
 
 from cellwall.linux.syscalls import mounts
-from cellwall.runtimes.gvisor import work_area
 
 TAR = "/usr/bin/tar"
 _KEEP = ("--numeric-owner", "--xattrs", "--xattrs-include=user.*", "--sparse")
@@ -40,12 +39,11 @@ def image_of(place: str) -> str:
     return f"{place}/image"
 
 
-def bring_back(place: str, options: str) -> None:
-    """Make the area of a copy out of the files that are in the channel ahead of all else."""
+def bring_back(place: str, area: str, options: str) -> None:
+    """Mount the area of a copy at `area`, and fill it; both files are in the channel ahead."""
     with socket.socket(fileno=os.dup(0)) as channel:
         _, files, _, _ = socket.recv_fds(channel, 1, len(_NAMES))
     image, archive = files
-    area = work_area.place_of(place)
     os.mkdir(area, 0o700)
     mounts.mount("tmpfs", area, "tmpfs", _FLAGS, options)
     words = [TAR, *_KEEP, "--extract", "--preserve-permissions", "--delay-directory-restore"]

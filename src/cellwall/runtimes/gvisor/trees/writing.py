@@ -1,4 +1,4 @@
-"""Checkpoint: have the `runsc` of one sandbox write it down, and pack its work area. Blocks.
+"""Writing down: have the `runsc` of one sandbox write it to a file, and pack its work area. Blocks.
 
 The command runs in the namespaces of the sandbox's keeper, where the state of `runsc` is. What it
 writes has a name only meanwhile, in a directory with the owner label of this process.
