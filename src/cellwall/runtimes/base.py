@@ -151,6 +151,8 @@ class SavedTree(NamedTuple):
     """Descriptor of the file with the sandbox's kernel and memory; the caller's."""
     archive: int
     """Descriptor of the file with the work area; the caller's."""
+    lineage: str
+    """What the copy's configuration has to be."""
     epoch: str
     last_id: int
     reseed: bool
@@ -200,7 +202,8 @@ class SandboxSpec:
     volumes: tuple[VolumeRoot, ...] = ()
     """The volumes that it sees; such a sandbox is never parked."""
     saved: SavedTree | None = None
-    """The sandbox that it continues as a copy, if its runtime writes whole ones down."""
+    """The sandbox that it continues as a copy, if its runtime writes whole ones down; such a
+    sandbox is never parked."""
     is_awaited: bool = True
     """Whether a caller waits for the sandbox; False for one to be parked, which has time to warm
     up."""

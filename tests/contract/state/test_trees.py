@@ -321,3 +321,28 @@ def test_network_is_copied_or_refused_by_name(gvisor_arena: Arena) -> None:
             assert await _said(source, "print(x)") == "1"
 
     gvisor_arena.do(forked())
+
+
+def test_pool_parks_no_copy() -> None:
+    """What a pool starts ahead has nothing of a copy's source, whatever was claimed before."""
+    made = Arena(
+        lambda: Engine(settings=EngineSettings(pool_min=0, pool_max=2)),
+        runtime="gvisor",
+        isolation="kernel",
+    )
+
+    async def forked() -> None:
+        async with made.sandbox() as source:
+            await _said(source, "secret = 'mine'")
+            for each in await _copies(source, 2):
+                assert await _said(each, "print(secret)") == "mine"
+                await each.close()
+            await asyncio.sleep(3)  # the pool refills
+            for _ in range(3):
+                async with made.sandbox() as other:
+                    assert await _said(other, "print('secret' in globals())") == "False"
+
+    try:
+        made.do(forked())
+    finally:
+        made.close()

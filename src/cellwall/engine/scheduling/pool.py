@@ -286,6 +286,7 @@ class Pool:
                 demand_hard=False,
                 start="fork",
                 lineage="",
+                saved=None,
             )
             bucket = self._buckets[key] = _Bucket(runtime, plain)
         return bucket

@@ -364,7 +364,7 @@ class GvisorRuntime:
                 lineage=continuing.lineage(chosen.binary.digest, chosen.platform, born.digest)
             )
             if spec.saved is not None:
-                continuing.check_lineage(spec, born.lineage)
+                continuing.check_lineage(spec.saved, born.lineage)
                 order = continuing.restoring(order, self._place)
             keeper = self._keepers.take()
         except BaseException:

@@ -11,7 +11,7 @@ from cellwall.runtimes.gvisor.trees import saved_area
 if TYPE_CHECKING:
     import socket
 
-    from cellwall.runtimes.base import SandboxSpec, SavedTree
+    from cellwall.runtimes.base import SavedTree
     from cellwall.runtimes.gvisor.keeper import Keeper
 
 
@@ -20,9 +20,9 @@ def lineage(binary: str, platform: str, digest: str) -> str:
     return f"gvisor {binary[:16]} {platform} {digest}"
 
 
-def check_lineage(spec: SandboxSpec, own: str) -> None:
+def check_lineage(saved: SavedTree, own: str) -> None:
     """Raise Conflict if an image came from another configuration than a sandbox has now."""
-    if spec.lineage != own:
+    if saved.lineage != own:
         raise Conflict(
             "restore: this host's runsc, template or system files have changed since",
             remedy="make the session again",

@@ -66,8 +66,8 @@ class TreeCopier:
         self, spec: SandboxSpec, files: SessionFiles, image: SessionImage, *, reseed: bool
     ) -> SandboxSpec:
         """Return the spec of a copy: it continues from the image as it starts."""
-        saved = SavedTree(files.memory, files.archive, image.epoch, image.last_id, reseed)
-        return replace(spec, lineage=image.lineage, saved=saved)
+        saved = _saved(files, image.lineage, (image.epoch, image.last_id), reseed=reseed)
+        return replace(spec, saved=saved)
 
     def new_files(self, folder: Path) -> SessionFiles:
         """Make the empty files of a sandbox."""
@@ -110,7 +110,7 @@ class TreeCopier:
         try:
             await self._saved(source, files, runsc, stays=stays)
             if not stays:
-                saved = SavedTree(files.memory, files.archive, epoch, last_id, reseed=False)
+                saved = _saved(files, source.lineage, (epoch, last_id), reseed=False)
                 await self._ways.bring_back(source, saved)
         except BaseException as error:
             await self._recovered(source, epoch, stays=stays, error=error)
@@ -162,6 +162,10 @@ class TreeCopier:
 
 def _ours(sandbox: RuntimeSandbox) -> GvisorSandbox:
     return cast("GvisorSandbox", sandbox)  # the engine gives each runtime its own
+
+
+def _saved(files: SessionFiles, lineage: str, at: tuple[str, int], *, reseed: bool) -> SavedTree:
+    return SavedTree(files.memory, files.archive, lineage, *at, reseed)
 
 
 def _size_of(source: GvisorSandbox) -> int:
