@@ -24,6 +24,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "pauses",
     "copies",
     "trees",
+    "sessions",
 }
 
 
