@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from cellwall.model.errors import CellwallError, UsageError
 
@@ -17,6 +17,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NAME_PATTERN = f"^{_NAME.pattern}$"
 """What a schema says of a snapshot's name."""
 
+Scope = Literal["session", "tree"]
+"""What a copy has of its source: the session in Python and the files, or every process, too."""
 S = TypeVar("S")
 
 
@@ -30,6 +32,7 @@ class Fork(Generic[S]):
     """Why there is no copy."""
     left_behind: tuple[str, ...] = ()
     """What the source had and the copy has not, such as sockets and other processes."""
+    carries: Scope = "session"
 
     @property
     def sandbox(self) -> S:
@@ -56,6 +59,7 @@ class Snapshot:
     """Size of the archive of its files."""
     left_behind: tuple[str, ...] = ()
     """What the session had and its copies have not."""
+    carries: Scope = "session"
 
 
 def check_name(name: str) -> str:

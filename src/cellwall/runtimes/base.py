@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cellwall.images.image import Image
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel, Profile
+    from cellwall.model.snapshot import Scope
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.runtimes.channel.take_over import Found
@@ -138,6 +139,24 @@ class SessionImage:
     """Size of the archive of the session's files; 0: it had none."""
     left: tuple[str, ...] = ()
     """What the session had and its copies have not, such as sockets and other processes."""
+    epoch: str = ""
+    """Word with which a guest that was written down whole goes on; empty: only a session was."""
+    last_id: int = 0
+    """Id of the latest request that a guest that was written down whole has got."""
+
+
+class SavedTree(NamedTuple):
+    """A whole sandbox that was written down, as the start of a copy needs it."""
+
+    image: int
+    """Descriptor of the file with the sandbox's kernel and memory; the caller's."""
+    archive: int
+    """Descriptor of the file with the work area; the caller's."""
+    lineage: str
+    """What the copy's configuration has to be."""
+    epoch: str
+    last_id: int
+    reseed: bool
 
 
 class SessionFiles(NamedTuple):
@@ -183,6 +202,9 @@ class SandboxSpec:
     """The fork-server that it has to come from, because it is to become a copy; empty: any."""
     volumes: tuple[VolumeRoot, ...] = ()
     """The volumes that it sees; such a sandbox is never parked."""
+    saved: SavedTree | None = None
+    """The sandbox that it continues as a copy, if its runtime writes whole ones down; such a
+    sandbox is never parked."""
     is_awaited: bool = True
     """Whether a caller waits for the sandbox; False for one to be parked, which has time to warm
     up."""
@@ -516,6 +538,14 @@ class Budget(Protocol):
 
 class SessionCopier(Protocol):
     """The part of a runtime that writes live sessions down and makes fresh sandboxes of them."""
+
+    carries: Scope
+    """What a copy has of its source."""
+
+    def spec_of(
+        self, spec: SandboxSpec, files: SessionFiles, image: SessionImage, *, reseed: bool
+    ) -> SandboxSpec:
+        """Return the spec of a fresh sandbox that can become the image's session."""
 
     def lineage_of(self, sandbox: RuntimeSandbox) -> str:
         """Return the lineage of a sandbox, and of the images that are made of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -75,6 +75,15 @@ class Contexts:
     def names(self) -> list[str]:
         """Return the names of the contexts that have an interpreter."""
         return [name for name, context in self._known.items() if context.state == "alive"]
+
+    def spoken(self) -> dict[str, str]:
+        """Return the language of each context that has an interpreter, by its name."""
+        return {name: self._known[name].language.name for name in self.names()}
+
+    def take_over(self, spoken: Mapping[str, str]) -> None:
+        """Know the contexts that a copy has had since its start."""
+        for name, language in spoken.items():
+            self._known[name] = _Context(registry.find(language), "alive")
 
     def resume(self, found: Iterable[ContextFound]) -> None:
         """Begin with the contexts that an earlier server's sandbox has instead.

@@ -291,6 +291,7 @@ class Pool:
                 env=spec.own_env,
                 demand_hard=False,
                 start="fork",
+                saved=None,
             )
             bucket = self._buckets[key] = _Bucket(runtime, plain)
         return bucket

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
+    from cellwall.model.snapshot import Scope
     from cellwall.runtimes.base import (
         Runtime,
         SandboxSpec,
@@ -74,6 +75,8 @@ class _Written:
     heritage: Heritage
     left: tuple[str, ...]
     budget: SessionBudget
+    contexts: Mapping[str, str] = field(default_factory=dict)
+    """The language of each context that copies have besides the default one, by name."""
     users: int = 1
     """Number of snapshots, of forks under way and of living copies that need it."""
 
@@ -118,14 +121,21 @@ class Copies:
     # -- forks -----------------------------------------------------------------------------
 
     async def fork(
-        self, source: AsyncSandbox, heritage: Heritage, count: int, *, reseed: bool
+        self,
+        source: AsyncSandbox,
+        heritage: Heritage,
+        count: int,
+        *,
+        reseed: bool,
+        scope: Scope | None = None,
     ) -> list[Fork[AsyncSandbox]]:
         """Return `count` copies of a session, each with an error in its place if it failed.
 
-        Raises the error of the source: Conflict, HostUnsupported, CapacityError.
+        With `scope` none that has less of its source than that. Raises the error of the source:
+        Conflict, HostUnsupported, CapacityError.
         """
         check_count(count)
-        written = await self._write_down(source, heritage)
+        written = await self._write_down(source, heritage, scope)
         places = asyncio.Semaphore(_MOST_AT_ONCE)
         forks: list[Fork[AsyncSandbox]] = []
 
@@ -151,21 +161,26 @@ class Copies:
         try:
             made = await self._revived(written, reseed=reseed)
         except CellwallError as error:
-            return Fork(None, error, written.left)
+            return Fork(None, error, written.left, written.copier.carries)
         except OSError as error:
-            return Fork(None, _short("fork", error), written.left)
-        return Fork(made, None, written.left)
+            return Fork(None, _short("fork", error), written.left, written.copier.carries)
+        return Fork(made, None, written.left, written.copier.carries)
 
     # -- snapshots -------------------------------------------------------------------------
 
     async def snapshot(
-        self, source: AsyncSandbox, heritage: Heritage, name: str | None, expires_s: float
+        self,
+        source: AsyncSandbox,
+        heritage: Heritage,
+        name: str | None,
+        expires_s: float,
+        scope: Scope | None = None,
     ) -> Snapshot:
         """Write a session down and keep it. Raises as `fork`."""
         snapshot_id = new_id()
         name = snapshot_id if name is None else check_name(name)
         check_expiry(expires_s)
-        written = await self._write_down(source, heritage)
+        written = await self._write_down(source, heritage, scope)
         now = time.time()
         made = Snapshot(
             snapshot_id,
@@ -176,6 +191,7 @@ class Copies:
             written.image.memory_bytes,
             written.image.files_bytes,
             written.left,
+            written.copier.carries,
         )
         loop = asyncio.get_running_loop()
         expiry = loop.call_later(expires_s, self._drop, snapshot_id)
@@ -235,10 +251,12 @@ class Copies:
 
     # -- both ------------------------------------------------------------------------------
 
-    async def _write_down(self, source: AsyncSandbox, heritage: Heritage) -> _Written:
+    async def _write_down(
+        self, source: AsyncSandbox, heritage: Heritage, scope: Scope | None
+    ) -> _Written:
         """Write a session down; what it needs is kept until `let_go`."""
         live, runtime = source.live, self._host.runtime_of(source)
-        copier = _copier_of(source, runtime)
+        copier = _copier_of(source, runtime, scope)
         live.enter()
         async with source.contexts.turn(MAIN, None) as (name, _):
             live.enter()  # another caller may have paused it meanwhile
@@ -247,7 +265,10 @@ class Copies:
                 written = await self._written(live, copier, heritage.tenant)
             live.touch()
         image, files, budget = written
-        others = [name for name in source.contexts.names() if name != DEFAULT]
+        contexts = source.contexts.spoken()
+        if copier.carries == "tree":
+            return _Written(runtime, copier, image, files, heritage, image.left, budget, contexts)
+        others = [name for name in contexts if name != DEFAULT]
         left = (*(f"context {name!r}" for name in others), *image.left)
         return _Written(runtime, copier, image, files, heritage, left, budget)
 
@@ -278,7 +299,8 @@ class Copies:
     async def _revived(self, written: _Written, *, reseed: bool) -> AsyncSandbox:
         """Return a fresh sandbox that has become a session."""
         runtime, heritage = written.runtime, written.heritage
-        spec = replace(heritage.spec, sandbox_id=new_id(), lineage=written.image.lineage)
+        spec = replace(heritage.spec, sandbox_id=new_id(), saved=None)
+        spec = written.copier.spec_of(spec, written.files, written.image, reseed=reseed)
         live = await self._host.claim(runtime, spec)
         # A copy can keep the image open: as long as it lives the engine's locks stay on it, or
         # what one copy locked would be a message to another.
@@ -295,7 +317,9 @@ class Copies:
                 raise _refused("make the copy", error) from None
             raise
         live.touch()
-        return await self._host.adopt(live, runtime, heritage)
+        made = await self._host.adopt(live, runtime, heritage)
+        made.contexts.take_over(written.contexts)
+        return made
 
 
 def _most_of(limits: Limits) -> int:
@@ -322,14 +346,20 @@ def _short(step: str, error: OSError) -> CapacityError:
     return CapacityError(f"{step}: {error.strerror}", retry_after_s=1.0, remedy=remedy)
 
 
-def _copier_of(source: AsyncSandbox, runtime: Runtime) -> SessionCopier:
+def _copier_of(source: AsyncSandbox, runtime: Runtime, scope: Scope | None) -> SessionCopier:
     """Return what copies a sandbox, or raise what says why it cannot be copied."""
     spec = source.live.spec
     if not isinstance(runtime, CopiesSessions):
         raise HostUnsupported(
             "copies",
             f"fork: the runtime {runtime.name!r} cannot copy a session",
-            remedy="use runtime 'jail'",
+            remedy="use runtime 'jail' or 'gvisor'; Docker can only pause one",
+        )
+    if scope == "tree" and runtime.copier.carries != "tree":
+        raise HostUnsupported(
+            "copies",
+            f"fork: the runtime {runtime.name!r} copies a session, not the tree of its processes",
+            remedy="use runtime 'gvisor', or leave the scope out",
         )
     for has, what, remedy in (
         (spec.image is not None, "it is on an image", "use a template"),

@@ -52,6 +52,10 @@ class Channel:
         self._receiving: _socket.socket | None = None
         """The descriptor as a socket, once descriptors may come with frames."""
         self._files: list[int] = []
+        self._until_hold = -1
+        """Bytes of the queue that may still be written; -1: all."""
+        self._first_id = 0
+        """Least id of the requests of this host: what concerns earlier ones is another's."""
         self.sent_bytes = 0
         """Number of bytes that the host's socket has taken."""
 
@@ -80,6 +84,7 @@ class Channel:
         self._queue.clear()
         self._decoder = Decoder(MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_BODY_BYTES)
         self._is_reading, self._is_writing, self.sent_bytes = True, False, 0
+        self._until_hold = -1
         self.open(fd, self._loop)
         self._tell_of_room()
         return unsent
@@ -111,7 +116,43 @@ class Channel:
         if len(frame) - len(body) > MAX_EVENT_HEADER_BYTES:
             # The host would have to take this for an attack and kill the sandbox.
             raise Refusal("too_large", f"answer: header over {MAX_EVENT_HEADER_BYTES} bytes")
+        number = header.get("id")
+        if self._first_id and isinstance(number, int) and number < self._first_id:
+            return
         self._queue += frame
+
+    def hold_after_this(self) -> None:
+        """Write what is queued now and nothing more, until `let_go_on` or `begin_anew`.
+
+        The host writes nothing either until it says so; then what is queued begins with a frame.
+        """
+        self._until_hold = len(self._queue)
+
+    def look(self) -> None:
+        """Read what has arrived, without an event that says so."""
+        self._read()
+
+    def let_go_on(self) -> None:
+        """Write again."""
+        self._until_hold = -1
+
+    def begin_anew(self, first_id: int) -> None:
+        """Serve the host at the other end of a new socket in the old one's place.
+
+        What is queued was for another host, and so is whatever will be said of its requests.
+        """
+        self._queue.clear()
+        self._first_id = first_id
+        self.renew()
+
+    def renew(self) -> None:
+        """Go on with the same host on a new socket in the old one's place."""
+        assert self._loop is not None  # noqa: S101  for the type checker only
+        self._until_hold = -1
+        self._is_writing = False
+        # Some kernels do not tell an epoll descriptor of what took a watched one's place.
+        self._loop.forget(self._fd)
+        self._loop.watch(self._fd, READ if self._is_reading else 0, self._on_ready)
 
     def expect_files(self) -> None:
         """Take descriptors that come with a frame from now on; `files` has them."""
@@ -145,7 +186,7 @@ class Channel:
 
     def flush(self) -> None:
         """Write to the host as much as it takes now."""
-        if self._queue and not self._is_writing:
+        if self._queue and not self._is_writing and self._until_hold:
             self._write()
 
     def _on_ready(self, events: int) -> None:
@@ -182,16 +223,20 @@ class Channel:
 
     def _write(self) -> None:
         try:
-            with memoryview(self._queue) as view:
-                sent = os.write(self._out_fd, view)
+            end = len(self._queue) if self._until_hold < 0 else self._until_hold
+            with memoryview(self._queue) as view, view[:end] as part:
+                sent = os.write(self._out_fd, part)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
             raise HostGone from error
         del self._queue[:sent]
         self.sent_bytes += sent
-        if bool(self._queue) != self._is_writing:
-            self._is_writing = bool(self._queue)
+        if self._until_hold > 0:
+            self._until_hold -= sent
+        is_writing = bool(self._queue) and self._until_hold != 0
+        if is_writing != self._is_writing:
+            self._is_writing = is_writing
             self._update()
         if self._waiting and len(self._queue) <= QUEUE_BYTES // 2:
             self._tell_of_room()

@@ -121,10 +121,10 @@ def _wake(link: Link, timers: list[tuple[float, float]]) -> None:
         if delay:
             signal.setitimer(which, delay, interval)
     if reseed:
-        _reseed()
+        reseed_all()
 
 
-def _reseed() -> None:
+def reseed_all() -> None:
     """Renew the generators that programs share; those that a program has made itself go on."""
     from cellwall.guest.process import reseed
 

@@ -378,6 +378,12 @@ class Contexts:
             if each.execution is not None
         }
 
+    def reseed(self) -> None:
+        """Have the contexts in Python that wait for work seed their random generators anew."""
+        for each in self._by_name.values():
+            if each.language == "python" and each.idle_connection is not None:
+                each.idle_connection.send({"op": "reseed"})
+
     def answer(self, request: Request) -> None:
         """Pass the answer to a tool call on; its execution may be over."""
         job = self.job(request.id)

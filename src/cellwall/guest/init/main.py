@@ -41,6 +41,7 @@ from cellwall.guest.init.ports import Connection, Ports
 from cellwall.guest.process import processes
 
 if TYPE_CHECKING:
+    from cellwall.guest.channel.standing_by import StandingBy
     from cellwall.guest.warm.fast_start import Handoff
 
 _MOST_SIGNAL = 64
@@ -72,6 +73,7 @@ class Init:
         self._workers = Workers(self._loop, self._channel)
         self._files = Files(self._config)
         self._ports: Ports | None = None
+        self._standing_by: StandingBy | None = None
         self._standby = Standby(self._loop, self._on_taken)
         self._lost = (0, 0)
         """Bytes that the host before took, and those that it did not take."""
@@ -118,6 +120,8 @@ class Init:
             "areas_put": self._areas_put,
             "tree_scan": self._tree_scan,
             "tree_restore": self._tree_restore,
+            "stand_by": self._stand_by,
+            "wake": self._wake,
             "hold": self._hold,
             "release": self._release,
             "port_connect": self._port_connect,
@@ -372,6 +376,21 @@ class Init:
         from cellwall.guest.files import tree_restore  # as above
 
         self._workers.start(request.id, tree_restore.restoration(self._files.resolve(request)))
+
+    def _stand_by(self, request: Request) -> None:
+        from cellwall.guest.channel.standing_by import StandingBy  # most sandboxes are never copied
+
+        def signal_all(is_stop: bool) -> bool:
+            return self._signal_all(signal.SIGSTOP if is_stop else signal.SIGCONT)
+
+        if self._standing_by is None:
+            self._standing_by = StandingBy(self._loop, self._channel, signal_all)
+        self._standing_by.begin(request, self._contexts, self._commands, self._ports)
+
+    def _wake(self, request: Request) -> tuple[Header, bytes]:
+        if self._standing_by is None:
+            raise Refusal("invalid", "wake: nothing stands by")
+        return self._standing_by.end(request, self._contexts, self._commands, self._ports)
 
     def _hold(self, _request: Request) -> tuple[Header, bytes]:
         return {"held": self._signal_all(signal.SIGSTOP)}, b""

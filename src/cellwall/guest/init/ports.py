@@ -207,14 +207,19 @@ class Ports:
         self._connections[number] = connection
         connection.begin()
 
-    def job(self, number: int) -> Connection | None:
-        """Return the connection of this request."""
-        return self._connections.get(number)
+    @property
+    def is_used(self) -> bool:
+        """Whether there are connections."""
+        return bool(self._connections)
 
     def reset_all(self) -> None:
         """Reset every connection: the host that they lead to is gone."""
         for connection in list(self._connections.values()):
             connection.signal(0)
+
+    def job(self, number: int) -> Connection | None:
+        """Return the connection of this request."""
+        return self._connections.get(number)
 
     def listing(self, _request: Request) -> tuple[Header, bytes]:
         """List every TCP port on which a process listens, as the kernel reports it."""

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cellwall.runtimes.channel.frames import FrameError, check_frame, parse_header, strict_json
 from cellwall.runtimes.channel.loop_share import LARGE_BYTES, TURN_S, Hearing
@@ -37,7 +37,7 @@ from cellwall.runtimes.channel.replies import (
 from cellwall.runtimes.channel.send_buffer import Backlog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from cellwall.runtimes.channel.stream import Stream
 
 HEADER_CAP_BYTES = 64 * 1024
 BODY_CAP_BYTES = 1024 * 1024
@@ -74,31 +74,6 @@ def abandon_all() -> None:
     """
     for channel in list(_open_channels):
         channel.abandon()
-
-
-class Stream(Protocol):
-    """The part of a socket's interface that a channel uses; `socket.socket` implements it."""
-
-    def fileno(self) -> int:
-        """Do what `socket.fileno` does."""
-
-    def setblocking(self, flag: bool, /) -> None:
-        """Do what `socket.setblocking` does."""
-
-    def recv_into(self, room: memoryview, /) -> int:
-        """Do what `socket.recv_into` does."""
-
-    def send(self, data: bytes | memoryview, /) -> int:
-        """Do what `socket.send` does."""
-
-    def sendmsg(self, buffers: Iterable[bytes | memoryview], /) -> int:
-        """Do what `socket.sendmsg` does."""
-
-    def close(self) -> None:
-        """Do what `socket.close` does."""
-
-    def detach(self) -> int:
-        """Do what `socket.detach` does."""
 
 
 _threads = threading.local()
@@ -151,6 +126,8 @@ class GuestChannel:
         self._last_id = 0
         self._sends_files = False
         """Whether the guest takes descriptors that come with a frame."""
+        self._held: list[bytes] | None = None
+        """Frames that wait until the sandbox has been written down; None: none have to."""
         self._files: Sequence[int] = ()
         """Descriptors that go with the next frame."""
         self._stray = 0
@@ -331,6 +308,46 @@ class GuestChannel:
             self._sends_files = True
         await self.wait_writable(0)
 
+    # -- for copies of the whole sandbox: `stand_by` ---------------------------------------
+
+    @property
+    def last_id(self) -> int:
+        """Id of the latest request."""
+        return self._last_id
+
+    def hold(self) -> None:
+        """Send nothing until `let_go`; what is to be sent meanwhile waits in order."""
+        self._held = []
+
+    def let_go(self, first: Callable[[], T]) -> T:
+        """Undo `hold`: call `first`, which may send, then send what waits; return its result."""
+        held, self._held = self._held or [], None
+        try:
+            return first()
+        finally:
+            for each in held if self._lost is None else ():
+                self._out.add(each)
+            if self._out.nbytes and self._lost is None:
+                self._loop.add_writer(self._fd, self._on_writable)
+            else:
+                self._wake_writers()
+
+    def leave_socket(self) -> None:
+        """Neither read nor write until `join_socket`: the guest ends now and comes back.
+
+        The socket stays open: its end is the end of the guest, also in an image of it.
+        """
+        self.pause()
+        self._loop.remove_writer(self._fd)
+
+    def join_socket(self, sock: Stream) -> None:
+        """Go on with the guest at the other end of another socket."""
+        self._sock.close()
+        self._in.clear()
+        sock.setblocking(False)
+        self._sock, self._fd = sock, sock.fileno()
+        self.resume()
+
     def _send_first(self, head: bytes, body: bytes | memoryview) -> int:
         files, self._files = self._files, ()
         if files and isinstance(self._sock, socket.socket):
@@ -346,6 +363,9 @@ class GuestChannel:
             raise FrameError(f"a body of {len(body)} bytes is above {SEND_BODY_CAP_BYTES}")
         text = json.dumps(header, separators=(",", ":")).encode()
         head = _PREFIX.pack(len(text), len(body)) + text
+        if self._held is not None:
+            self._held.append(head + bytes(body))
+            return
         if self._out.nbytes:
             self._out.add(head)
             self._out.add(body)
@@ -365,7 +385,9 @@ class GuestChannel:
 
     async def wait_writable(self, most_queued_bytes: int = _WRITE_HIGH_BYTES) -> None:
         """Return when at most that many bytes are queued; for callers that send a lot."""
-        while self._out.nbytes > most_queued_bytes and self._lost is None:
+        while self._lost is None and (
+            self._held is not None or self._out.nbytes > most_queued_bytes
+        ):
             future: asyncio.Future[None] = self._loop.create_future()
             self._room.append(future)
             await future

@@ -82,6 +82,15 @@ def _ask(path: str, word: str) -> str:
     return done.stdout + done.stderr
 
 
+def leaves_running(binary: Binary) -> bool:
+    """Report whether it can write a sandbox down without ending it.
+
+    Those up to 2022 have the flag, but reach a deadline of their own, with the sandbox dead.
+    """
+    date = _DATE.search(binary.version)
+    return date is None or date[0] >= "2023"
+
+
 def cautions(binary: Binary) -> list[Finding]:
     """Return known defects of the version, as seen with Debian 12's."""
     date = _DATE.search(binary.version)

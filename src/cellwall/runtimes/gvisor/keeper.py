@@ -24,6 +24,7 @@ from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 _BUNDLE = (
     "cellwall.linux.syscalls",
+    "cellwall.runtimes.gvisor.trees",
     "cellwall.runtimes.gvisor.work_area",
     "cellwall.runtimes.gvisor.launch",
 )
@@ -84,8 +85,9 @@ class Keeper:
     def begin(self, order: dict[str, Any], views: Sequence[int] = ()) -> socket.socket:
         """Have the keeper start `runsc` by `order`. A keeper that has died is noticed by its end.
 
-        `views`: the detached mounts of volumes; the caller keeps its descriptors. Returns the
-        engine's end of the first process's descriptor 0; the caller owns it.
+        `views`: the detached mounts of volumes, or the two files of a saved sandbox; the caller
+        keeps its descriptors. Returns the engine's end of the first process's descriptor 0; the
+        caller owns it.
         """
         if views:
             with contextlib.suppress(BrokenPipeError):
@@ -101,6 +103,10 @@ class Keeper:
             callback()
         else:
             self._on_end.append(callback)
+
+    def forget_end(self) -> None:
+        """Call nothing when the keeper ends: another one takes its place."""
+        self._on_end.clear()
 
     def kill(self) -> None:
         """Release the leash: the keeper kills the pid namespace. Idempotent."""

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from cellwall.linux.syscalls import mounts, process
 from cellwall.linux.syscalls.libc import do_all
 from cellwall.runtimes.gvisor import work_area as gvisor_area
+from cellwall.runtimes.gvisor.trees import saved_area
 
 _NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET
 _STATE_OPTIONS = "size=16m,nr_inodes=4096,mode=700"
@@ -97,8 +98,12 @@ def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
     for name, content in config["files"].items():
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
             file.write(content)
-    gvisor_area.make(place, config["area"])
-    gvisor_area.attach_views(place, config["volumes"])
+    if config["is_saved"]:
+        area = gvisor_area.place_of(place)
+        saved_area.bring_back(place, area, config["area"]["options"])
+    else:
+        gvisor_area.make(place, config["area"])
+        gvisor_area.attach_views(place, config["volumes"])
     os.chdir(config["directory"])
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     os.execve(config["program"], config["words"], environment)  # noqa: S606

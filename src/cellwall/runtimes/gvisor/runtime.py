@@ -32,6 +32,7 @@ from cellwall.runtimes.base import (
     RuntimeGone,
     RuntimeStatistics,
     SandboxSpec,
+    SavedTree,
     SweepReport,
     refuse_changes,
     refuse_profile,
@@ -39,6 +40,7 @@ from cellwall.runtimes.base import (
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.runtimes.channel.stand_by import wake
 from cellwall.runtimes.gvisor import binary as gvisor_binary
 from cellwall.runtimes.gvisor import guest_image, oci_bundle, trace_listener
 from cellwall.runtimes.gvisor import network as gvisor_network
@@ -50,6 +52,8 @@ from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
 from cellwall.runtimes.gvisor.network import Outer
 from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, SandboxResources, end, held
 from cellwall.runtimes.gvisor.trace_listener import Witness
+from cellwall.runtimes.gvisor.trees import continuing, writing
+from cellwall.runtimes.gvisor.trees.copying import TreeCopier, Ways
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
@@ -115,6 +119,8 @@ class _Born(NamedTuple):
     cpus: frozenset[int] = frozenset()
     digest: str = ""
     outer: Outer | None = None
+    order: dict[str, Any] = {}  # noqa: RUF012 - nothing adds to it
+    lineage: str = ""
 
 
 class GvisorRuntime:
@@ -134,6 +140,7 @@ class GvisorRuntime:
         self._roots: dict[tuple[str, bool], _Kept] = {}
         self._chosen: Chosen | None = None
         self._sinks = self._folder / "sinks"
+        self._trees = self._folder / "trees"
         self.cpus = Cpus()
         self._freezer_threads = FreezerThreads()
         self._asking = asyncio.Lock()
@@ -268,6 +275,7 @@ class GvisorRuntime:
             "covered": [oci_bundle.ROOT_ONLY] if has_network else [],
             "area": area,
             "volumes": 0,
+            "is_saved": False,
         }
 
     async def warm(self, template: BuiltTemplate) -> None:
@@ -351,7 +359,13 @@ class GvisorRuntime:
             order["volumes"] = len(spec.volumes)
             if spec.volumes:
                 order["words"].insert(1, oci_bundle.SHARED)
-            born = born._replace(digest=_digest(chosen, order))
+            born = born._replace(digest=_digest(chosen, order), order=order)
+            born = born._replace(
+                lineage=continuing.lineage(chosen.binary.digest, chosen.platform, born.digest)
+            )
+            if spec.saved is not None:
+                continuing.check_lineage(spec.saved, born.lineage)
+                order = continuing.restoring(order, self._place)
             keeper = self._keepers.take()
         except BaseException:
             await self._take_down(born)
@@ -374,7 +388,9 @@ class GvisorRuntime:
     async def _begun(
         self, keeper: Keeper, order: dict[str, Any], spec: SandboxSpec
     ) -> socket.socket:
-        """Have a keeper begin, with views of the sandbox's volumes."""
+        """Have a keeper begin, with views of the sandbox's volumes, or what it continues from."""
+        if spec.saved is not None:
+            return continuing.begun_from(keeper, order, spec.saved)
         with contextlib.ExitStack() as held:
             views = []
             for each in spec.volumes:
@@ -393,12 +409,18 @@ class GvisorRuntime:
         self, spec: SandboxSpec, keeper: Keeper, ours: socket.socket, born: _Born
     ) -> GvisorSandbox:
         """Wait for `ready`, compare the processes with the request, set the limits."""
-        text = json.dumps(_guest_config(spec)).encode()
-        ours.sendall(_LENGTH.pack(len(text)) + text)
+        if spec.saved is None:
+            text = json.dumps(_guest_config(spec)).encode()
+            ours.sendall(_LENGTH.pack(len(text)) + text)
         channel = GuestChannel(ours, on_violation=lambda _: keeper.kill())
         keeper.on_end(lambda: channel.close("runsc has ended"))
         try:
-            await channel.wait_ready(_READY_S)
+            if spec.saved is None:
+                await channel.wait_ready(_READY_S)
+            else:
+                saved = spec.saved
+                channel.go_on_after(saved.last_id)
+                await wake(channel, saved.epoch, copy=True, reseed=saved.reseed)
             posture = await asyncio.to_thread(gvisor_posture.verify, born.groups, keeper.pid)
             born.groups.begin()
             born.groups.apply(held(spec.limits, spec.purpose))
@@ -406,10 +428,13 @@ class GvisorRuntime:
         except BaseException:
             channel.close()
             raise
+        if spec.saved is not None:
+            channel.tell("release")
         isolation = Isolation(self.name, self.level, born.digest, dict(HARDNESS))
         resources = SandboxResources(
             keeper, born.witness, channel, born.groups, isolation, posture, work_fd, born.outer
         )
+        resources.order, resources.lineage = born.order, born.lineage
 
         async def remove(sandbox: GvisorSandbox) -> None:
             self._live.discard(sandbox)
@@ -419,6 +444,36 @@ class GvisorRuntime:
 
         freezing = Freezing(self._groups.tree, self._freezer_threads, born.groups)
         return GvisorSandbox(spec, resources, remove, freezing)
+
+    # -- copies -------------------------------------------------------------------------------
+
+    @cached_property
+    def copier(self) -> TreeCopier:
+        """What copies whole sandboxes."""
+        return TreeCopier(Ways(self._trees, self._runsc, self._bring_back))
+
+    async def _runsc(self) -> tuple[list[str], bool]:
+        """Return `runsc` with its flags, and whether it can leave running what it writes down."""
+        chosen = await self.choose()
+        flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
+        return [chosen.binary.path, *flags], gvisor_binary.leaves_running(chosen.binary)
+
+    async def _bring_back(self, sandbox: GvisorSandbox, saved: SavedTree) -> None:
+        """Start a sandbox again, in its own cgroups, from what was written down of it."""
+        order = continuing.restoring(dict(sandbox.order), self._place)
+        witness = None
+        if "witness.json" in order["files"]:
+            witness = Witness(self._sinks)
+            described = json.dumps(witness.configuration())
+            order["files"] = {**order["files"], "witness.json": described}
+        keeper = self._keepers.take()
+        line = continuing.begun_from(keeper, order, saved)
+        await sandbox.come_back(keeper, line, witness)
+        await wake(sandbox.channel, saved.epoch, renewed=True)
+        posture = await asyncio.to_thread(gvisor_posture.verify, sandbox.groups, keeper.pid)
+        sandbox.confirm(posture, gvisor_area.open_area(keeper.pid, self._place))
+        sandbox.channel.tell("release")
+        self._keepers.make_ready_soon()
 
     async def _take_down(self, born: _Born) -> None:
         """Remove an ended sandbox's resources besides its processes."""
@@ -440,7 +495,8 @@ class GvisorRuntime:
         judge = owner_label.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         sockets = await asyncio.to_thread(trace_listener.sweep, self._sinks)
-        counts = {"cgroups": removed, "sockets": sockets}
+        trees = await asyncio.to_thread(writing.sweep, self._trees)
+        counts = {"cgroups": removed, "sockets": sockets, "trees": trees}
         return SweepReport({name: n for name, n in counts.items() if n}, tuple(kept))
 
     async def wait_settled(self) -> None:

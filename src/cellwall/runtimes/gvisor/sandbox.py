@@ -13,11 +13,11 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.linux.cgroups import sandbox_groups
-from cellwall.model.errors import HostUnsupported
+from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.base import KernelReadings, Purpose, SandboxSpec
 from cellwall.runtimes.gvisor.keeper import Keeper
 from cellwall.runtimes.gvisor.trace_listener import Witness
@@ -67,6 +67,10 @@ class SandboxResources:
     """File descriptor of its work area, opened before caller code existed; -1 once closed."""
     outer: Outer | None = None
     """Outer end of its way out, if it was started with one."""
+    order: dict[str, Any] = field(default_factory=dict)
+    """What its keeper was told."""
+    lineage: str = ""
+    """What its copies have in common with it."""
 
     def close_work(self) -> None:
         """Close the work area's descriptor.
@@ -97,6 +101,7 @@ class GvisorSandbox:
         self._remove = remove
         self._closing: asyncio.Task[None] | None = None
         self._hopeless = 0
+        self._is_left = False
         self._watch: MemoryWatch | None = None
         if spec.purpose == "session":
             self._watch = MemoryWatch(
@@ -133,6 +138,77 @@ class GvisorSandbox:
     def channel(self) -> GuestChannel:
         """Connection to init."""
         return self._resources.channel
+
+    # -- copies ----------------------------------------------------------------------------
+
+    @property
+    def lineage(self) -> str:
+        """What its copies have in common with it."""
+        return self._resources.lineage
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        """What its keeper was told."""
+        return self._resources.order
+
+    @property
+    def has_way_out(self) -> bool:
+        """Whether it was started with a network."""
+        return self._resources.outer is not None
+
+    def another_area(self) -> int:
+        """Return another descriptor of its work area; the caller's."""
+        return os.dup(self._resources.work_fd)
+
+    def leave(self) -> None:
+        """Have its processes end without being its end: `come_back` follows, or `kill`."""
+        self._is_left = True
+        if self._watch is not None:
+            self._watch.stop()
+        self._resources.keeper.forget_end()
+        self._resources.channel.leave_socket()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether `leave` was called, and its processes run on all the same."""
+        return self._is_left and not self._resources.keeper.has_ended
+
+    def stay(self) -> None:
+        """Undo `leave`: its processes have not ended."""
+        if self._is_left:
+            self._is_left = False
+            self._resources.channel.resume()
+            self._on_end_of(self._resources.keeper)
+            self._watch_on()
+
+    def _on_end_of(self, keeper: Keeper) -> None:
+        keeper.on_end(lambda: self._resources.channel.close("runsc has ended"))
+        keeper.on_end(self._on_ended)
+
+    async def come_back(self, keeper: Keeper, line: socket.socket, witness: Witness | None) -> None:
+        """Go on with another keeper, in the same cgroups, once the one before has ended."""
+        if self._closing is not None:
+            await end(keeper, self._resources.groups)
+            line.close()
+            raise SandboxBroken("gVisor: copy the sandbox: it was closed meanwhile", remedy="")
+        before, old = self._resources.keeper, self._resources.witness
+        self._resources.keeper = keeper
+        before.close()
+        if witness is not None and old is not None:
+            old.hear()
+            witness.refused += old.refused
+            old.close()
+        self._resources.witness = witness
+        self._resources.channel.join_socket(line)
+        self._is_left = False
+        self._on_end_of(keeper)
+
+    def confirm(self, posture: Mapping[str, Any], work_fd: int) -> None:
+        """Take over what was compared after `come_back`."""
+        self._resources.posture = posture
+        self._resources.close_work()
+        self._resources.work_fd = work_fd
+        self._watch_on()
 
     @property
     def groups(self) -> sandbox_groups.Groups:

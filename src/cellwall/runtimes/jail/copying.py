@@ -29,6 +29,7 @@ from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.jail.fork_servers import Base
 
 if TYPE_CHECKING:
+    from cellwall.model.snapshot import Scope
     from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
@@ -283,6 +284,15 @@ class Copier:
         self._begin = begin
         self._ready: weakref.WeakSet[JailSandbox] = weakref.WeakSet()
         """Sandboxes that are like the base of their fork-server."""
+
+    carries: Scope = "session"
+
+    def spec_of(
+        self, spec: SandboxSpec, files: SessionFiles, image: SessionImage, *, reseed: bool
+    ) -> SandboxSpec:
+        """Return the spec of a sandbox of the image's fork-server."""
+        del files, reseed  # `become` needs them
+        return replace(spec, lineage=image.lineage)
 
     def lineage_of(self, sandbox: RuntimeSandbox) -> str:
         """Return the name of the fork-server that a sandbox came from. Raises Conflict."""

@@ -33,7 +33,9 @@ async def fork(request: Request) -> None:
     source = sandbox(request)
     promises, refusal = _promises(request, source, body.count)
     try:
-        made = await request.unless_gone(source.sandbox.fork(len(promises), reseed=body.reseed))
+        made = await request.unless_gone(
+            source.sandbox.fork(len(promises), reseed=body.reseed, scope=body.scope)
+        )
     except BaseException:
         for promise in promises:
             _give_back(request, promise)
@@ -43,6 +45,7 @@ async def fork(request: Request) -> None:
         "sandbox": None,
         "error": _error(request, refusal),
         "left_behind": [],
+        "carries": made[0].carries,
     }
     shown += [refused] * (body.count - len(promises))
     source.log("forked", count=len(promises))
@@ -113,13 +116,13 @@ async def _kept(
     request: Request, source: SandboxRecord, copy: Fork[AsyncSandbox], promise: Promise
 ) -> dict[str, Any]:
     """Return a copy as the answer shows it, once the store has it."""
-    left = list(copy.left_behind)
+    what = {"left_behind": list(copy.left_behind), "carries": copy.carries}
     if copy.made is None:
         _give_back(request, promise)
-        return {"sandbox": None, "error": _error(request, copy.error), "left_behind": left}
+        return {"sandbox": None, "error": _error(request, copy.error), **what}
     facts = _facts(source.template, source.metadata)
     record = await _record(request, copy.made, promise, facts)
-    return {"sandbox": record.as_json(), "error": None, "left_behind": left}
+    return {"sandbox": record.as_json(), "error": None, **what}
 
 
 def _facts(template: str, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -170,7 +173,9 @@ async def create(request: Request) -> None:
     body = await body_of(request, schemas.SnapshotBody)
     source = sandbox(request)
     request.state.kept.check(request.owner, 0)
-    made = await request.unless_gone(source.sandbox.snapshot(body.name, expires_s=body.expires_s))
+    made = await request.unless_gone(
+        source.sandbox.snapshot(body.name, expires_s=body.expires_s, scope=body.scope)
+    )
     source.log("snapshot", snapshot=made.id)
     await request.answer(_shown(made), 201, {"location": f"/snapshots/{made.id}"})
 
@@ -228,6 +233,7 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         "memory_bytes": snapshot.memory_bytes,
         "files_bytes": snapshot.files_bytes,
         "left_behind": list(snapshot.left_behind),
+        "carries": snapshot.carries,
     }
 
 

@@ -6,11 +6,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS, NAME_PATTERN
+from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS, NAME_PATTERN, Scope
 from cellwall.server.schemas.base import StrictModel
 from cellwall.server.schemas.responses import Sandbox, Shown
 
 SnapshotName = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+SCOPE = Field(
+    default=None,
+    description=(
+        "The least that a copy must have: the session and the files, or the tree of all processes. "
+        "By default what the runtime carries."
+    ),
+)
 
 
 class ForkBody(StrictModel):
@@ -22,9 +30,13 @@ class ForkBody(StrictModel):
         description="Whether the random generators that programs share are seeded anew.",
     )
 
+    scope: Scope | None = SCOPE
+
 
 class SnapshotBody(StrictModel):
     """A snapshot to make."""
+
+    scope: Scope | None = SCOPE
 
     name: SnapshotName | None = Field(
         default=None, description="By which it is found beside its id; by default its id."
@@ -53,6 +65,9 @@ class Forked(Shown):
     left_behind: list[str] = Field(
         description="What the source had and the copy has not, such as sockets."
     )
+    carries: Scope = Field(
+        default="session", description="Session and files alone, or the tree of all processes."
+    )
 
 
 class Forks(Shown):
@@ -72,6 +87,7 @@ class Snapshot(Shown):
     memory_bytes: int = Field(description="Size of what differs from a fresh session in memory.")
     files_bytes: int = Field(description="Size of the archive of its files.")
     left_behind: list[str]
+    carries: Scope
 
 
 class Snapshots(Shown):

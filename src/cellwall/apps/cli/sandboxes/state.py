@@ -15,9 +15,13 @@ import typer
 
 from cellwall.apps.cli.console.remote import AsJson, Key, Url, Which, connected, found
 from cellwall.apps.cli.console.terminal import complain, visible
+from cellwall.model.snapshot import Scope
 
 Reseed = Annotated[
     bool, typer.Option(help="Seed the random generators that programs share anew, or keep them.")
+]
+Tree = Annotated[
+    bool, typer.Option("--tree", help="Refuse unless every process comes along, as in gVisor.")
 ]
 Snapshot = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Its id, or its name.")]
 
@@ -34,6 +38,7 @@ def fork(
     which: Which,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
     reseed: Reseed = True,
+    tree: Tree = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
@@ -44,7 +49,7 @@ def fork(
     for id in $(cellwall sandbox fork build -n 4); do cellwall sandbox exec $id -- make test; done
     """
     with connected(url, key) as client:
-        forks = found(client, which).fork(count, reseed=reseed)
+        forks = found(client, which).fork(count, reseed=reseed, scope=_scope(tree))
         for each in forks:
             if each.made is not None:
                 typer.echo(each.made.id)
@@ -120,6 +125,10 @@ def restore(
     """
     with connected(url, key) as client:
         typer.echo(client.restore(snapshot, reseed=reseed).id)
+
+
+def _scope(tree: bool) -> Scope | None:
+    return "tree" if tree else None
 
 
 def _say_left(left: tuple[str, ...]) -> None:

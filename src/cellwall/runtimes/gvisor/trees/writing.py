@@ -1,0 +1,102 @@
+"""Writing down: have the `runsc` of one sandbox write it to a file, and pack its work area. Blocks.
+
+The command runs in the namespaces of the sandbox's keeper, where the state of `runsc` is. What it
+writes has a name only meanwhile, in a directory with the owner label of this process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from cellwall.linux import owner_label
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.runtimes.gvisor.trees import saved_area
+from cellwall.runtimes.shared.removal import remove_tree
+
+_WITHIN_S = 60.0
+_SAID = 300
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+_CONTAINER = "cell"
+
+
+def check_tools() -> None:
+    """Raise HostUnsupported if this host lacks a program that copies need."""
+    for path, package in ((saved_area.TAR, "tar"), (_nsenter(), "util-linux")):
+        if not path or not os.access(path, os.X_OK):
+            raise HostUnsupported(
+                "copies", f"gVisor: copies need {package}", remedy=f"apt-get install {package}"
+            )
+
+
+def _nsenter() -> str:
+    return shutil.which("nsenter", path="/usr/bin:/bin:/usr/sbin:/sbin") or ""
+
+
+def first_process(keeper: int) -> int:
+    """Return the pid of `runsc`, the one child of a keeper. Raises SandboxBroken."""
+    try:
+        return int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+    except (OSError, IndexError):
+        raise SandboxBroken("gVisor: copy the sandbox: it has ended", remedy="") from None
+
+
+def take(keeper: int, runsc: Sequence[str], folder: Path, *, leave_running: bool) -> int:
+    """Have a sandbox written down; return a descriptor of the image, which has no name any more.
+
+    `runsc`: the program and its flags. Raises SandboxBroken.
+    """
+    made = folder / owner_label.new_label()
+    made.mkdir(mode=0o700, parents=True)
+    words = [_nsenter(), f"--target={first_process(keeper)}", "--pid", "--mount", "--net", *runsc]
+    words += ["checkpoint", f"--image-path={made}"]
+    words += ["--leave-running"] if leave_running else []
+    try:
+        done = subprocess.run(
+            [*words, _CONTAINER],
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_WITHIN_S,
+            env=_ENVIRONMENT,
+            cwd="/",
+        )
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()[-_SAID:]
+            raise SandboxBroken(f"gVisor: runsc checkpoint: {said}", remedy="fork it again")
+        return os.open(made / saved_area.IMAGE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxBroken(f"gVisor: runsc checkpoint: {error}", remedy="fork it again") from error
+    finally:
+        remove_tree(str(made))
+
+
+def pack(area: int, target: int) -> None:
+    """Write the archive of a work area to a file. Raises SandboxBroken."""
+    done = subprocess.run(
+        saved_area.pack_words(area),
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=target,
+        stderr=subprocess.PIPE,
+        timeout=_WITHIN_S,
+        env=_ENVIRONMENT,
+        pass_fds=(area,),
+        cwd="/",
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[-_SAID:]
+        raise SandboxBroken(f"gVisor: pack the work area: {said}", remedy="fork it again")
+
+
+def sweep(folder: Path) -> int:
+    """Remove images of processes that are gone; return their number."""
+    removed = 0
+    for path in folder.glob("*"):
+        if owner_label.is_dead(path.name):
+            remove_tree(str(path))
+            removed += 1
+    return removed
