@@ -175,6 +175,8 @@ class ForkServers:
         layout: hierarchies.Layout,
         answers_first: bool = False,
     ) -> None:
+        self.are_alike = False
+        """Whether those of one template have the same layout of memory, also in another engine."""
         self._placing = placing
         self._state_dir = state_dir
         self._facts = facts
@@ -343,6 +345,7 @@ class ForkServers:
             guest_reseed="cellwall.guest.process.reseed",
             guest_alone="cellwall.guest.warm.single_program",
             is_quick=is_quick,
+            is_alike=self.are_alike and not (is_quick or for_images),
             interpreter=str(interpreter or ""),
             is_fast=self._placing.is_fast,
         )
