@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -87,6 +88,15 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _library_engine_ends_with_its_module() -> Iterator[None]:
+    """What it has ready it gives up after ten minutes, in the middle of another module's counts."""
+    yield
+    embedded = sys.modules.get("cellwall.embedded")
+    if embedded is not None:
+        embedded._default.close()
+
+
 @pytest.fixture(scope="session")
 def arena() -> Iterator[Arena]:
     """The attack tests' engine, with its fork-server started.
@@ -126,9 +136,10 @@ def image_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A real server with the keys of two tenants."""
+    from kit.arena import DAY_S
     from kit.servers import running
 
-    with running() as made:
+    with running(f"[engine]\npool_idle_s = {DAY_S}\n") as made:
         yield made
 
 

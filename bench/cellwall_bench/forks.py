@@ -1,6 +1,7 @@
 """Rows of copies of live sessions: forks, snapshots that are restored, and many forks of one array.
 
-Called by `runner`. A fork is measured from the call to the copy's first answer.
+Called by `runner`. A fork is measured from the call to the copy's first answer, and begins only
+once the pool is full again, as all samples of parked sandboxes do.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from cellwall.apps.engines import wait_parked
 from cellwall.apps.timings import PLAIN, checked
 from cellwall_bench.figures import Figure, p50, p95
 
@@ -39,12 +41,12 @@ async def fork(engine: Engine, key: str, choice: dict[str, Any], samples: int) -
             checked(await copy.sandbox.run(PLAIN))
             took.append((time.perf_counter() - began) * 1e3)
             await copy.sandbox.close()
-            await engine.wait_settled()
+            await wait_parked(engine)
             began = time.perf_counter()
             async with await engine.create_sandbox(**choice) as plain:
                 checked(await plain.run(PLAIN))
                 claimed.append((time.perf_counter() - began) * 1e3)
-            await engine.wait_settled()
+            await wait_parked(engine)
     detail = f"{p95(took):.1f} ms p95; a claimed start {p50(claimed):.1f} ms; {samples} samples"
     return Figure(key, p50(took), detail)
 
@@ -60,7 +62,7 @@ async def restore(engine: Engine, key: str, choice: dict[str, Any], samples: int
         sandbox = await engine.copies.restore(made.id, "")
         took.append((time.perf_counter() - began) * 1e3)
         await sandbox.close()
-        await engine.wait_settled()
+        await wait_parked(engine)
     engine.copies.delete(made.id, "")
     size = (made.memory_bytes + made.files_bytes) / 2**20
     return Figure(key, p50(took), f"{p95(took):.1f} ms p95; {size:.1f} MiB; {samples} samples")

@@ -41,6 +41,10 @@ CONTROL_UID = 70_000 + os.getpid() % 4_000
 """This process's alone: a control that signals all it can, or uses up what its user may have, meets
 nobody else's.
 """
+DAY_S = 86_400.0
+"""Idle life of what an engine has ready that lives as long as a whole session of tests. If it gave
+that up in the middle of one, a count of what it left would see fewer than before.
+"""
 MADE_BY_A_TEST = "cellwall-test"
 """The source of file systems that tests mount; no engine leaves one of that name."""
 
@@ -230,7 +234,7 @@ class Arena:
         is_quick = os.environ.get("CELLWALL_TEST_FORK_SERVER") == "quick"
         if is_quick:  # the same attacks on sandboxes of the first fork-server, which stays
             fork_servers._QUICK_STARTS = 1 << 30
-        settings = EngineSettings(pool_min=0, pool_max=0)
+        settings = EngineSettings(pool_min=0, pool_max=0, pool_idle_s=DAY_S)
         return Engine(settings=settings, answers_first=is_quick)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:

@@ -23,6 +23,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "history",
     "pauses",
     "copies",
+    "sessions",
 }
 
 

@@ -251,7 +251,7 @@ async def opened(
     url = store_url(loaded.server, directory)
     store = await _store(url, has_journal=loaded.server.journal)
     try:
-        engine = Engine(directory, loaded.engine)
+        engine = Engine(directory, loaded.engine, keeps_sandboxes=loaded.server.keep_sessions)
         redactor = None if log is None else log.redactor
         state = State(engine, loaded.server, keys, store, redactor, store_disk(url))
         connect(state, log)

@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
-from cellwall.engine.attempts.stages import Stages, report
+from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
+from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.history.room import HistoryRoom
-from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
 from cellwall.engine.parts.pausing import check_choice, check_pausing
@@ -30,45 +28,39 @@ from cellwall.engine.policy.arguments import check_env, check_limits, check_prof
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
-from cellwall.engine.programs import collect
-from cellwall.engine.programs.compile_cache import CompileCache
-from cellwall.engine.programs.compile_stage import CacheScope, Compiled, Compiler, SandboxWork
-from cellwall.engine.programs.oneshot import Stage, begin, explain, purpose_of, run_stage
-from cellwall.engine.programs.requests import Plan, Request, plan
+from cellwall.engine.programs.programs import Host, Programs, Watch
+from cellwall.engine.programs.requests import Request
 from cellwall.engine.sandbox import AsyncSandbox, EngineParts
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
+from cellwall.engine.state.disk_budget import DiskBudget
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
-from cellwall.model.execution import Compilation, Execution
+from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import (
     ImageRoot,
+    KeepsSandboxes,
+    NotTakenOver,
     PreparesVolumes,
     RuntimeGone,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    TakenOver,
 )
-from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.tasks import Tasks
 from cellwall.surface.tools.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
-    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.images.image_store import ImageStore
+    from cellwall.engine.parts.kept import Arrivals
     from cellwall.engine.parts.pausing import PauseChoice
     from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
-
-
-Done = TypeVar("Done")
-_TRIES = 3
-"""Number of tries for one program, each in a sandbox of its own, if the previous one ended before
-the program began."""
 
 
 class Templates(Protocol):
@@ -97,18 +89,6 @@ class EngineStatistics:
     runtimes: Mapping[str, RuntimeStatistics]
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """Callbacks and trust word of one execution."""
-
-    on_event: OnEvent | None
-    on_start: OnStart | None
-    before_code: BeforeCode | None
-    trust: str | None
-    """Trust word repeated in the answer."""
-    egress: Egress
-
-
 class Engine:
     """One engine; see the module. Create it on the event loop that it is used on."""
 
@@ -119,8 +99,12 @@ class Engine:
         *,
         templates: Templates | None = None,
         answers_first: bool = False,
+        keeps_sandboxes: bool = False,
     ) -> None:
         """Touch nothing yet; `templates` replaces the store of the state directory.
+
+        With `keeps_sandboxes` sessions outlive this process, where their runtime can do that, and
+        the engine takes over those of an earlier one when `take_over` is called.
 
         With `answers_first` the first programs do not wait for what only pays with many: a jail
         prepares that behind them.
@@ -130,23 +114,23 @@ class Engine:
         self._templates: Templates = templates or TemplateStore(self.state_dir)
         self._built: dict[str, BuiltTemplate] = {}
         self._building = asyncio.Lock()
-        self._runtimes = Runtimes(self.state_dir, self.settings, answers_first=answers_first)
-        self._pool = Pool(self.settings)
-        self._compiler = Compiler(
-            CompileCache(
-                self.state_dir / "compiled",
-                self.settings.compile_cache_mb << 20,
-                self.settings.compile_cache_days * 86_400,
-            )
+        self._keeps_sandboxes = keeps_sandboxes
+        self._runtimes = Runtimes(
+            self.state_dir,
+            self.settings,
+            answers_first=answers_first,
+            keeps_sandboxes=keeps_sandboxes,
         )
+        self._pool = Pool(self.settings)
         self._tasks = Tasks()
         self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
         self.history_room = HistoryRoom(self.state_dir, self.settings.history_mb)
         """Room for checkpoints of its sandboxes' work areas."""
+        self.copies_room = DiskBudget(self.settings.snapshots_mb << 20)
+        """Room for its sessions that are written down, for forks and as snapshots."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
-        self._runs = 0
-        self._under_way: set[ClaimedSandbox] = set()
+        self._programs = Programs(self._host())
         self._callers = 0
         self._no_caller = asyncio.Event()
         self._no_caller.set()
@@ -156,6 +140,23 @@ class Engine:
         self.on_taken_out: Callable[[str, str], None] = lambda _name, _reason: None
         """Callback with the name of a runtime that broke while it was in use, and the reason; the
         runtime is probed anew."""
+
+    def _host(self) -> Host:
+        """Return this engine as its programs need it."""
+        return Host(
+            settings=self.settings,
+            compiled=self.state_dir / "compiled",
+            outside=self.outside,
+            template=self.template,
+            choose=self._runtimes.choose,
+            claim=self._claim,
+            release=self._release,
+            install=self._install,
+            check_open=self._check_open,
+            check_packages=self.check_packages,
+            images=lambda: self.images,
+            volumes=lambda: self.volumes,
+        )
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -236,67 +237,8 @@ class Engine:
             policy = self.outside.checked(request.network, request.trust)
             secrets = await self._secrets(request.secrets, request.tenant)
             egress = Egress.of(policy, secrets, request.env or {})
-            watch = _Watch(on_event, on_start, before_code, request.trust, egress)
-            return await self._execute(request, watch)
-
-    async def _execute(self, request: Request, watch: _Watch) -> Execution:
-        work = plan(request, self.settings.limits)
-        packages = self.check_packages(request.packages)
-        template = self._built.get(request.template) or await self.template(request.template)
-        runtime = await self._runtimes.choose(request.isolation_request)
-        spec = SandboxSpec(
-            new_id(),
-            template,
-            work.limits,
-            env=work.env,
-            demand_hard=request.demand_hard,
-            start=check_start(request.start),
-            language=work.spoken,
-            purpose="program",
-        )
-        stages = Stages(watch.on_start)
-        compilation: Compilation | None = None
-        product: tuple[tuple[str, bytes], ...] = ()
-        if work.language.compile:
-            scope = CacheScope(runtime.name, template.digest, request.tenant)
-            # A caller's environment could affect a compiler; only its programs get it, later.
-            compile_spec = replace(spec, limits=work.compile_limits, env={})
-
-            async def in_sandbox(job: SandboxWork) -> Compiled | Execution:
-                async def begun(live: ClaimedSandbox) -> Compiled | Execution:
-                    await self._before_code(watch)
-                    return await job(live)
-
-                return await self._anew(runtime, compile_spec, watch, begun)
-
-            made = await self._compiler.compiled(work, scope, in_sandbox, stages)
-            if isinstance(made, Execution):
-                self._runs += 1
-                report(made, watch.on_event)
-                return made
-            compilation, product = made.stage, made.product.files
-        program = run_stage(work, product)
-        egress = watch.egress
-        # Packages, and the files of trust, need more than a sandbox of a single program has.
-        is_prepared = bool(packages) or egress.opened is not None or bool(request.volumes)
-        purpose = "program" if is_prepared else purpose_of(work, program)
-        spec = replace(spec, purpose=purpose, env={**egress.variables, **spec.env})
-        spec = with_volumes(lambda: self.volumes, spec, request.volumes, request.tenant)
-        spec = with_way_out(spec, egress.policy, needs_one=bool(packages))
-
-        async def run(live: ClaimedSandbox) -> Execution:
-            if not egress.policy.is_none:
-                await self.outside.open(live, egress.policy, request.tenant, egress.opened)
-            if packages:
-                await self._install(live, packages, request.tenant)
-                live.channel.may_hold = False  # the program is not the first of its sandbox
-            return await self._run_in(live, work, program, watch, stages)
-
-        if request.image is None:
-            execution = await self._anew(runtime, spec, watch, run)
-        else:
-            execution = await self._anew_on_image(request, runtime, spec, watch, run)
-        return execution if compilation is None else replace(execution, compilation=compilation)
+            watch = Watch(on_event, on_start, before_code, request.trust, egress)
+            return await self._programs.execute(request, watch)
 
     async def _secrets(self, given: object, tenant: str) -> object:
         """Return secrets with those of a store in the place of their names."""
@@ -307,92 +249,6 @@ class Engine:
             return given
         stored = await self.find_secrets(tenant, names)
         return [*stored, *(each for each in given if not isinstance(each, str))]
-
-    async def _anew(
-        self,
-        runtime: Runtime,
-        spec: SandboxSpec,
-        watch: _Watch,
-        job: Callable[[ClaimedSandbox], Awaitable[Done]],
-    ) -> Done:
-        """Do `job` in a fresh sandbox, and in another if the first ended before anything ran."""
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                return await self._try(runtime, replace(spec, sandbox_id=new_id()), watch, job)
-            except NotBegun:
-                if not tries_left:
-                    raise
-        raise AssertionError("the last try returns or raises")
-
-    async def _anew_on_image(
-        self,
-        request: Request,
-        runtime: Runtime,
-        spec: SandboxSpec,
-        watch: _Watch,
-        job: Callable[[ClaimedSandbox], Awaitable[Done]],
-    ) -> Done:
-        """Do `job` as `_anew` does, in sandboxes on the request's image."""
-        plain = replace(spec, purpose="session")
-        root = on_image(lambda: self.images, plain, request.image, request.user, request.packages)
-        async with root as rooted:
-            return await self._anew(runtime, rooted, watch, job)
-
-    async def _try(
-        self,
-        runtime: Runtime,
-        spec: SandboxSpec,
-        watch: _Watch,
-        job: Callable[[ClaimedSandbox], Awaitable[Done]],
-    ) -> Done:
-        """Do `job` in one sandbox; `NotBegun` if that ended before the program began."""
-        self._check_open()
-        live = await self._claim(runtime, spec)
-        self._under_way.add(live)
-        try:
-            live.trust = watch.trust
-            self._check_open()  # the engine may have been closed during the claim
-            return await job(live)
-        finally:
-            self._under_way.discard(live)
-            live.kill("its one program has ended")
-            self._release(live, runtime)
-
-    async def _before_code(self, watch: _Watch) -> None:
-        if watch.before_code is not None:
-            await watch.before_code()
-            self._check_open()
-
-    async def _run_in(
-        self, live: ClaimedSandbox, work: Plan, program: Stage, watch: _Watch, stages: Stages
-    ) -> Execution:
-        started_at = time.time()
-        try:
-            before = None if watch.before_code is None else partial(self._before_code, watch)
-            if live.spec.image is not None and work.is_warm:
-                await Contexts(live).ensure(DEFAULT)  # the image's own interpreter
-            attempt = await begin(live, program, watch.on_event, before)
-            self._runs += 1
-            attempt.hand_out(stages.begin)
-            outcome = await attempt.wait()
-            if live.network is not None:
-                outcome = await live.network.added_to(outcome)
-        except GuestRefused as refusal:
-            raise explain(refusal, work, on_image=live.spec.image is not None) from None
-        files: dict[str, bytes] = {}
-        if work.collect or work.artifacts is not None:
-            files, notes = await self._collect(live, work)
-            outcome = replace(outcome, notes=outcome.notes + notes)
-        return finish(attempt, outcome, work.language.name, started_at, files)
-
-    async def _collect(
-        self, live: ClaimedSandbox, work: Plan
-    ) -> tuple[dict[str, bytes], tuple[str, ...]]:
-        room = self.settings.collect_bytes
-        found, notes = await collect.files(live, work.collect, work.artifacts, room)
-        if work.file_name not in work.collect and found.get(work.file_name) == work.source:
-            del found[work.file_name]  # the program itself, as its caller sent it
-        return found, notes
 
     async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
         """Return a sandbox; raise `CapacityError` if the host has run out of a resource."""
@@ -478,9 +334,22 @@ class Engine:
                 await self._opened(live, chosen, egress, wanted, tenant)
             if auto_pause_s is not None:
                 self._check_pausing(live, chosen)
-            return self._kept(live, chosen, box, (tenant, pauses))
+            return await self._made(live, chosen, box, (tenant, pauses))
 
-    def _kept(
+    async def _made(
+        self,
+        live: ClaimedSandbox,
+        runtime: Runtime,
+        box: Offer | None,
+        owner: tuple[str, PauseChoice],
+    ) -> AsyncSandbox:
+        """Return a claimed sandbox as the one that its owner holds, kept if this engine keeps."""
+        sandbox = self._held(live, runtime, box, owner)
+        if self._keeps_sandboxes:
+            await self._kept(sandbox)
+        return sandbox
+
+    def _held(
         self,
         live: ClaimedSandbox,
         runtime: Runtime,
@@ -503,7 +372,7 @@ class Engine:
         return Copies(
             Host(
                 folder=self.state_dir,
-                most_bytes=self.settings.snapshots_mb << 20,
+                room=self.copies_room,
                 runtime_of=lambda sandbox: self._runtimes.get(sandbox.isolation.runtime),
                 claim=self._claim_copy,
                 adopt=self._adopt_copy,
@@ -529,7 +398,46 @@ class Engine:
             if live.spec.has_network and not heritage.policy.is_none:
                 egress = Egress.of(heritage.policy, None, {})
                 await self._opened(live, runtime, egress, (), heritage.tenant)
-            return self._kept(live, runtime, heritage.tools, (heritage.tenant, heritage.pauses))
+            return await self._made(
+                live, runtime, heritage.tools, (heritage.tenant, heritage.pauses)
+            )
+
+    async def _kept(self, sandbox: AsyncSandbox) -> None:
+        try:
+            sandbox.keep()
+        except BaseException:
+            await sandbox.close()
+            raise
+
+    async def take_over(self) -> Arrivals:
+        """Take over the sandboxes that an earlier process of this state directory has left."""
+        from cellwall.engine.parts.kept import Arrivals  # most engines keep nothing
+
+        arrived: list[AsyncSandbox] = []
+        refused: dict[str, str] = {}
+        for name in self._runtimes.allowed() if self._keeps_sandboxes else ():
+            runtime = self._runtimes.get(name)
+            found = await runtime.take_over() if isinstance(runtime, KeepsSandboxes) else []
+            for each in found:
+                if isinstance(each, NotTakenOver):
+                    refused[each.sandbox_id] = each.reason
+                else:
+                    arrived.append(await self._arrived(runtime, each))
+        return Arrivals(tuple(arrived), refused)
+
+    async def _arrived(self, runtime: Runtime, taken: TakenOver) -> AsyncSandbox:
+        from cellwall.engine.parts.kept import Facts, restore_network, settle
+
+        facts = Facts(**taken.owner)
+        live = ClaimedSandbox(taken.sandbox, taken.spec, taken.sandbox.readings())
+        live.trust = facts.trust
+        self._pool.take_over(runtime, taken.spec)
+        pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings)
+        sandbox = self._held(live, runtime, None, (facts.tenant, pauses))
+        sandbox.go_on(facts, taken.found.contexts)
+        sandbox.lost = await restore_network(sandbox, self.outside, facts)
+        self._tasks.spawn(settle(sandbox, taken.found, was_paused=taken.was_paused))
+        return sandbox
 
     async def prepare_volumes(self) -> None:
         """Have the first volume sooner, on the runtime that is used by default."""
@@ -629,7 +537,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
         return EngineStatistics(
-            runs=self._runs,
+            runs=self._programs.runs,
             sandboxes=len(self._sandboxes),
             paused=sum(each.status == "paused" for each in self._sandboxes.values()),
             background_failures=self._tasks.failed,
@@ -640,11 +548,14 @@ class Engine:
     async def aclose(self) -> None:
         """Destroy every sandbox and wait until nothing is left; idempotent."""
         self._is_open = False
-        for live in list(self._under_way):
+        for live in list(self._programs.under_way):
             live.stop_all("the engine was closed")
         await self._no_caller.wait()
         for sandbox in list(self._sandboxes.values()):
-            await sandbox.close()
+            if sandbox.is_kept:
+                sandbox.leave()
+            else:
+                await sandbox.close()
         if "copies" in vars(self):
             self.copies.close()
         await self._tasks.cancel()

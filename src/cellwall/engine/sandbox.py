@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
 from cellwall.engine.attempts.stages import Stages
+from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.contexts import Contexts, called, inside
 from cellwall.engine.parts.files import Files, file_error
+from cellwall.engine.parts.kept import Facts
 from cellwall.engine.parts.network import change, policy_of
 from cellwall.engine.parts.pausing import PauseChoice, Pausing
 from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
@@ -29,6 +31,7 @@ from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
 from cellwall.model.snapshot import DAY_S
+from cellwall.runtimes.base import Keepable
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.snapshot import Fork, Snapshot
+    from cellwall.runtimes.channel.take_over import ContextFound
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
 
@@ -89,14 +93,52 @@ class AsyncSandbox:
         self._loop = asyncio.get_running_loop()
         self.created_at = time.time()
         self._closed = False
+        self.is_kept = False
+        """Whether it outlives this process."""
+        self.lost = ""
+        """What it lost when it was taken over from an earlier server."""
         self._listeners: list[Callable[[str], None]] = []
         self.contexts = Contexts(live)
         self.commands = Commands(live, tasks)
         self.files = Files(live, share)
-        self._pauses = pauses
+        self.pauses = pauses
+        """Its owner's choice about pauses."""
         self._pausing = Pausing(live, tasks, pauses, self._end)
         live.pausing = self._pausing
         live.channel.on_end(self._on_channel_ended)
+
+    # -- beyond this process ---------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Have it outlive this process, if its kind can; again when what is kept has changed."""
+        held = self.live.runtime_sandbox
+        if isinstance(held, Keepable):
+            self.is_kept = held.keep(asdict(Facts.of(self, self._tenant)))
+
+    def go_on(self, facts: Facts, contexts: Iterable[ContextFound]) -> None:
+        """Go on with what an earlier process kept of it."""
+        self.is_kept = True
+        self.created_at = facts.created_at
+        self._pausing.extend(facts.left_s)
+        self.contexts.resume(contexts)
+
+    async def pause_again(self) -> None:
+        """Pause what an earlier process had paused, unless a caller uses it by now."""
+        await self._pausing.pause_again()
+
+    def leave(self) -> None:
+        """Give it up and end nothing: the next server takes it over."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pausing.stop()
+        reason = "the server ended, and the sandbox goes on"
+        for recorder in list(self.live.running):
+            recorder.settle(Cause.CANCEL, reason)
+        self.live.ended_because = reason
+        held = self.live.runtime_sandbox
+        if isinstance(held, Keepable):
+            held.leave()
 
     @staticmethod
     def create(template: str = "python", **options: Any) -> Opening[AsyncSandbox]:  # noqa: ANN401 - as create_sandbox
@@ -181,6 +223,8 @@ class AsyncSandbox:
         self.live.touch()
         checked = self._outside.checked(policy, self.trust)
         await change(self._outside, self.live, checked, self._tenant)
+        if self.is_kept:
+            self.keep()
         return checked
 
     async def network_usage(self) -> NetworkUsage:
@@ -425,7 +469,7 @@ class AsyncSandbox:
     @property
     def has_secrets(self) -> bool:
         """Whether the proxy opens its TLS, for secrets or rules about requests."""
-        return self.live.network is not None and self.live.network.has_opened
+        return self.live.network is not None and self.live.network.is_opened
 
     async def fork(self, count: int = 1, *, reseed: bool = True) -> list[Fork[AsyncSandbox]]:
         """Return copies of this sandbox: its Python session and its files, each on its own.
@@ -457,7 +501,7 @@ class AsyncSandbox:
     def _heritage(self) -> Heritage:
         from cellwall.engine.state.copies import Heritage
 
-        policy, choice = self.network, self._pauses
+        policy, choice = self.network, self.pauses
         return Heritage(self.live.spec, policy, self.trust, self._tools, self._tenant, choice)
 
     # -- life ------------------------------------------------------------------------------
@@ -467,6 +511,8 @@ class AsyncSandbox:
         self.live.check_alive()
         self.limits.with_changes({"life_s": life_s})  # checks the number
         self._pausing.extend(life_s)
+        if self.is_kept:
+            self.keep()
 
     async def pause(self) -> None:
         """Stop its processes where they are; return when they stand still. Idempotent.

@@ -34,9 +34,9 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
-def new_label() -> str:
-    """Return a label for an engine of this process."""
-    pid = os.getpid()
+def new_label(pid: int = 0) -> str:
+    """Return a label for an engine of this process, or of another one that it lives with."""
+    pid = pid or os.getpid()
     return f"{_boot()}-{_pid_namespace()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
 
 

@@ -101,6 +101,11 @@ class UidRange:
         """The group id on the host behind an index; an ordinary user's may differ from the uid."""
         return self.gid_base + index
 
+    @property
+    def lock(self) -> tuple[int, ...]:
+        """The descriptor that holds the range: another process with a copy holds it, too."""
+        return () if self._lock_fd is None else (self._lock_fd,)
+
     def release(self) -> None:
         """Make the range available to other engines."""
         if self._lock_fd is not None:

@@ -14,6 +14,8 @@ DAY_S = 86_400.0
 MOST_EXPIRES_S = 30 * DAY_S
 """Most seconds for which a snapshot is kept."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME_PATTERN = f"^{_NAME.pattern}$"
+"""What a schema says of a snapshot's name."""
 
 S = TypeVar("S")
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cellwall.model.outcome import Isolation, IsolationLevel, Profile
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.channel.channel import GuestChannel
+    from cellwall.runtimes.channel.take_over import Found
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 Start = Literal["fork", "exec"]
@@ -434,6 +435,54 @@ class Runtime(Protocol):
         """Destroy every sandbox and helper process of this runtime; idempotent."""
 
 
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A sandbox of an earlier server, alive in this one."""
+
+    sandbox: RuntimeSandbox
+    spec: SandboxSpec
+    """As it is now, without its variables."""
+    owner: Mapping[str, Any]
+    """What `Keepable.keep` was told last."""
+    found: Found
+    """What init reported."""
+    was_paused: bool
+    """Whether its processes stood still; they run now."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotTakenOver:
+    """A sandbox of an earlier server, which was killed instead."""
+
+    sandbox_id: str
+    reason: str
+
+
+@runtime_checkable
+class Keepable(Protocol):
+    """A live sandbox that may outlive this process."""
+
+    def keep(self, owner: Mapping[str, Any]) -> bool:
+        """Have it outlive this process, with what its owner must know then; again to change that.
+
+        Returns False if it is of a kind that cannot. Raises UsageError, SandboxBroken.
+        """
+
+    def leave(self) -> None:
+        """Give it up and end nothing: the next server takes it over."""
+
+
+@runtime_checkable
+class KeepsSandboxes(Protocol):
+    """A runtime whose sandboxes may outlive this process."""
+
+    def keep_sandboxes(self) -> None:
+        """Do so, from before the first start. Raises HostUnsupported, Conflict."""
+
+    async def take_over(self) -> list[TakenOver | NotTakenOver]:
+        """Take over what an earlier process of this state directory has left."""
+
+
 @runtime_checkable
 class UnpacksImages(Protocol):
     """A runtime that makes roots of images."""
@@ -488,6 +537,9 @@ class SessionCopier(Protocol):
         The session goes on at once; only then its memory is written. Raises GuestRefused with the
         reason if it cannot be copied, CapacityError if it is larger, SandboxBroken, ChannelLost.
         """
+
+    async def make_ready(self, sandbox: RuntimeSandbox) -> None:
+        """Do ahead of time what `become` needs whatever the image is. Raises as `become`."""
 
     async def become(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool

@@ -36,7 +36,6 @@ from cellwall.server.executions.idempotency import Replays
 from cellwall.server.executions.ledger import Ledger
 from cellwall.server.executions.observer import Recording
 from cellwall.server.executions.oneshots import Doors, revived
-from cellwall.server.executions.recovery import recover
 from cellwall.server.executions.registry import Executions
 from cellwall.server.executions.sandboxes import Sandboxes
 from cellwall.server.executions.webhooks import Notices
@@ -44,6 +43,7 @@ from cellwall.server.http.connections import Connections
 from cellwall.server.http.vocabulary import words_of
 from cellwall.server.observability.observer import Observer
 from cellwall.server.observability.redaction import Redactor
+from cellwall.server.recovery.recovery import recover
 from cellwall.server.secrets.vault import Vault
 from cellwall.surface.shared.tasks import Tasks
 
@@ -205,6 +205,8 @@ def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
     tenants = Tenants(_tiers(settings), settings.tenants)
     tenants.history_mb = engine.history_room.taken_mb
     engine.history_room.most_mb_of = tenants.most_history_mb
+    tenants.snapshots_mb = engine.copies_room.taken_mb
+    engine.copies_room.most_mb_of = tenants.most_snapshots_mb
     return FairQueue(
         settings.most_running,
         settings.most_queued,

@@ -195,13 +195,20 @@ class Store:
         work = partial(queries.events, execution_id=execution_id, after=after, limit=limit)
         return await self._read("read events", work)
 
-    async def recover(self, at: float, end: recovery.End) -> Recovery:
+    async def recover(
+        self,
+        at: float,
+        end: recovery.End,
+        sandboxes: recovery.Sandboxes = recovery.ALL_ENDED,
+    ) -> Recovery:
         """End what an earlier server left, in one transaction; before anything else runs.
 
         `end` returns the changes that end a leftover: its `Ended` and what goes with it.
         """
         try:
-            return await self._database.write(partial(recovery.recover, at=at, end=end))
+            return await self._database.write(
+                partial(recovery.recover, at=at, end=end, sandboxes=sandboxes)
+            )
         except Exception as error:
             raise answer_to("recover", error) from error
 

@@ -44,7 +44,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
 
 
 def _claimed(engine: Engine) -> tuple[ClaimedSandbox, JailSandbox]:
-    (live,) = engine._under_way
+    (live,) = engine._programs.under_way
     assert isinstance(live.runtime_sandbox, JailSandbox)
     return live, live.runtime_sandbox
 

@@ -26,6 +26,7 @@ from cellwall.jail.inspect import posture
 from cellwall.runtimes.jail import copying
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena, descendants
+from kit.copies.hostile import KEEPS_FILES, LOCKS
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 LARGE = 200 << 20
@@ -227,19 +228,6 @@ def _digest(written: _Written) -> tuple[str, ...]:
 
 # -- hostile sessions ------------------------------------------------------------------------------
 
-_HOSTILE = """
-import sys, os
-from cellwall.guest.context import copies as c
-_wake = c._wake
-def wake(link, timers):
-    # As copied code may do with its process what it likes: keep what it is to close.
-    global kept
-    import json, ctypes
-    mail = json.loads(ctypes.string_at(c.walker.MAILBOX))
-    kept = [os.dup(n) for n in mail['numbers'][:2]]
-    _wake(link, timers)
-c._wake = wake
-"""
 _TRIES = """
 import os, fcntl, errno
 def tried(what, *args):
@@ -265,7 +253,7 @@ def test_kept_image_can_be_read_and_nothing_else(arena: Arena) -> None:
 
     async def kept() -> None:
         async with arena.sandbox() as source:
-            await _said(source, _HOSTILE)
+            await _said(source, KEEPS_FILES)
             async with _copied(source) as (copy,):
                 words = await _said(copy, "import os; print(len(os.pread(kept[0], 4096, 0)))")
                 assert words == "4096"  # the control: it has them
@@ -279,22 +267,12 @@ def test_kept_image_can_be_read_and_nothing_else(arena: Arena) -> None:
 @pytest.mark.parametrize("which", [0, 1], ids=["image", "base"])
 def test_kept_image_carries_no_word_from_one_copy_to_another(arena: Arena, which: int) -> None:
     """M09: neither by a lock nor by the position, which all who have the file might share."""
-    flock = f"""
-import fcntl
-def locked(how):
-    found = []
-    for lock in (fcntl.flock, fcntl.lockf):
-        try: lock(kept[{which}], how | fcntl.LOCK_NB)
-        except OSError as error: found.append(error.errno)
-        except ValueError: found.append(-1)  # lockf knows no LOCK_UN | LOCK_NB
-        else: found.append(0)
-    return found
-"""
+    flock = LOCKS.format(which=which)
     look = f"print(locked(fcntl.LOCK_SH), os.lseek(kept[{which}], 0, os.SEEK_CUR))"
 
     async def spoken() -> None:
         async with arena.sandbox() as source:
-            await _said(source, _HOSTILE)
+            await _said(source, KEEPS_FILES)
             async with _copied(source, 2) as (one, two):
                 for each in (one, two):
                     await _said(each, flock)

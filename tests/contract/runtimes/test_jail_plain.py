@@ -49,7 +49,7 @@ async def _init_is_an_interpreter(engine: Engine) -> bool:
     task = asyncio.ensure_future(engine.run(_WAITS, template="data", on_event=lambda _: up.set()))
     async with asyncio.timeout(30):
         await up.wait()
-    (live,) = engine._under_way
+    (live,) = engine._programs.under_way
     jail = live.runtime_sandbox
     assert isinstance(jail, JailSandbox)
     name = os.readlink(f"/proc/{jail.pid}/exe")

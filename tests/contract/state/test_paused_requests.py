@@ -99,13 +99,17 @@ NO_REQUESTS = {
     "AsyncSandbox": {
         *("close", "create", "extend", "on_ended", "pause", "restore", "resume"),  # of its life
         *("network_log", "network_usage", "set_network"),  # of the host's side alone
+        *("go_on", "keep", "leave", "pause_again"),  # of the engine, when a server ends or begins
         *("for_model", "install"),  # made of commands and files
     },
     "Files": {
         *("checkpoints", "forget_history"),  # of the host's side alone
         *("download", "download_dir", "upload", "upload_dir"),  # made of the others
     },
-    "Contexts": {"birth", "check", "ensure", "language", "mark_ended", "names", "turn"},
+    "Contexts": {
+        *("alone", "note_ended", "resume"),  # of the engine, when it takes sandboxes over
+        *("birth", "check", "ensure", "language", "mark_ended", "names", "turn"),
+    },
     "Commands": {"get", "kill", "list", "send_stdin"},  # of commands: test_faults_paused.py
 }
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from cellwall.engine import engine
 from cellwall.engine.attempts.attempt import Attempt, BeforeCode, OnEvent, Work
 from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
-from cellwall.engine.programs import oneshot
+from cellwall.engine.programs import oneshot, programs
 from cellwall.engine.programs.requests import Request
 from cellwall.jail.inspect import posture
 from cellwall.model.errors import CapacityError, SandboxBroken
@@ -74,7 +73,7 @@ def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[
     async def kill() -> None:
         if len(killed) >= times:
             return
-        (live,) = arena.engine._under_way
+        (live,) = arena.engine._programs.under_way
         sandbox = live.runtime_sandbox
         assert isinstance(sandbox, JailSandbox)
         pid = sandbox.pid if who.startswith("init") else posture.children(sandbox.pid)[0]
@@ -135,7 +134,7 @@ def test_program_in_a_sandbox_that_dies_before_it_is_ready_runs_once_in_another(
     real_descendants = posture.descendants
     monkeypatch.setattr(posture, "descendants", descendants)
     monkeypatch.setattr(GuestChannel, "expect_ready", expect_stopped)
-    monkeypatch.setattr(engine, "begin", begin_and_kill)
+    monkeypatch.setattr(programs, "begin", begin_and_kill)
     with arena.leaving_nothing():
         for _ in range(_MOST_RUNS):
             ran = arena.do(arena.engine.execute(Request("print('ran')")))
@@ -190,7 +189,7 @@ def test_nothing_of_a_program_runs_before_it_may(
         has_run: list[bool] = []
 
         async def wait() -> None:
-            (live,) = arena.engine._under_way
+            (live,) = arena.engine._programs.under_way
             assert live.running  # it has been handed over
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(said.wait(), _HELD_S if is_guarded else 20)

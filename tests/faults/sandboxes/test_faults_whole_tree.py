@@ -124,7 +124,7 @@ async def _limited(arena: Arena, verdict: Verdict) -> tuple[Execution, _Watched,
     def on_event(_event: object) -> None:
         nonlocal up_at
         if not watched:
-            (live,) = arena.engine._under_way
+            (live,) = arena.engine._programs.under_way
             up_at = time.monotonic()
             watched.append(_Watched(live.runtime_sandbox.pid))  # type: ignore[attr-defined]
 

@@ -37,9 +37,13 @@ class Host:
         run_context: Callable[[Link, Header], Any] | None = None,
         *,
         is_gone: bool = False,
+        not_inits: tuple[int, ...] = (),
         **config: object,
     ) -> None:
-        """Fork init and wait for `ready`, unless the host `is_gone` from the beginning."""
+        """Fork init and wait for `ready`, unless the host `is_gone` from the beginning.
+
+        `not_inits`: descriptors that init must not have, as in a sandbox.
+        """
         ours, theirs = socket.socketpair()
         if is_gone:
             ours.close()
@@ -48,6 +52,8 @@ class Host:
         if self.pid == 0:
             try:
                 ours.close()
+                for fd in not_inits:
+                    os.close(fd)
                 env = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
                 settings = {"home": str(home), "env": env, "contexts": list(contexts), **config}
                 init.main(theirs.detach(), settings, run_context)

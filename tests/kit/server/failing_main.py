@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from cellwall.apps.cli.main import main
-from cellwall.engine import engine
 from cellwall.engine.attempts.attempt import Attempt
-from cellwall.engine.programs import oneshot
+from cellwall.engine.programs import oneshot, programs
 from cellwall.store.records.errors import StoreFull
 from cellwall.store.store import Store
 
@@ -93,7 +92,7 @@ def _wrap_take(kill: str, full: str) -> None:
 
 
 def _wrap_engine(kill: str, ledger: str) -> None:
-    real_write, real_collect = oneshot._write_files, engine.Engine._collect
+    real_write, real_collect = oneshot._write_files, programs.Programs._collect
     real_go = Attempt.go
 
     def note(body: bytes) -> None:
@@ -111,7 +110,7 @@ def _wrap_engine(kill: str, ledger: str) -> None:
         note(self.work.body)
         real_go(self)
 
-    async def collect(self: engine.Engine, live: Any, work: Any) -> Any:
+    async def collect(self: programs.Programs, live: Any, work: Any) -> Any:
         found = await real_collect(self, live, work)
         if kill == "at:collect" and _NONCE.search(work.source):
             _kill()
@@ -119,7 +118,7 @@ def _wrap_engine(kill: str, ledger: str) -> None:
 
     oneshot._write_files = write_files
     Attempt.go = go  # type: ignore[method-assign]  # a fail point, from outside
-    engine.Engine._collect = collect  # type: ignore[method-assign]
+    programs.Programs._collect = collect  # type: ignore[method-assign]
 
 
 def _wrap_clock(offset: str) -> None:

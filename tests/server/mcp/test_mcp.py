@@ -47,6 +47,11 @@ TOOLS = {
     "upload",
     "download",
     "destroy_sandbox",
+    "fork_sandbox",
+    "snapshot_sandbox",
+    "restore_snapshot",
+    "list_snapshots",
+    "delete_snapshot",
 }
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([3, 1, 2])\nplt.show()\nprint('drawn')"
 

@@ -16,6 +16,7 @@ import pytest
 import cellwall
 from cellwall.model.errors import Conflict, NotFound
 from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, running
+from kit.waiting import wait_until
 
 ARGV = [sys.executable, "-m", "cellwall.apps.cli.main"]
 SET = "import random\nvalue = 41\nopen('/home/user/note.txt', 'w').write('kept')"
@@ -30,6 +31,57 @@ TELL = "print(value, open('/home/user/note.txt').read())"
 def door() -> Iterator[Server]:
     with running() as made:
         yield made
+
+
+def test_snapshots_of_a_tenant_have_a_quota() -> None:
+    """Beside it another tenant has its own, and what is deleted is there again."""
+    big = "import os; big = os.urandom(5 << 20)"
+    with running("[tiers.default]\nsnapshots_mb = 12\n") as server:
+        client, other = server.client(), server.client(BOB)
+        place = f"/sandboxes/{(sandbox := new_sandbox(client))}/snapshots"
+        told(client, sandbox, big)
+        first = client.post(place, json={"name": "one"})
+        assert first.status_code == 201, first.text
+        refused = client.post(place, json={"name": "two"})
+        assert (refused.status_code, error_of(refused)["quota"]) == (429, "snapshots_mb")
+        refused = client.post(f"/sandboxes/{sandbox}/fork", json={"count": 1})
+        assert (refused.status_code, error_of(refused)["quota"]) == (429, "snapshots_mb")
+        shown = client.get("/quota").json()
+        assert (shown["quotas"]["snapshots_mb"], 6 < shown["use"]["snapshots_mb"] < 12) == (
+            12,
+            True,
+        )
+        foreign = new_sandbox(other)
+        told(other, foreign, big)
+        assert other.post(f"/sandboxes/{foreign}/snapshots", json={}).status_code == 201
+        assert client.delete(f"/snapshots/{first.json()['id']}").status_code == 200
+        assert client.get("/quota").json()["use"]["snapshots_mb"] == 0
+        assert client.post(place, json={"name": "two"}).status_code == 201
+
+
+def test_fork_whose_client_has_left_leaves_no_copies(door: Server) -> None:
+    """The quota is the witness: what was written down is given back once no copy is alive."""
+    client = door.client()
+    source = new_sandbox(client)
+    told(client, source, "import os; big = os.urandom(150 << 20)")
+
+    def use() -> tuple[int, int]:
+        found = client.get("/quota").json()["use"]
+        return found["snapshots_mb"], found["sandboxes"]
+
+    before = use()
+    assert before[0] == 0
+    with door.connect() as leaving:
+        body = b'{"count": 12}'
+        head = (
+            f"POST /sandboxes/{source}/fork HTTP/1.1\r\nhost: localhost\r\nx-api-key: {ALICE}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        leaving.sendall(head.encode() + body)
+        wait_until(lambda: use()[0] > 0, "the session is being written down")
+    wait_until(lambda: use() == before, "nothing of it is left")
+    assert told(client, source, "print(len(big))") == "157286400\n"
+    client.delete(f"/sandboxes/{source}")
 
 
 def told(client: httpx.Client, sandbox_id: str, code: str) -> str:

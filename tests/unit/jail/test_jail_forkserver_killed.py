@@ -65,7 +65,7 @@ def test_files_of_one_that_is_dying_are_no_lack_of_the_hosts(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, other = socket.socketpair()
     worker = cast("Any", SimpleNamespace(cloner=_Cloner(), root_id=0))
-    request = cast("Any", SimpleNamespace(has_image=False, mounts=0))
+    request = cast("Any", SimpleNamespace(has_image=False, mounts=0, has_standby=False))
     forkserver._spawn(worker, theirs, _NoNetworks(), 1, request, [channel.detach()])
     answer, _ = fds.receive_message(ours)
     assert answer["errno"] == number

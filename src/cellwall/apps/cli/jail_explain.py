@@ -58,7 +58,7 @@ def _shape(limits: Limits) -> Shape:
     """What the runtime would build on this host as this user, by its own rule."""
     from cellwall.linux import uid_ranges
     from cellwall.linux.cgroups import hierarchies
-    from cellwall.runtimes.jail.runtime import shape_of
+    from cellwall.runtimes.jail.enforcement import shape_of
 
     return shape_of(limits, hierarchies.discover(), rootless=uid_ranges.find().are_shared)
 

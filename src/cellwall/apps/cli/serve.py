@@ -45,6 +45,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     allow_plain: Annotated[
         bool, typer.Option("--allow-plain", help="Keys may travel in plain text off this host.")
     ] = False,
+    keep_sessions: Annotated[
+        bool, typer.Option("--keep-sessions", help="Sandboxes outlive a restart of the server.")
+    ] = False,
     new_key: Annotated[
         bool, typer.Option("--new-key", help="Make and print a new key; the old one is void.")
     ] = False,
@@ -62,8 +65,15 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cellwall.server.observability.logs import set_up
 
     _set_state_dir(state_dir)
-    flags = {"host": host, "port": port, "unix": unix, "tls_cert": tls_cert, "tls_key": tls_key}
-    loaded = load(config, {**flags, "store": store, "allow_plain": allow_plain or None})
+    flags: dict[str, object] = {
+        "host": host,
+        "port": port,
+        "unix": unix,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+    }
+    flags |= {"store": store, "allow_plain": allow_plain or None}
+    loaded = load(config, {**flags, "keep_sessions": keep_sessions or None})
     log = set_up(log_level, loaded.server.log_format)
     said = Said(
         on_ready=lambda address: typer.echo(f"listening on {address}"),

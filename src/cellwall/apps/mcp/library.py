@@ -11,13 +11,14 @@ from cellwall.model.errors import FileError
 from cellwall.surface.shared.arguments import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cellwall.client.asynchronous import AsyncClient
     from cellwall.client.sandbox import AsyncSandbox as ServersSandbox
     from cellwall.engine.engine import Engine
     from cellwall.engine.sandbox import AsyncSandbox as EngineSandbox
     from cellwall.model.execution import Execution
+    from cellwall.model.snapshot import Snapshot
     from cellwall.surface.shared.callbacks import OnEvent
     from cellwall.surface.sync.protocols import AnySandbox
 
@@ -32,6 +33,15 @@ class Library(Protocol):
 
     async def create_sandbox(self, options: Mapping[str, Any]) -> AnySandbox:
         """Return a live sandbox."""
+
+    async def restore(self, snapshot: str, *, reseed: bool) -> AnySandbox:
+        """Return a live sandbox that goes on from a snapshot."""
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        """Return the snapshots of the caller's tenant, the oldest first."""
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        """Delete a snapshot."""
 
     async def refresh(self, sandbox: AnySandbox) -> None:
         """Update the state of a sandbox that `create_sandbox` returned: it may have ended."""
@@ -69,6 +79,18 @@ class Embedded:
         """Return a live sandbox."""
         return await self._engine.create_sandbox(**{**options, **self._operators})
 
+    async def restore(self, snapshot: str, *, reseed: bool) -> AnySandbox:
+        """Return a live sandbox that goes on from a snapshot."""
+        return await self._engine.copies.restore(snapshot, "", reseed=reseed)
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        """Return the snapshots of the engine, which has one client."""
+        return self._engine.copies.snapshots("")
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        """Delete a snapshot."""
+        self._engine.copies.delete(snapshot, "")
+
     async def refresh(self, sandbox: AnySandbox) -> None:
         """Do nothing: the sandbox is in this process and its state is current."""
 
@@ -105,6 +127,18 @@ class OnServer:
     async def create_sandbox(self, options: Mapping[str, Any]) -> AnySandbox:
         """Return a live sandbox."""
         return await self._client.create_sandbox(**options)
+
+    async def restore(self, snapshot: str, *, reseed: bool) -> AnySandbox:
+        """Return a live sandbox that goes on from a snapshot."""
+        return await self._client.restore(snapshot, reseed=reseed)
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        """Return the snapshots of the key's tenant."""
+        return await self._client.snapshots.list()
+
+    async def delete_snapshot(self, snapshot: str) -> None:
+        """Delete a snapshot."""
+        await self._client.snapshots.delete(snapshot)
 
     async def refresh(self, sandbox: AnySandbox) -> None:
         """Read the sandbox's state from the server."""

@@ -8,6 +8,7 @@ sandboxes are destroyed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -16,11 +17,12 @@ from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 
     from cellwall.apps.mcp.direct import Spoken
     from cellwall.apps.mcp.library import Library
     from cellwall.apps.mcp.tools.catalog import Catalog
+    from cellwall.model.snapshot import Fork
     from cellwall.surface.sync.protocols import AnySandbox
 
 _log = logging.getLogger("cellwall.mcp")
@@ -112,31 +114,62 @@ class Session:
 
     async def create(self, options: Mapping[str, Any]) -> AnySandbox:
         """Create a sandbox that belongs to this client."""
+        async with self._room("create_sandbox", 1) as own:
+            sandbox = await self.library.create_sandbox(options)
+            own.append(sandbox)
+        return sandbox
+
+    async def restore(self, snapshot: str, *, reseed: bool) -> AnySandbox:
+        """Make a sandbox of a snapshot; it belongs to this client."""
+        async with self._room("restore_snapshot", 1) as own:
+            sandbox = await self.library.restore(snapshot, reseed=reseed)
+            own.append(sandbox)
+        return sandbox
+
+    async def fork(
+        self, sandbox_id: str, count: int, *, reseed: bool
+    ) -> Sequence[Fork[AnySandbox]]:
+        """Copy a sandbox of this client; the copies belong to it too."""
+        source = self.sandbox(sandbox_id)
+        async with self._room("fork_sandbox", count) as own:
+            forks = await source.fork(count, reseed=reseed)
+            own.extend(each.made for each in forks if each.made is not None)
+        return forks
+
+    @contextlib.asynccontextmanager
+    async def _room(self, tool: str, count: int) -> AsyncIterator[list[AnySandbox]]:
+        """Hold places for `count` sandboxes; those that the block lists belong to this client.
+
+        `UsageError` if it has too many; `Conflict` if the session ended meanwhile, and they end
+        with it.
+        """
         for each in self.running:
-            if not self._is_full:
+            if self._free >= count:
                 break
             # over HTTP the session is not told that a sandbox ended by itself
             await self.library.refresh(each)
-        if self._is_full:
+        if self._free < count:
             raise UsageError(
-                f"create_sandbox: this session has {MOST_SANDBOXES} sandboxes already",
+                f"{tool}: this session has {len(self.running)} sandboxes, and may have "
+                f"{MOST_SANDBOXES}",
                 remedy="end some with destroy_sandbox, or use one again",
             )
-        self._making += 1
+        made: list[AnySandbox] = []
+        self._making += count
         try:
-            sandbox = await self.library.create_sandbox(options)
+            yield made
         finally:
-            self._making -= 1
+            self._making -= count
         if not self._is_open:
-            await sandbox.close()
+            for sandbox in made:
+                await sandbox.close()
             raise ended()
         self._forget_ended()
-        self._sandboxes[sandbox.id] = sandbox
-        return sandbox
+        self._sandboxes.update({each.id: each for each in made})
 
     @property
-    def _is_full(self) -> bool:
-        return len(self.running) + self._making >= MOST_SANDBOXES
+    def _free(self) -> int:
+        return MOST_SANDBOXES - len(self.running) - self._making
 
     def _forget_ended(self) -> None:
         ended = [key for key, each in self._sandboxes.items() if each.status == "stopped"]

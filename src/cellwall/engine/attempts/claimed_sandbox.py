@@ -33,8 +33,8 @@ class WayOut(Protocol):
     log: deque[dict[str, Any]]
 
     @property
-    def has_opened(self) -> bool:
-        """Whether TLS is opened, for secrets or for rules about requests."""
+    def is_opened(self) -> bool:
+        """Whether TLS is opened in it, or secrets are put into requests."""
 
     async def set(self, policy: NetworkPolicy) -> None:
         """Change the policy; connections that it does not allow are closed."""

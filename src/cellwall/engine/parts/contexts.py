@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -24,6 +24,7 @@ from cellwall.runtimes.channel.replies import REPLY, GuestRefused, Reply, Single
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.languages.entries.language import Language
+    from cellwall.runtimes.channel.take_over import ContextFound
 
 MAIN = "main"
 """Name for the default context of the requested language, or of Python if none is requested."""
@@ -74,6 +75,35 @@ class Contexts:
     def names(self) -> list[str]:
         """Return the names of the contexts that have an interpreter."""
         return [name for name, context in self._known.items() if context.state == "alive"]
+
+    def resume(self, found: Iterable[ContextFound]) -> None:
+        """Begin with the contexts that an earlier server's sandbox has instead.
+
+        One of a language that this version does not know is not listed, and ends with the sandbox.
+        """
+        spoken = {each.context: each for each in registry.LANGUAGES.values() if each.context}
+        self._known = {
+            called(each.name): _Context(spoken[each.language], "alive")
+            for each in found
+            if each.language in spoken and each.state != "ending"
+        }
+        self._known.setdefault(DEFAULT, _Context(registry.find("python"), "ended"))
+
+    @contextlib.asynccontextmanager
+    async def alone(self, guest_name: str) -> AsyncIterator[None]:
+        """Hold the turn of a context, by the guest's name for it, if there is one."""
+        context = self._known.get(called(guest_name))
+        if context is None:
+            yield
+            return
+        async with context.turn:
+            yield
+
+    async def note_ended(self, guest_name: str) -> None:
+        """Record that a context's interpreter has ended, if the guest lists it no more."""
+        context = self._known.get(called(guest_name))
+        if context is not None and called(guest_name) not in list(await self.list()):
+            context.state = "ended"
 
     def language(self, name: str) -> Language | None:
         """Return the language that a context runs; None if there is no context of that name."""

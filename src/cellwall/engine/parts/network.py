@@ -249,8 +249,8 @@ class SandboxNetwork:
         self._told = NetworkUsage()
 
     @property
-    def has_opened(self) -> bool:
-        """Whether TLS is opened, for secrets or for rules about requests."""
+    def is_opened(self) -> bool:
+        """Whether TLS is opened in it, or secrets are put into requests."""
         return self._opened is not None
 
     async def serve(self) -> None:

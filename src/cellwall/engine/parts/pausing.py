@@ -131,6 +131,10 @@ class Pausing:
         """
         await self._shielded(self._pause())
 
+    async def pause_again(self) -> None:
+        """Pause what was paused before this process, unless a caller uses it by now."""
+        await self._shielded(self._pause(self._is_asked))
+
     async def resume(self) -> None:
         """Let it go on; nothing happens if it runs."""
         self._live.check_alive()
@@ -324,5 +328,8 @@ class Pausing:
             if not self.is_paused:
                 self._arm(self._next_look_s(), self._look)
 
+    def _is_asked(self) -> bool:
+        return bool(self._live.running) or self._live.channel.is_asked
+
     def _is_in_use(self) -> bool:
-        return bool(self._live.running) or self._live.channel.is_asked or not self._is_idle()
+        return self._is_asked() or not self._is_idle()

@@ -16,7 +16,7 @@ from cellwall.engine.policy import levels
 from cellwall.engine.policy.levels import IsolationRequest
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
-from cellwall.runtimes.base import AnswersFirst, KeepsReady
+from cellwall.runtimes.base import AnswersFirst, KeepsReady, KeepsSandboxes
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Demand
@@ -31,8 +31,14 @@ class Runtimes:
     """The runtimes of one engine, created on first use, probed once."""
 
     def __init__(
-        self, state_dir: Path, settings: EngineSettings, *, answers_first: bool = False
+        self,
+        state_dir: Path,
+        settings: EngineSettings,
+        *,
+        answers_first: bool = False,
+        keeps_sandboxes: bool = False,
     ) -> None:
+        self._keeps_sandboxes = keeps_sandboxes
         self._state_dir = state_dir
         self._settings = settings
         self._answers_first = answers_first
@@ -126,11 +132,14 @@ class Runtimes:
                 remedy=f"allowed runtimes: {', '.join(self.allowed())} (CELLWALL_RUNTIMES)",
             )
         if name not in self._made:
-            made = self._made[name] = registry.create(name, self._state_dir)
+            made = registry.create(name, self._state_dir)
             if isinstance(made, AnswersFirst):
                 made.answers_first = self._answers_first
             if isinstance(made, KeepsReady):
                 made.idle_s = self._settings.pool_idle_s
+            if self._keeps_sandboxes and isinstance(made, KeepsSandboxes):
+                made.keep_sandboxes()  # or it is not made: what was to be kept would be lost
+            self._made[name] = made
         return self._made[name]
 
     async def _probe(self, runtime: Runtime) -> list[Finding]:

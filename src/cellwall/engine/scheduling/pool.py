@@ -20,7 +20,7 @@ from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.policy.start_times import Starts
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
-from cellwall.runtimes.base import served_as
+from cellwall.runtimes.base import CopiesSessions, served_as
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -254,6 +254,10 @@ class Pool:
         self.discard(live.runtime_sandbox)
         self._refill_later(bucket, _ANSWER_PAUSE_S)
 
+    def take_over(self, runtime: Runtime, spec: SandboxSpec) -> None:
+        """Count a sandbox that an earlier process claimed, until its release."""
+        self._bucket(runtime, spec).in_use += 1
+
     def discard(self, sandbox: RuntimeSandbox) -> None:
         """Kill a sandbox now and clean up in the background."""
         sandbox.kill()
@@ -276,16 +280,17 @@ class Pool:
             "network" if spec.has_network else "",
             repr(sorted(spec.own_env.items())),
             repr(spec.image),
+            # For copies of a lineage: made ready ahead, with the very limits of their source.
+            repr((spec.lineage, spec.limits)) if spec.lineage else "",
         )
         bucket = self._buckets.get(key)
         if bucket is None:
             plain = replace(
                 spec,
-                limits=self._settings.limits,
+                limits=spec.limits if spec.lineage else self._settings.limits,
                 env=spec.own_env,
                 demand_hard=False,
                 start="fork",
-                lineage="",
             )
             bucket = self._buckets[key] = _Bucket(runtime, plain)
         return bucket
@@ -351,7 +356,7 @@ class Pool:
                 bucket.forking += 1
                 try:
                     with self.starts.timing(bucket.runtime.name):
-                        sandbox = await bucket.runtime.start(spec)
+                        sandbox = await self._begun(bucket.runtime, spec)
                 finally:
                     bucket.forking -= 1
         except Exception:  # noqa: BLE001 - whatever it is, the next claim meets and raises it
@@ -370,6 +375,17 @@ class Pool:
                 future.set_result(parked)
                 return
         bucket.parked.append(parked)
+
+    async def _begun(self, runtime: Runtime, spec: SandboxSpec) -> RuntimeSandbox:
+        """Start a sandbox to be parked; one for copies is made ready for its image."""
+        sandbox = await runtime.start(spec)
+        if spec.lineage and isinstance(runtime, CopiesSessions):
+            try:
+                await runtime.copier.make_ready(sandbox)
+            except BaseException:
+                self.discard(sandbox)
+                raise
+        return sandbox
 
     def _on_parked_ended(self, bucket: _Bucket, parked: _Parked) -> None:
         if parked in bucket.parked:

@@ -49,6 +49,10 @@ class Quotas:
     files kept of ended executions, beyond 4 KiB each."""
     history_mb: int | None = 4096
     """MiB of the server's disk that checkpoints of the tenant's sandboxes take together."""
+    snapshots_mb: int | None = 2048
+    """MiB of the server's disk that the tenant's sessions take which are written down: snapshots,
+    and forks that are being made or have living copies. By default half of what the engine's
+    `snapshots_mb` gives all of them."""
     connections: int | None = None
     """Number of concurrent requests, streams, terminals and connections to ports; an eighth of
     `most_connections` where it is left out."""
@@ -219,10 +223,16 @@ class Tenants:
         self._uses: dict[str, Use] = {}
         self.history_mb: Callable[[str], int] = lambda _tenant: 0
         """Returns the MiB of a tenant's checkpoints, which the engine's `HistoryRoom` counts."""
+        self.snapshots_mb: Callable[[str], int] = lambda _tenant: 0
+        """Returns the MiB of a tenant's written sessions, which its `DiskBudget` counts."""
 
     def most_history_mb(self, tenant: str) -> int | None:
         """Return how many MiB the checkpoints of a tenant may take; None: no bound of its own."""
         return self._tiers[self.tier(tenant)].history_mb
+
+    def most_snapshots_mb(self, tenant: str) -> int | None:
+        """Return how many MiB the written sessions of a tenant may take; None as above."""
+        return self._tiers[self.tier(tenant)].snapshots_mb
 
     def tier(self, tenant: str) -> str:
         """Return the name of a tenant's tier."""
@@ -318,7 +328,11 @@ class Tenants:
             "tenant": tenant,
             "tier": self.tier(tenant),
             "quotas": asdict(use.quotas),
-            "use": {**use.as_json(), "history_mb": self.history_mb(tenant)},
+            "use": {
+                **use.as_json(),
+                "history_mb": self.history_mb(tenant),
+                "snapshots_mb": self.snapshots_mb(tenant),
+            },
         }
 
     def all_json(self) -> list[dict[str, Any]]:

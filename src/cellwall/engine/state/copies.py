@@ -91,8 +91,8 @@ class Host(NamedTuple):
 
     folder: Path
     """Directory on whose file system sessions are written down."""
-    most_bytes: int
-    """Most bytes of all sessions that are written down, kept or under way."""
+    room: DiskBudget
+    """Room for all sessions that are written down, kept or under way."""
     runtime_of: Callable[[AsyncSandbox], Runtime]
     claim: Callable[[Runtime, SandboxSpec], Awaitable[ClaimedSandbox]]
     adopt: Callable[[ClaimedSandbox, Runtime, Heritage], Awaitable[AsyncSandbox]]
@@ -114,7 +114,6 @@ class Copies:
         """Nothing is kept yet."""
         self._host = host
         self._kept: dict[str, _Kept] = {}
-        self._budget = DiskBudget(host.most_bytes)
 
     # -- forks -----------------------------------------------------------------------------
 
@@ -245,7 +244,7 @@ class Copies:
             live.enter()  # another caller may have paused it meanwhile
             await source.contexts.ensure(name)
             with live.being_copied():
-                written = await self._written(live, copier)
+                written = await self._written(live, copier, heritage.tenant)
             live.touch()
         image, files, budget = written
         others = [name for name in source.contexts.names() if name != DEFAULT]
@@ -253,12 +252,12 @@ class Copies:
         return _Written(runtime, copier, image, files, heritage, left, budget)
 
     async def _written(
-        self, live: ClaimedSandbox, copier: SessionCopier
+        self, live: ClaimedSandbox, copier: SessionCopier, tenant: str
     ) -> tuple[SessionImage, SessionFiles, SessionBudget]:
         """Have an idle session written, or leave nothing of it."""
         lineage = copier.lineage_of(live.runtime_sandbox)
         copier.keep_lineage(lineage)
-        files, budget = None, self._budget.begin(_most_of(live.spec.limits))
+        files, budget = None, self._host.room.begin(_most_of(live.spec.limits), tenant)
         try:
             files = copier.new_files(self._host.folder)
             with live.speaking():
@@ -270,6 +269,8 @@ class Copies:
             copier.let_lineage_go(lineage)
             if isinstance(error, GuestRefused):
                 raise _refused("copy the session", error) from None
+            if isinstance(error, CapacityError) and budget.refusal is not None:
+                raise budget.refusal from error
             if isinstance(error, OSError) and not isinstance(error, CellwallError):
                 raise _short("copy the session", error) from error
             raise

@@ -52,6 +52,8 @@ class Channel:
         self._receiving: _socket.socket | None = None
         """The descriptor as a socket, once descriptors may come with frames."""
         self._files: list[int] = []
+        self.sent_bytes = 0
+        """Number of bytes that the host's socket has taken."""
 
     def open(self, fd: int, loop: Loop, out_fd: int = -1) -> None:
         """Own the socket `fd` and begin to serve; with `out_fd`, a pipe, write there instead."""
@@ -63,6 +65,33 @@ class Channel:
             self._out_fd = out_fd
             loop.watch(out_fd, 0, self._on_out)
         loop.watch(fd, READ, self._on_ready)
+
+    def replace(self, fd: int) -> int:
+        """Go on with another socket; return how many bytes were not sent on the one before.
+
+        They are dropped, and so is half a frame that was received, with the descriptors that came:
+        only whole frames are believed.
+        """
+        assert self._loop is not None  # noqa: S101  for the type checker only
+        self._loop.forget(self._fd)
+        self._forget_files()
+        os.close(self._fd)
+        unsent = len(self._queue)
+        self._queue.clear()
+        self._decoder = Decoder(MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_BODY_BYTES)
+        self._is_reading, self._is_writing, self.sent_bytes = True, False, 0
+        self.open(fd, self._loop)
+        self._tell_of_room()
+        return unsent
+
+    def _forget_files(self) -> None:
+        """Close descriptors that came, and expect none: the next host asks for that anew."""
+        if self._receiving is not None:
+            self._receiving.detach()
+            self._receiving = None
+        for number in self._files:
+            os.close(number)
+        self._files = []
 
     @property
     def is_full(self) -> bool:
@@ -160,13 +189,17 @@ class Channel:
         except OSError as error:
             raise HostGone from error
         del self._queue[:sent]
+        self.sent_bytes += sent
         if bool(self._queue) != self._is_writing:
             self._is_writing = bool(self._queue)
             self._update()
         if self._waiting and len(self._queue) <= QUEUE_BYTES // 2:
-            waiting, self._waiting = self._waiting, []
-            for callback in waiting:
-                callback()
+            self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
 
     def _update(self) -> None:
         assert self._loop is not None  # noqa: S101  for the type checker only

@@ -39,7 +39,7 @@ def serve(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: ANN40
     """
     if header["op"] == "copy":
         return _be_copied(link, header["request"], loop)
-    return _become(link, header)
+    return _make_ready(link, header)
 
 
 def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  asyncio's
@@ -88,18 +88,17 @@ def _said_first(descriptor: int, message: dict[str, Any]) -> bytes:
     ) + walker.record(walker.RECEIVE, descriptor, walker.LIST)
 
 
-def _become(link: Link, header: dict[str, Any]) -> bool:
+def _make_ready(link: Link, header: dict[str, Any]) -> bool:
     """Stand still until init has made this process another one; only that one returns."""
     files = [*link.receive_files(), link.fileno()]
     numbers = [int(number) for number in header["numbers"]]
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-    for number, place in zip(files, numbers):
+    for number, place in zip(files, numbers[1:]):  # the file of the image comes later
         os.dup2(number, place, False)
         os.close(number)
     scratch = walker.Scratch()
     address, is_named = link.origin
     mail = {"address": address, "is_named": is_named, "numbers": numbers}
-    mail["reseed"] = bool(header.get("reseed", True))
     walker.put(walker.MAILBOX, json.dumps(mail).encode() + b"\0")
     scratch.park(_said_first(numbers[2], {"ev": "parked"}))
     os._exit(walker.EXIT_FAILED)  # not reached: the list ends in another process's memory
@@ -109,6 +108,7 @@ def _wake(link: Link, timers: list[tuple[float, float]]) -> None:
     """Make the memory of the process that was copied this process's own."""
     mail = json.loads(ctypes.string_at(walker.MAILBOX))
     *files, connection = mail["numbers"]
+    reseed = ctypes.c_uint64.from_address(walker.RESEED).value
     for number in files:
         os.close(number)
     lowest = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -117,7 +117,7 @@ def _wake(link: Link, timers: list[tuple[float, float]]) -> None:
     for which, (delay, interval) in zip(_TIMERS, timers):
         if delay:
             signal.setitimer(which, delay, interval)
-    if mail["reseed"]:
+    if reseed:
         _reseed()
 
 

@@ -189,6 +189,11 @@ class Workers:
             processes.signal_process(worker.pid, signal.SIGKILL)
         return worker is not None
 
+    def cancel_all(self) -> None:
+        """Kill every worker: the host that asked for them is gone."""
+        for worker in list(self._by_pid.values()):
+            self.cancel(worker.id)
+
     def on_exit(self, pid: int, _end: Exit) -> bool:
         """Handle the end of a process; return True if it was a worker."""
         worker = self._by_pid.get(pid)

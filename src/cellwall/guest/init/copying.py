@@ -13,6 +13,7 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.guest.channel.errors import Refusal, refusal_from
+from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.init_link import MOST_FILES
 from cellwall.guest.process import processes
 from cellwall.guest.transplant import lists, walker
@@ -37,20 +38,29 @@ _FILE, _BASE, _LINK = range(3)
 
 
 class Copying(NamedTuple):
-    """One request, to copy a context or to make it a copy."""
+    """One request, to copy a context or to make it one that can become a copy."""
 
     request: int
     context: Context
     is_source: bool
     base: Base | None
     """What the image is compared with; None: the context itself is written down as a base."""
-    sizes: Sizes | None
     numbers: list[int]
     """Numbers of a copy's descriptors while it becomes one: the image, the base, its socket."""
     said: dict[str, Any]
     """What the source said of its clone."""
     clone: list[ContextConnection]
     """The clone's connection, once it has one."""
+
+
+class Ready(NamedTuple):
+    """A context that is like the base, and stands still until it becomes a copy."""
+
+    pipes: Pipes
+    free: int
+    """Its lowest number of a descriptor that is not in use."""
+    becoming: list[int]
+    """The request that makes it a copy, once there is one."""
 
 
 class Copies:
@@ -63,12 +73,21 @@ class Copies:
         self._clones: dict[int, Copying] = {}
         self._given_up: dict[int, Copying] = {}
         """By request; what the context has still to say of one is no breach."""
+        self._ready: dict[int, Ready] = {}
+        """By the pid of the context."""
 
     def begin(self, request: Request, find: Callable[[str], Context]) -> None:
-        """Ask an idle context to be copied (`copy`), or to become a copy (`become`)."""
+        """Have an idle context copied (`copy`), made like the base (`make_ready`), or an image.
+
+        The last one (`become`) only after the second.
+        """
         files = self._channel.take_files(request.integer("files", low=0, high=MOST_FILES))
         try:
-            copying = self._begun(request, find(request.text("context")), files)
+            context = find(request.text("context"))
+            if request.op == "become":
+                self._become(request, context, files)
+                return
+            copying = self._begun(request, context, files)
         finally:
             for number in files:
                 os.close(number)
@@ -80,21 +99,15 @@ class Copies:
         self._check(request, context, files)
         most = request.integer("open_files", low=16, high=_MOST_NUMBER)
         numbers = [most - 1 - n for n in (_FILE, _BASE, _LINK)]
-        sizes = None if is_source else _sizes_of(request)
         base = Base(request.body) if request.body else None
         asked: Header = {"op": request.op, "request": request.id, "numbers": numbers}
-        asked["reseed"] = request.flag("reseed", default=True)
         connection = context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
         connection.send(asked)
         if not connection.is_sent:
             raise Refusal("busy", f"{request.op}: the context does not read; try again")
-        try:
-            connection.send_files(files)
-        except OSError as error:
-            context.kill()  # it waits for what will not come
-            raise refusal_from(error, f"{request.op}: hand over its files") from None
-        return Copying(request.id, context, is_source, base, sizes, numbers, {}, [])
+        _hand_over(request.op, context, connection, files)
+        return Copying(request.id, context, is_source, base, numbers, {}, [])
 
     def _check(self, request: Request, context: Context, files: list[int]) -> None:
         op = request.op
@@ -104,7 +117,7 @@ class Copies:
             )
         if context.state != "idle" or context.copying is not None:
             raise Refusal("busy", f"{op}: context {context.name!r} is {context.state}")
-        if len(files) != (2 if request.body else 1):
+        if len(files) != (2 if request.body and op == "copy" else 1):
             raise Refusal("invalid", f"{op}: {len(files)} descriptors came with it")
         threads = _threads_of(context.pid)
         if request.op == "copy" and threads != 1:
@@ -133,8 +146,16 @@ class Copies:
             copying.clone.append(connection)
             self._write_down(copying)
             return True
-        if event == "parked" and not copying.is_source and connection is context.idle_connection:
-            self._transform(copying)
+        is_target = not copying.is_source and connection is context.idle_connection
+        return is_target and self._hear_target(context, copying, event)
+
+    def _hear_target(self, context: Context, copying: Copying, event: object) -> bool:
+        if event == "parked" and context.pid not in self._ready:
+            self._make_like(copying)
+            return True
+        if event == "like" and copying in self._under_way and context.pid in self._ready:
+            self._under_way.remove(copying)  # its context belongs to it until it is a copy
+            self._channel.send({"ev": "reply", "id": copying.request})
             return True
         return False
 
@@ -210,7 +231,10 @@ class Copies:
         image_fd = copying.numbers[_FILE]
         message, (records, strings) = lists.image_message(source, copying.base, pipes, image_fd)
         left += self._others(copying.context, pid)
-        return message, {"records": records, "strings": strings, "left": left}, b""
+        from cellwall.guest.files.areas import are_empty  # only a source needs it
+
+        answer: Header = {"records": records, "strings": strings, "left": left}
+        return message, answer | {"has_files": not are_empty(str(self._config["home"]))}, b""
 
     def _others(self, context: Context, clone: int) -> list[str]:
         """Return what else runs in the sandbox, and is not copied."""
@@ -218,31 +242,54 @@ class Copies:
         count = len(names - {1, os.getpid(), context.pid, clone, *self._clones})
         return [f"other processes: {count}"] if count else []
 
-    def _transform(self, copying: Copying) -> None:
-        """Tell a context that stands still how to become the copy."""
-        assert copying.sizes and copying.base  # noqa: S101, PT018  for the type checker only
+    def _make_like(self, copying: Copying) -> None:
+        """Tell a context that stands still how to be like the base."""
+        assert copying.base  # noqa: S101  for the type checker only
         pid, numbers = copying.context.pid, copying.numbers
+        pipes = Pipes(numbers[_LINK], numbers[_FILE], numbers[_BASE])
         try:
             maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
-            pipes = Pipes(numbers[_LINK], numbers[_FILE], numbers[_BASE])
             with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
-                message = lists.become_message(
-                    maps, pagemap.fileno(), copying.base, pipes, copying.sizes
-                )
+                told = encode({"ev": "like"})
+                message = lists.like_message(maps, pagemap.fileno(), copying.base, pipes, told)
+            self._ready[pid] = Ready(pipes, _lowest_free(pid), [])
         except (Unlike, OSError) as error:
-            self._fail(copying, Refusal("unsupported", f"become: {error}"))
+            self._fail(copying, Refusal("unsupported", f"make_ready: {error}"))
             copying.context.kill()
             return
         connection = copying.context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
         connection.send_raw(message)
 
+    def _become(self, request: Request, context: Context, files: list[int]) -> None:
+        """Tell a context that is like the base how to become the copy."""
+        ready, copying = self._ready.get(context.pid), context.copying
+        if ready is None or ready.becoming or copying is None or copying in self._under_way:
+            raise Refusal("invalid", f"become: context {context.name!r} is not ready for it")
+        if len(files) != 1:
+            raise Refusal("invalid", f"become: {len(files)} descriptors came with it")
+        connection = context.idle_connection
+        assert connection is not None  # noqa: S101  for the type checker only
+        sizes, reseed = _sizes_of(request), request.flag("reseed", default=True)
+        try:
+            message = lists.become_message(ready.pipes, ready.free, sizes, reseed=reseed)
+        except Unlike as error:
+            raise Refusal("unsupported", f"become: {error}") from None
+        connection.send_raw(message)
+        if not connection.is_sent:
+            context.kill()  # it has a part of a list, and would take the next one for the rest
+            raise Refusal("busy", "become: the context does not read")
+        _hand_over(request.op, context, connection, files)
+        ready.becoming.append(request.id)
+
     def note_idle(self, context: Context) -> None:
         """Report that a context which became a copy waits for work."""
-        copying = context.copying
-        if copying is not None and not copying.is_source:
+        copying, ready = context.copying, self._ready.get(context.pid)
+        if copying is not None and ready is not None and ready.becoming:
             self._done(copying)
-            self._channel.send({"ev": "reply", "id": copying.request, "pid": context.pid})
+            del self._ready[context.pid]
+            if ready.becoming[0]:
+                self._channel.send({"ev": "reply", "id": ready.becoming[0], "pid": context.pid})
 
     # -- its end -------------------------------------------------------------------------------
 
@@ -264,8 +311,12 @@ class Copies:
 
     def on_context_exit(self, context: Context) -> None:
         """Report the end of a context that was to be copied, or to become a copy."""
-        if context.copying is not None:
-            self._give_up(context.copying, Refusal("no_context", "copy: the context has ended"))
+        refusal = Refusal("no_context", "copy: the context has ended")
+        ready = self._ready.pop(context.pid, None)
+        if ready is not None and ready.becoming:
+            self._refuse(ready.becoming[0], refusal)
+        if context.copying is not None and context.copying in self._under_way:
+            self._give_up(context.copying, refusal)
         for request, late in list(self._given_up.items()):
             if late.context is context:
                 del self._given_up[request]
@@ -275,6 +326,10 @@ class Copies:
         for copying in list(self._under_way):
             if copying.request == request:
                 self._give_up(copying, Refusal("cancelled", "copy: it was cancelled"))
+        for ready in self._ready.values():
+            if request in ready.becoming:
+                ready.becoming[:] = [0]  # nothing waits for its end any more
+                self._refuse(request, Refusal("cancelled", "become: it was cancelled"))
 
     def _give_up(self, copying: Copying, refusal: Refusal) -> None:
         pid = copying.said.get("pid")
@@ -288,10 +343,13 @@ class Copies:
 
     def _fail(self, copying: Copying, refusal: Refusal) -> None:
         self._done(copying)
+        self._refuse(copying.request, refusal)
+
+    def _refuse(self, request: int, refusal: Refusal) -> None:
         self._channel.send(
             {
                 "ev": "fail",
-                "id": copying.request,
+                "id": request,
                 "code": refusal.code,
                 "message": refusal.message[:2000],
             }
@@ -302,6 +360,21 @@ class Copies:
             self._under_way.remove(copying)
         if copying.context.copying is copying:
             copying.context.copying = None
+
+
+def _hand_over(op: str, context: Context, connection: ContextConnection, files: list[int]) -> None:
+    """Send descriptors to a context that waits for them."""
+    try:
+        connection.send_files(files)
+    except OSError as error:
+        context.kill()  # it waits for what will not come
+        raise refusal_from(error, f"{op}: hand over its files") from None
+
+
+def _lowest_free(pid: int) -> int:
+    """Return the lowest number of a descriptor that a process does not use."""
+    used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    return next(number for number in range(len(used) + 1) if number not in used)
 
 
 def _sizes_of(request: Request) -> Sizes:

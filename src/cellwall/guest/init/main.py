@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cellwall.guest.channel.channel import Channel, HostGone
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.channel.frames import FrameError, Header
-from cellwall.guest.channel.handshake import USUAL_CONTEXTS, ready
+from cellwall.guest.channel.handshake import PROTOCOL, USUAL_CONTEXTS, ready
 from cellwall.guest.channel.init_link import MOST_FILES, Link
 from cellwall.guest.channel.loop import READ, Loop
 from cellwall.guest.channel.pipes import Sinks
 from cellwall.guest.channel.requests import Request
+from cellwall.guest.channel.standby import Standby
 from cellwall.guest.channel.streams import MOST_GRANTED_BYTES
 from cellwall.guest.files import inotify, snapshot, trees
 from cellwall.guest.files.child_tasks import Workers
@@ -71,6 +72,9 @@ class Init:
         self._workers = Workers(self._loop, self._channel)
         self._files = Files(self._config)
         self._ports: Ports | None = None
+        self._standby = Standby(self._loop, self._on_taken)
+        self._lost = (0, 0)
+        """Bytes that the host before took, and those that it did not take."""
         self._awaited: list[str] = []
         self._operations = self._table()
 
@@ -96,6 +100,7 @@ class Init:
             "context_close": self._context_close,
             "context_list": self._context_list,
             "copy": self._contexts.copy,
+            "make_ready": self._contexts.copy,
             "become": self._contexts.copy,
             "expect_files": self._expect_files,
             "file_read": files.read,
@@ -120,6 +125,7 @@ class Init:
             "watch": self._watch,
             "chunk": self._chunk,
             "chunk_end": self._chunk_end,
+            "take_over": self._take_over,
             "shutdown": self._shutdown,
         }
 
@@ -146,6 +152,8 @@ class Init:
         self._channel.open(channel_fd, self._loop, config.get("out_fd", -1))
         self._loop.watch(self._wakeup_r, READ, self._on_child)
         self._contexts.watch()
+        if (standby := config.get("standby_fd", -1)) >= 0:
+            self._standby.open(standby)
         if program is not None:
             self._contexts.take_over(program)
             self._on_child(0)
@@ -398,6 +406,31 @@ class Init:
 
     def _chunk_end(self, request: Request) -> None:
         self._workers.chunk_end(request.id)
+
+    # -- another host --------------------------------------------------------------------------
+
+    def _on_taken(self, fd: int, next_standby: int, data: bytes) -> None:
+        """Have the standby line as the channel from now on, and forget the host before."""
+        sent = self._channel.sent_bytes
+        self._lost = (sent, self._channel.replace(fd))
+        self._workers.cancel_all()
+        if self._ports is not None:
+            self._ports.reset_all()
+        if next_standby >= 0:
+            self._standby.open(next_standby)
+        self._channel.take_over(data, b"")
+
+    def _take_over(self, _request: Request) -> tuple[Header, bytes]:
+        sent, unsent = self._lost
+        return {
+            "protocol": PROTOCOL,
+            "contexts": self._contexts.listing(),
+            "executions": list(self._contexts.leaders()),
+            "commands": list(self._commands.leaders()),
+            "sent_bytes": sent,
+            "unsent_bytes": unsent,
+            "can_again": self._standby.is_open,
+        }, b""
 
     def _shutdown(self, _request: Request) -> NoReturn:
         raise HostGone

@@ -211,6 +211,11 @@ class Ports:
         """Return the connection of this request."""
         return self._connections.get(number)
 
+    def reset_all(self) -> None:
+        """Reset every connection: the host that they lead to is gone."""
+        for connection in list(self._connections.values()):
+            connection.signal(0)
+
     def listing(self, _request: Request) -> tuple[Header, bytes]:
         """List every TCP port on which a process listens, as the kernel reports it."""
         found: set[tuple[int, str]] = set()

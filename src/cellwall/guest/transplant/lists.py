@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from typing import NamedTuple
 
 from cellwall.guest.transplant import memory_map, walker
@@ -17,7 +18,9 @@ from cellwall.guest.transplant.memory_map import Base, Change, Piece, Region, Un
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 1, 2, 0x10, 0x20
 _MAP_NORESERVE, _MAP_POPULATE = 0x4000, 0x8000
 _READ, _WRITE = 1, 2
-_MSG_WAITALL = 0x100
+_MSG_WAITALL, _MSG_CMSG_CLOEXEC = 0x100, 0x40000000
+_CONTROL_BYTES = 24
+"""Room for one descriptor, with its header (cmsg(3))."""
 _MADV_DONTNEED = 4
 _F_SETFD = 2
 _SIGACTION_BYTES, _SIGSET_BYTES = 32, 8
@@ -70,7 +73,7 @@ class Pipes(NamedTuple):
     link: int
     """Its socket to init."""
     file: int
-    """The pipe to which it writes its image, or the file of the image that it reads."""
+    """The pipe to which it writes its image, or the number that the file of its image gets."""
     base: int
     """The file of the base."""
 
@@ -207,10 +210,10 @@ def image_message(
     return made.message(pipes.link, parts), (len(blob.records), len(blob.strings))
 
 
-def become_message(maps: str, pagemap: int, base: Base, pipes: Pipes, sizes: Sizes) -> bytes:
-    """Return what makes a process with the map `maps` like the base, and then like an image.
+def like_message(maps: str, pagemap: int, base: Base, pipes: Pipes, told: bytes) -> bytes:
+    """Return what makes a process with the map `maps` like the base.
 
-    Raises Unlike.
+    It says so by the bytes `told`, and waits for `become_message`. Raises Unlike.
     """
     made = Program(walker.LIST, 1)
     change = memory_map.change(maps, base.maps)
@@ -228,6 +231,21 @@ def become_message(maps: str, pagemap: int, base: Base, pipes: Pipes, sizes: Siz
                 made.add(walker.RESTORE, start, end, walker.ZEROS, 0)
             else:  # the base has them as they are in the file
                 made.add("madvise", start, end - start, _MADV_DONTNEED)
+    made.unmap([(walker.BASE, walker.BASE + base.size)] if base.size else [])
+    place = made.put(told)
+    made.add("write", pipes.link, place, len(told), expected=len(told))
+    made.add(walker.RECEIVE, pipes.link, walker.LIST)
+    return made.message(pipes.link, {})
+
+
+def become_message(pipes: Pipes, free: int, sizes: Sizes, *, reseed: bool) -> bytes:
+    """Return what makes a process that is like the base like an image.
+
+    The image's file is sent behind it, and gets the number `free`, its lowest that is not in use.
+    Raises Unlike.
+    """
+    made = Program(walker.LIST, 2)
+    _receive_file(made, pipes, free)
     offset = sizes.pages
     for place, size, most in (
         (walker.EXTENTS, sizes.table, walker.MOST_EXTENTS * _EXTENT_BYTES),
@@ -241,7 +259,17 @@ def become_message(maps: str, pagemap: int, base: Base, pipes: Pipes, sizes: Siz
         made.add("pread64", pipes.file, place, size, offset, expected=size)
         offset += size
     made.add(walker.GO_ON, walker.BLOB)
-    return made.message(pipes.link, {})
+    return made.message(pipes.link, {walker.RESEED: int(reseed).to_bytes(8, "little")})
+
+
+def _receive_file(made: Program, pipes: Pipes, free: int) -> None:
+    """Add what takes a descriptor from the socket, recvmsg(2), and gives it its number."""
+    byte, control = made.put(bytes(8)), made.put(bytes(_CONTROL_BYTES))
+    vector = made.put(struct.pack("<2Q", byte, 1))
+    header = made.put(struct.pack("<7Q", 0, 0, vector, 1, control, _CONTROL_BYTES, 0))
+    made.add("recvmsg", pipes.link, header, _MSG_CMSG_CLOEXEC, expected=1)
+    made.add("dup2", free, pipes.file, expected=pipes.file)
+    made.add("close", free, expected=0)
 
 
 def _readable(regions: list[Region]) -> dict[Region, str]:

@@ -57,6 +57,8 @@ SCRATCH = 0x1000_0000_0000
 SCRATCH_END = SCRATCH + (1 << 41)
 STATE = SCRATCH + PAGE
 MAILBOX = STATE + PAGE
+RESEED = STATE + PAGE // 2
+"""Place of a word: whether a copy renews its generators."""
 LIST = SCRATCH + (1 << 20)
 """Place of the list that init sends."""
 BLOB = SCRATCH + (12 << 20)
@@ -92,7 +94,7 @@ EXIT_FAILED = 113
 _NUMBERS = {
     **{"write": 1, "open": 2, "close": 3, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11},
     **{"brk": 12, "rt_sigaction": 13, "pread64": 17, "madvise": 28, "dup2": 33, "recvfrom": 45},
-    **{"exit": 60, "fcntl": 72, "chdir": 80, "umask": 95, "gettid": 186},
+    **{"recvmsg": 47, "exit": 60, "fcntl": 72, "chdir": 80, "umask": 95, "gettid": 186},
 }
 """Numbers of system calls on x86_64 (arch/x86/entry/syscalls/syscall_64.tbl)."""
 

@@ -78,7 +78,16 @@ class CloneRequest:
     memory, and so copies a page.
     """
 
-    __slots__ = ("alone", "guest", "has_image", "is_told", "mounts", "ready", "start")
+    __slots__ = (
+        "alone",
+        "guest",
+        "has_image",
+        "has_standby",
+        "is_told",
+        "mounts",
+        "ready",
+        "start",
+    )
 
     def __init__(
         self,
@@ -92,7 +101,8 @@ class CloneRequest:
         """`start`: `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
 
         `is_told`: the sandbox's environment lies in its channel. `shape` says which mounts come
-        with the request: of an image's root, and of volumes.
+        with the request: of an image's root, and of volumes. After them comes a standby line, if
+        the guest is told that it `has_standby`.
         """
         self.ready = ready
         self.alone = lists
@@ -101,6 +111,7 @@ class CloneRequest:
         self.is_told = is_told
         self.has_image = bool(shape.image)
         self.mounts = self.has_image + len(shape.volumes)
+        self.has_standby = bool(guest.get("has_standby"))
 
 
 class CloneRequests:

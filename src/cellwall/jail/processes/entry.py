@@ -18,6 +18,8 @@ def main() -> None:
         idmapper.main(arguments)
     elif stage == "unpack":
         importlib.import_module("cellwall.jail.unpack.process").main(arguments)
+    elif stage == "session_keeper":
+        importlib.import_module("cellwall.jail.processes.session_keeper").main(arguments)
     elif stage == "boot":
         from cellwall.jail.processes import boot
 

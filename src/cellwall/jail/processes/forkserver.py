@@ -309,7 +309,7 @@ def _spawn(
     received: List[int],
 ) -> None:
     channel, *rest = received
-    move_files = rest[request.mounts :]
+    move_files = rest[request.mounts + request.has_standby :]
     wait_r, wait_w = os.pipe()
     try:
         nets.enter()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 CHANNEL_FD = 3
+STANDBY_FD = 63
+"""Where a standby line is, if there is one: out of the way of what the steps open and close."""
 FREE_FD = 4
 """Lowest free descriptor. The worker has 0, 1, 2 and one high number open, so the first descriptor
 that it receives, the channel, is 3."""
@@ -70,8 +72,11 @@ def _lock(request: CloneRequest, channel: int, wait_r: int) -> None:
     # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else;
     # mounts that come with it, of an image and of volumes, are attached, and closed, by its steps.
     last = CHANNEL_FD + request.mounts
+    if request.has_standby:
+        os.dup2(last + 1, STANDBY_FD, inheritable=False)
+        request.guest["standby_fd"] = STANDBY_FD
     os.closerange(last + 1, wait_r)
-    os.closerange(wait_r + 1, fds.HIGHEST)
+    _close_rest(wait_r + 1, has_standby=request.has_standby)
     if channel != CHANNEL_FD or wait_r <= last or os.read(wait_r, 1) != b"!":
         raise Abandoned
     os.close(wait_r)
@@ -83,6 +88,13 @@ def _lock(request: CloneRequest, channel: int, wait_r: int) -> None:
     do_all(lock.files)
     do_all(lock.filter)
     do_all(lock.descriptors)
+
+
+def _close_rest(first: int, *, has_standby: bool) -> None:
+    if has_standby:
+        os.closerange(first, STANDBY_FD)
+        first = STANDBY_FD + 1
+    os.closerange(first, fds.HIGHEST)
 
 
 def _say_locked(channel: int) -> None:
@@ -104,7 +116,9 @@ def report(channel: int, error: Exception) -> None:
 
 def _exec_guest(worker: Worker, config: Dict[str, Any], channel: int) -> None:
     """Replace the warm image by a really fresh interpreter: no shared hash seed or layout."""
-    os.set_inheritable(channel, True)
+    for fd in (channel, config.get("standby_fd", -1)):
+        if fd >= 0:
+            os.set_inheritable(fd, True)
     document = fds.as_nameless_file(json.dumps(config), "/tmp")  # noqa: S108 - our own mount
     words = [worker.exec_python, "-I", plan.GUEST_PATH, "init", str(channel), str(document)]
     os.execve(worker.exec_python, words, dict(config["env"]))  # noqa: S606

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,6 +190,24 @@ class EngineGroups:
             with contextlib.suppress(OSError):
                 (hierarchy.base / self.name).rmdir()
         self._made = False
+
+
+def found_freezer(layout: Layout, groups: Groups, places: Iterable[str]) -> Freezer | None:
+    """Return the freezer of a sandbox of an earlier engine; None if it was never paused.
+
+    `places` is where its init is, as `sandbox_groups.places` reads it.
+    """
+    freezing = layout.freezing
+    if groups.v2_path is not None:
+        return Freezer(groups.v2_path, 2, is_own=False)
+    if freezing is None:
+        return None
+    wanted = "freezer" if freezing.version == 1 else ""
+    for controller, _, tail in (place.partition(":") for place in places):
+        engine, _, own = tail.partition("/")
+        if controller == wanted and engine.startswith(PREFIX) and own.startswith(_FROZEN):
+            return Freezer(f"{freezing.base}/{tail}", freezing.version, is_own=True)
+    return None
 
 
 def _let_the_host_go_first(hierarchy: Hierarchy, engine: Path) -> None:

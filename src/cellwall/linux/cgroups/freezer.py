@@ -51,7 +51,7 @@ class Freezer:
             self._order(frozen=True)
             # A process that was being forked meanwhile stops as soon as it is moved.
             pause_s = _FIRST_LOOK_S
-            while (self.is_own and self._move(members)) or not self._is_frozen():
+            while (self.is_own and self._move(members)) or not self.is_frozen():
                 if self._is_ending:
                     return
                 if time.monotonic() > until:
@@ -88,7 +88,8 @@ class Freezer:
         freeze = "FROZEN" if self.version == 1 else "1"
         write(f"{self.path}/{name}", freeze if frozen else thaw)
 
-    def _is_frozen(self) -> bool:
+    def is_frozen(self) -> bool:
+        """Whether every process in it stands still."""
         if self.version == 2:
             return read_counter(f"{self.path}/cgroup.events", b"frozen") == 1
         return read(f"{self.path}/{FILES[1][0]}").strip() == b"FROZEN"

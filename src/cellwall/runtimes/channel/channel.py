@@ -235,6 +235,20 @@ class GuestChannel:
         self.send({**fields, "op": op, "id": number}, body)
         return number
 
+    def on_violation(self, kill: Callable[[], None]) -> None:
+        """Have `kill` called from now on if the guest breaks the protocol."""
+        self._on_violation = lambda _reason: kill()
+
+    def listen(self, number: int, listener: Listener, expected: frozenset[str]) -> None:
+        """Have the frames of a request that was sent otherwise go to `listener`."""
+        self._listeners[number] = (listener, expected)
+
+    def go_on_after(self, number: int) -> None:
+        """Continue a channel that init already serves: `number` is the last id that was used."""
+        self._last_id = number
+        if not self._ready.done():
+            self._ready.set_result({})
+
     def go(self) -> None:
         """Begin the held request; nothing else may be sent before."""
         self.send({"op": "go"})

@@ -41,6 +41,11 @@ class Child:
     outputs: list[int] = field(default_factory=list)
     """File descriptors of the host's ends of its stdout and stderr, if any. Code that takes them
     over empties this list."""
+    standby: socket.socket | None = None
+    """The host's end of its standby line, on which another server may take it over."""
+    hangs_on: tuple[int, ...] = ()
+    """Descriptors whose end would be its end, too: the control sockets of the worker and the
+    fork-server that made it, and the lock of their ids."""
     _ended: asyncio.Future[None] | None = field(default=None, repr=False)
     _is_killed: bool = False
 
@@ -74,12 +79,19 @@ class Child:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
+    def leave(self) -> None:
+        """Stop watching; it goes on without this process."""
+        if self._ended is not None and not self._ended.done():
+            asyncio.get_running_loop().remove_reader(self.pidfd)
+
     def discard(self) -> None:
         """Kill and close a child that never became a sandbox."""
         self.kill()
         if self._ended is not None and not self._ended.done():
             asyncio.get_running_loop().remove_reader(self.pidfd)
         self.channel.close()
+        if self.standby is not None:
+            self.standby.close()
         for fd in (self.pidfd, *self.outputs):
             os.close(fd)
         self.outputs.clear()

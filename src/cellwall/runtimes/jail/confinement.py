@@ -26,6 +26,7 @@ from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.child import Child, hear, hear_alone
 from cellwall.runtimes.jail.fork_servers import Entry
+from cellwall.runtimes.jail.keeping.record import KeptSandbox, Upgraded
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
 
 _READY_TIMEOUT_S = 30.0
@@ -42,6 +43,15 @@ class ClonedChild(NamedTuple):
     """Task that is done when the worker that cloned the sandbox has left the sandbox's cgroups."""
     has_left: bool
     """Whether the worker had left when it answered; otherwise the engine has to wait for it."""
+
+
+class Shapes(NamedTuple):
+    """What is built in of a kept sandbox."""
+
+    made: plan.Shape
+    """As it was started."""
+    limited: plan.Shape
+    """With the limits that were lowered since."""
 
 
 class Confined(NamedTuple):
@@ -170,6 +180,37 @@ class Confinement:
                 os.close(work_fd)
             raise
         return Confined(channel, tuple(contexts), work_fd, digest)
+
+    def compare_again(self, kept: KeptSandbox, groups: sandbox_groups.Groups, now: Shapes) -> None:
+        """Compare a kept sandbox, in which caller code has run, with the plan of this version.
+
+        SECURITY: init is compared in full, and its mounts. The processes that caller code has
+        started may have lowered their own limits, and may end meanwhile; nothing else of them may
+        differ. Raises Upgraded if this version would confine it otherwise, `PostureMismatch`,
+        `OSError`.
+        """
+        _, digest = self._decided(now.made)
+        if digest != kept.posture:
+            raise Upgraded(
+                f"kept sandbox: its posture is {kept.posture[:12]}, this version's is {digest[:12]}"
+            )
+        want = posture.expected(
+            self._decided(now.limited)[0],
+            kept.ids.user,
+            groups.expected_lines(),
+            self._namespaces,
+            kept.namespaces,
+            kept.ids.root,
+        )
+        links = self._verifier.verify(kept.pid, want)
+        self._verifier.verify_mounts(kept.pid, want)
+        loose = replace(want, limits={})
+        for pid in posture.descendants(kept.pid):
+            try:
+                self._verifier.verify_beside(pid, loose, links)
+            except OSError:
+                if posture.read_stat(pid)[:1] not in ([], ["Z"], ["X"]):
+                    raise
 
     def _expectation(
         self, entry: Entry, cloned: ClonedChild, lockdown: Lockdown, shape: plan.Shape

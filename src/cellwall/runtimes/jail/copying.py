@@ -8,18 +8,20 @@ sandbox that becomes the session, and that one was confined and compared before 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import select
 import struct
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.linux import nameless
-from cellwall.model.errors import CapacityError, SandboxBroken
+from cellwall.model.errors import CapacityError, Conflict, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import Reply
@@ -27,7 +29,7 @@ from cellwall.runtimes.jail.fork_servers import Base
 
 if TYPE_CHECKING:
     from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec
-    from cellwall.runtimes.jail.fork_servers import ForkServers
+    from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
 
 _CONTEXT = "main"
@@ -157,6 +159,17 @@ async def _taken(
     return reply, reader.size
 
 
+@contextlib.asynccontextmanager
+async def _in_time(step: str) -> AsyncIterator[None]:
+    """Raise SandboxBroken if the block does not end in time."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            yield
+    except TimeoutError:
+        remedy = "fork it again"
+        raise SandboxBroken(f"{step}: not done within {_TIMEOUT_S:g} s", remedy=remedy) from None
+
+
 def _for_reading(fd: int) -> int:
     """Open a file of this process once more, for reading from its beginning.
 
@@ -190,10 +203,12 @@ class Copier:
         self._state_dir = state_dir
         self._start = start
         self._begin = begin
+        self._ready: weakref.WeakSet[JailSandbox] = weakref.WeakSet()
+        """Sandboxes that are like the base of their fork-server."""
 
     def lineage_of(self, sandbox: RuntimeSandbox) -> str:
-        """Return the name of the fork-server that a sandbox came from."""
-        return _ours(sandbox).entry.lineage
+        """Return the name of the fork-server that a sandbox came from. Raises Conflict."""
+        return _entry_of(_ours(sandbox)).lineage
 
     def keep_lineage(self, lineage: str) -> None:
         """Keep a fork-server for images of its sessions. Raises NotFound."""
@@ -221,51 +236,61 @@ class Copier:
         """Write an idle session to files."""
         source = _ours(sandbox)
         base = await self._base(source)
-        both = await asyncio.gather(
-            _taken(source, "copy", files.memory, budget, base),
-            _taken(source, "areas_get", files.archive, budget),
-            return_exceptions=True,  # neither file is closed while the other one is written
-        )
-        for fd in files:
-            _lock(fd)
-        for each in both:
-            if isinstance(each, BaseException):
-                raise each
-        memory, archive = (each for each in both if not isinstance(each, BaseException))
-        return _image(source.entry.lineage, files, memory, archive[1])
+        source.hold(base.fd)
+        archive_bytes = 0
+        try:
+            memory = await _taken(source, "copy", files.memory, budget, base)
+            if memory[0].header.get("has_files") is not False:
+                # Afterwards: a session has one processor, so at the same time it is no sooner.
+                _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)
+        finally:
+            for fd in files:
+                _lock(fd)
+        return _image(source.lineage, files, memory, archive_bytes)
+
+    async def make_ready(self, sandbox: RuntimeSandbox) -> None:
+        """Make a fresh sandbox like the base of its fork-server, which `become` needs."""
+        target = _ours(sandbox)
+        base = await self._base(target)
+        target.hold(base.fd)
+        async with _in_time("make a sandbox ready"):
+            await target.channel.request_with_files(
+                "make_ready",
+                [_for_reading(base.fd)],
+                base.maps,
+                context=_CONTEXT,
+                open_files=target.spec.limits.open_files,
+            )
+        self._ready.add(target)
 
     async def become(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
     ) -> None:
         """Make a fresh sandbox the session of an image."""
         target = _ours(sandbox)
-        base = await self._base(target)
         channel = target.channel
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                if image.files_bytes:
-                    # First: the session may have files open.
-                    await channel.request_with_files("areas_put", [_for_reading(files.archive)])
-                await channel.request_with_files(
-                    "become",
-                    [_for_reading(files.memory), _for_reading(base.fd)],
-                    base.maps,
-                    context=_CONTEXT,
-                    open_files=target.spec.limits.open_files,
-                    reseed=reseed,
-                    pages=image.pages,
-                    table=image.table,
-                    records=image.records,
-                    strings=image.strings,
-                )
-        except TimeoutError:
-            raise SandboxBroken(
-                f"become a session: not done within {_TIMEOUT_S:g} s", remedy="fork it again"
-            ) from None
+        if target not in self._ready:
+            await self.make_ready(target)
+        self._ready.discard(target)
+        target.hold(*files)
+        async with _in_time("become a session"):
+            if image.files_bytes:
+                # First: the session may have files open.
+                await channel.request_with_files("areas_put", [_for_reading(files.archive)])
+            await channel.request_with_files(
+                "become",
+                [_for_reading(files.memory)],
+                context=_CONTEXT,
+                reseed=reseed,
+                pages=image.pages,
+                table=image.table,
+                records=image.records,
+                strings=image.strings,
+            )
 
     async def _base(self, sandbox: JailSandbox) -> Base:
         """Return the base of a sandbox's fork-server; the first use of one makes it."""
-        entry = sandbox.entry
+        entry = _entry_of(sandbox)
         if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
             plain = replace(sandbox.spec, sandbox_id=new_id(), env={}, own_env={}, volumes=())
             spec = replace(plain, lineage=entry.lineage, has_network=False)
@@ -286,6 +311,15 @@ class Copier:
                 raise
         finally:
             await fresh.aclose()
+
+
+def _entry_of(sandbox: JailSandbox) -> Entry:
+    if sandbox.entry is None:
+        raise Conflict(
+            "copy: an earlier server started this sandbox, and its fork-server has ended",
+            remedy="create a new sandbox, or copy one before the server is restarted",
+        )
+    return sandbox.entry
 
 
 def _ours(sandbox: RuntimeSandbox) -> JailSandbox:

@@ -43,6 +43,10 @@ channel and of two pipes; after it one end of each, a pidfd and a listener. One 
 area and one to read files with."""
 
 
+_left: list[subprocess.Popen[bytes]] = []
+"""Processes that go on without this one: nothing waits for them."""
+
+
 class _NotSent(Exception):
     """A request could not be sent to a worker; `meant` is the error to raise to the caller."""
 
@@ -61,6 +65,9 @@ class _Ends(NamedTuple):
     itself."""
     inputs: list[int]
     """File descriptors of the sandbox's ends of those pipes."""
+    standby: socket.socket | None = None
+    """The host's end of the standby line, if there is one."""
+    their_standby: socket.socket | None = None
 
     @classmethod
     def opened(cls, own_environment: Mapping[str, str] | None, *, is_alone: bool) -> _Ends:
@@ -77,14 +84,33 @@ class _Ends(NamedTuple):
             raise shortage(error.errno, "clone a sandbox", error) or error from error
         return cls(ours, theirs, *_sides(pipes))
 
+    def with_standby(self) -> _Ends:
+        """Return the same with a standby line; close all if there can be none."""
+        try:
+            standby, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            self.close_theirs()
+            self.close_ours()
+            raise shortage(error.errno, "clone a sandbox", error) or error from error
+        return self._replace(standby=standby, their_standby=theirs)
+
+    def given(self, mounts: Sequence[int], move_files: Sequence[int]) -> list[int]:
+        """Return the descriptors that a worker is sent, in the order that it expects."""
+        standby = () if self.their_standby is None else (self.their_standby.fileno(),)
+        return [self.theirs.fileno(), *mounts, *standby, *self.inputs, *move_files]
+
     def close_ours(self) -> None:
         """Close the host's ends, for a sandbox that could not be started."""
         self.ours.close()
+        if self.standby is not None:
+            self.standby.close()
         fds.close_all(self.outputs)
 
     def close_theirs(self) -> None:
         """Close the sandbox's ends; the sandbox has its own copies."""
         self.theirs.close()
+        if self.their_standby is not None:
+            self.their_standby.close()
         fds.close_all(self.inputs)
 
 
@@ -357,6 +383,7 @@ class ForkServer:
         replaces the fork-server's environment; UsageError if it is too large.
         """
         ends = _Ends.opened(own_environment, is_alone=start == clone_request.ALONE)
+        ends = ends.with_standby() if guest.get("has_standby") else ends
         is_told = own_environment is not None
         request = clone_request.encoded(
             root.shape, uid, guest, start, is_told=is_told, program=root.program
@@ -395,7 +422,7 @@ class ForkServer:
             self.lose(str(error))
             raise
         self.forks += 1
-        child = Child(pid, received[0], ends.ours, ends.outputs)
+        child = Child(pid, received[0], ends.ours, ends.outputs, standby=ends.standby)
         try:
             worker.confirm_moved()
         except BaseException as error:
@@ -409,8 +436,7 @@ class ForkServer:
     def _send(worker: Worker, request: bytes, ends: _Ends, mounts: Sequence[int]) -> None:
         """Send a request. Raises `_NotSent` if the host is out of descriptors or memory."""
         try:
-            descriptors = [ends.theirs.fileno(), *mounts, *ends.inputs, *worker.move_files]
-            fds.send(worker.control, request, descriptors)
+            fds.send(worker.control, request, ends.given(mounts, worker.move_files))
         except OSError as error:
             short = shortage(error.errno, "clone a sandbox", error)
             raise error if short is None else _NotSent(short) from error
@@ -418,6 +444,24 @@ class ForkServer:
             # Closed before the answer arrives, so that a number is free for the answer's
             # descriptor.
             ends.close_theirs()
+
+    def holds_of(self, worker: Worker) -> tuple[int, ...]:
+        """Return the descriptors whose end ends the sandboxes that `worker` makes."""
+        control = () if self._control is None else (self._control.fileno(),)
+        return (worker.control.fileno(), *control)
+
+    def leave(self) -> None:
+        """Close the sockets, of which another process has copies; the fork-server goes on."""
+        if self._boot is not None:
+            _left.append(self._boot)
+        for sock in (self._control, *self._sockets):
+            if sock is not None:
+                sock.close()
+        for worker in self.workers:
+            if worker.next_cgroups is not None:
+                worker.next_cgroups.close()
+        self._let_go_of_first()
+        self._control, self._sockets, self._boot = None, [], None
 
     def abandon(self) -> None:
         """Close the fork-server's descriptors in a forked child; the parent keeps its own."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -149,6 +149,10 @@ class Placing(Protocol):
     is_fast: bool
     """Whether `jail.fast` is in use; see its `switch`."""
 
+    @property
+    def lifeline(self) -> int:
+        """See `launch.Settings`."""
+
     async def place(self, entry: Entry, workers: Sequence[Worker]) -> None:
         """Put new workers of a fork-server into cgroups."""
 
@@ -199,6 +203,10 @@ class ForkServers:
         self._current: dict[str, Entry] = {}
         self._retired: list[Entry] = []
         self._locks: dict[str, asyncio.Lock] = {}
+
+    def whole_program(self, shape: plan.Shape) -> bytes:
+        """Return the seccomp filter of a sandbox, the usual one or another."""
+        return self.program(shape) or self._program
 
     def program(self, shape: plan.Shape) -> bytes:
         """Return the seccomp filter of a sandbox that may do more than the usual one; else none."""
@@ -344,6 +352,7 @@ class ForkServers:
             guest_preload="cellwall.guest.warm.preload",
             guest_reseed="cellwall.guest.process.reseed",
             guest_alone="cellwall.guest.warm.single_program",
+            lifeline=self._placing.lifeline,
             is_quick=is_quick,
             is_alike=self.are_alike and not (is_quick or for_images),
             interpreter=str(interpreter or ""),
@@ -366,6 +375,14 @@ class ForkServers:
             entry.server.want_sessions()
             if entry.completing is not None:
                 await asyncio.wait([entry.completing])
+
+    def leave(self, entries: Collection[Entry]) -> None:
+        """Let fork-servers go on without this process, with their kept sandboxes."""
+        for entry in entries:
+            entry.server.leave()
+            entry.uids.release()
+        self._current = {key: e for key, e in self._current.items() if e not in entries}
+        self._retired = [each for each in self._retired if each not in entries]
 
     async def close_unused(self) -> None:
         """End the retired fork-servers whose last sandbox has ended."""

@@ -65,6 +65,8 @@ class Settings:
     outlive it."""
     is_fast: bool = True
     """Whether `jail.fast` is in use at all; see its `switch`."""
+    lifeline: int = -1
+    """Pidfd of the process with which the fork-server ends; -1: this one."""
     is_quick: bool = False
     """Whether it only imports, and leaves out what pays with many sandboxes alone: rehearsals, the
     layout of its memory, workers for sessions."""
@@ -92,7 +94,8 @@ def launch(settings: Settings, facts: plan.HostFacts) -> Launched:
 
         control, control_fd = pair()
         pairs = [pair() for _ in range(sum(settings.workers.values()))]
-        lifeline = os.pidfd_open(os.getpid())
+        kept = settings.lifeline
+        lifeline = os.pidfd_open(os.getpid()) if kept < 0 else os.dup(kept)
         theirs.callback(os.close, lifeline)
         config = fds.as_document(json.dumps(_config(settings, facts)))
         theirs.callback(os.close, config)

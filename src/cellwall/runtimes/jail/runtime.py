@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
@@ -26,24 +25,27 @@ from cellwall.jail.processes import clone_request
 from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
-from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
     Finding,
+    NotTakenOver,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
+    TakenOver,
     refuse_hiding,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
+from cellwall.runtimes.jail.enforcement import hardness_of, shape_of
 from cellwall.runtimes.jail.fork_server import Root
 from cellwall.runtimes.jail.fork_servers import (
     Entry,
     ForkServers,
+    bundle_in,
     images_need_root,
     volumes_need_root,
 )
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import ImageBounds, UnpackedImage
     from cellwall.runtimes.jail.copying import Copier
     from cellwall.runtimes.jail.id_mapper import Mapper
+    from cellwall.runtimes.jail.kept_sandboxes import KeptSandboxes
     from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
 
 T = TypeVar("T")
@@ -69,45 +72,6 @@ _TRIES = 4
 """Number of attempts for one start. Each uses another fork-server if the one before was killed
 meanwhile: on a host that is short of memory that happens more than once in the second that a new
 fork-server takes."""
-
-
-def shape_of(
-    limits: Limits,
-    layout: hierarchies.Layout,
-    *,
-    rootless: bool,
-    base_mounts: tuple[str, ...] = (),
-) -> plan.Shape:
-    """The part of limits, and of a template, that is built in when a sandbox starts."""
-    return plan.Shape(
-        cpus=max(1, math.ceil(limits.cpus)),
-        memory_mb=limits.memory_mb,
-        disk_mb=limits.disk_mb,
-        inodes=limits.inodes,
-        processes=limits.processes,
-        file_mb=limits.file_mb,
-        open_files=limits.open_files,
-        pids_held="pids" in layout.hard,
-        soft_memory="memory" not in layout.hard,
-        rootless=rootless,
-        has_root=not rootless,
-        base_mounts=base_mounts,
-    )
-
-
-def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
-    """How firmly each limit is enforced on this host: "hard" or "soft", by the limit's name."""
-    hard = layout.hard
-    return {
-        "memory_mb": "hard" if "memory" in hard else "soft",
-        "processes": "hard",
-        "cpus": "hard" if "cpu" in hard or limits.cpus == int(limits.cpus) else "soft",
-        "cpu_s": "hard" if hard or layout.hierarchies else "soft",
-        "disk_mb": "hard",
-        "inodes": "hard",
-        "file_mb": "hard",
-        "open_files": "hard",
-    }
 
 
 def _environment(spec: SandboxSpec) -> dict[str, str]:
@@ -173,6 +137,10 @@ class JailRuntime:
         """Whether the first programs of a template come from a quick fork-server; set before the
         first start."""
         self.is_fast = switch.is_on()
+        self.kept: KeptSandboxes | None = None
+        """What keeps sandboxes beyond this process, if anything does."""
+        self._left: list[Entry] = []
+        """Fork-servers that go on without this process."""
 
     # -- host, asked once ---------------------------------------------------------------------
 
@@ -221,13 +189,24 @@ class JailRuntime:
 
     @cached_property
     def _groups(self) -> GroupKeeper:
-        return GroupKeeper(self.layout)
+        return GroupKeeper(self.layout, 0 if self.kept is None else self.kept.keeper.pid)
+
+    @property
+    def lifeline(self) -> int:
+        """Pidfd of the keeper, with which fork-servers end; -1 if they end with this process."""
+        return -1 if self.kept is None else self.kept.keeper.pidfd
 
     @cached_property
-    def _confinement(self) -> Confinement:
+    def confinement(self) -> Confinement:
+        """What compares the postures of sandboxes."""
         return Confinement(self.host_facts)
 
-    def _shape(self, spec: SandboxSpec) -> plan.Shape:
+    def filter(self, shape: plan.Shape) -> bytes:
+        """Return the seccomp filter of a sandbox."""
+        return self._servers.whole_program(shape)
+
+    def shape(self, spec: SandboxSpec) -> plan.Shape:
+        """Return what is built in of a sandbox of `spec`."""
         mounts = tuple(spec.template.base_mounts)
         shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
         if spec.profile == "debug":
@@ -290,6 +269,8 @@ class JailRuntime:
                 remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
             )
         check_open_files(spec.limits.open_files)
+        if self.kept is not None:
+            self.kept.check_keeper()
         if self.rootless:
             shared_counts.check(spec.limits)
         if not self.host_facts.core_limit:
@@ -402,6 +383,7 @@ class JailRuntime:
             if groups is None:
                 raise SandboxBroken("fork-server: a worker is in no cgroups")
             child = await self._spawn(entry, worker, spec, index)
+            child.hangs_on = (*entry.server.holds_of(worker), *entry.uids.lock)
         except BaseException:
             entry.uids.give_back(index)
             entry.server.give_back(worker)  # it is still where it was
@@ -471,7 +453,7 @@ class JailRuntime:
 
     async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Child:
         environment = {**_environment(spec), **spec.env}
-        shape = self._shape(spec)
+        shape = self.shape(spec)
         guest = {
             "home": plan.HOME if spec.image is None else spec.image.working_dir,
             "is_image": spec.image is not None,
@@ -480,6 +462,7 @@ class JailRuntime:
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,
+            "has_standby": self.kept is not None and self.kept.keeps(spec),
             # Where only the end of a process shows how much memory it used, the engine has to wait
             # for it.
             "is_end_foreseen": spec.purpose != "session" and "memory" in self.layout.hard,
@@ -508,7 +491,7 @@ class JailRuntime:
     async def _confine(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], cloned: ClonedChild
     ) -> JailSandbox:
-        found = await self._confinement.confine(entry, spec, self._shape(spec), cloned)
+        found = await self.confinement.confine(entry, spec, self.shape(spec), cloned)
         ids = "shared" if self.rootless else "own"
         isolation = Isolation(self.name, self.level, found.digest, hardness, ids, spec.profile)
         pids = (cloned.child.pid, *found.contexts)
@@ -534,8 +517,9 @@ class JailRuntime:
         await self._groups.remove(resources.groups)
         await self._let_go(sandbox.volumes)
         self._live.discard(sandbox)
-        resources.entry.live -= 1
-        resources.entry.uids.give_back(resources.uid_index)
+        if resources.entry is not None:
+            resources.entry.live -= 1
+            resources.entry.uids.give_back(resources.uid_index)
         await self._servers.close_unused()
 
     @cached_property
@@ -544,6 +528,28 @@ class JailRuntime:
         from cellwall.runtimes.jail.copying import Copier  # most engines copy no session
 
         return Copier(self._servers, self._state_dir, self.start, self._begin)
+
+    # -- beyond this process ------------------------------------------------------------------
+
+    def keep_sandboxes(self) -> None:
+        """Have sessions outlive this process, by a session keeper of this state directory."""
+        from cellwall.runtimes.jail.keeping.client import KeeperClient  # most engines keep none
+        from cellwall.runtimes.jail.kept_sandboxes import KeptSandboxes
+
+        bundle = bundle_in(self._state_dir)
+        self.kept = KeptSandboxes(KeeperClient.connect(self._state_dir, bundle), self)
+
+    async def take_over(self) -> list[TakenOver | NotTakenOver]:
+        """Take over what an earlier process of this state directory has left."""
+        if self.kept is None:
+            return []
+        return await self.kept.take_over_all(self, self._live.add)
+
+    def forget(self, sandbox: JailSandbox) -> None:
+        """Forget a sandbox that goes on without this process, and so does its fork-server."""
+        self._live.discard(sandbox)
+        if sandbox.entry is not None and sandbox.entry not in self._left:
+            self._left.append(sandbox.entry)
 
     async def wait_settled(self) -> None:
         """Wait until all fork-servers have all their workers, for a caller that counts processes.
@@ -574,6 +580,10 @@ class JailRuntime:
 
     async def aclose(self) -> None:
         """Destroy every sandbox and fork-server."""
+        for sandbox in [each for each in self._live if each.is_kept]:
+            sandbox.leave()
+        if self._left:
+            self._servers.leave(self._left)
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if "_servers" in vars(self):  # otherwise never used, and perhaps impossible here
             await asyncio.gather(*self._under_way, return_exceptions=True)
@@ -586,6 +596,8 @@ class JailRuntime:
         if "_groups" in vars(self):
             self._groups.close()
         await self._freezer_threads.aclose()
+        if self.kept is not None:
+            self.kept.close()
 
     def abandon(self) -> None:
         """Close the parent's descriptors in a forked child, and end nothing."""

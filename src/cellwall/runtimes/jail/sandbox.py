@@ -13,7 +13,7 @@ import os
 import resource
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.jail.inspect import posture, usage_sums
@@ -31,6 +31,8 @@ from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.freezing import Freezing
 
 if TYPE_CHECKING:
+    from cellwall.runtimes.jail.keeping.record import KeptSandbox
+    from cellwall.runtimes.jail.kept_sandboxes import KeptSandboxes
     from cellwall.runtimes.volumes.holder import Lease
 
 
@@ -38,6 +40,8 @@ class Owner(Protocol):
     """The part of a runtime that a sandbox uses."""
 
     cpus: Cpus
+    kept: KeptSandboxes | None
+    """What keeps its sandboxes beyond this process, if anything does."""
     can_lower_rlimits: bool
     """False once the kernel has refused: prlimit(2) needs CAP_SYS_RESOURCE, which even root may
     lack."""
@@ -47,6 +51,9 @@ class Owner(Protocol):
 
     async def remove(self, sandbox: JailSandbox, resources: SandboxResources) -> None:
         """Remove what a dead sandbox had on the host."""
+
+    def forget(self, sandbox: JailSandbox) -> None:
+        """Forget a sandbox that goes on without this process."""
 
 
 @dataclass(slots=True)
@@ -61,7 +68,12 @@ class SandboxResources:
     isolation: Isolation
     work_fd: int
     """File descriptor of the work area, opened before caller code existed; -1 once closed."""
-    entry: Entry
+    entry: Entry | None
+    """The fork-server that made it; None if an earlier engine had it, whose sockets are its own
+    then."""
+
+    held: list[int] = field(default_factory=list)
+    """File descriptors of locked files that the sandbox was given, if it outlives this process."""
 
     def close_descriptors(self) -> None:
         """Close the descriptors and forget their numbers.
@@ -72,6 +84,11 @@ class SandboxResources:
             if fd >= 0:
                 os.close(fd)
         self.work_fd = self.child.pidfd = -1
+        if self.child.standby is not None:
+            self.child.standby.close()
+        for fd in (*self.held, *(self.child.hangs_on if self.entry is None else ())):
+            os.close(fd)
+        self.held, self.child.hangs_on = [], ()
 
 
 class JailSandbox:
@@ -90,6 +107,8 @@ class JailSandbox:
         self._cpus: frozenset[int] = frozenset()
         self._watch = resources.child.watch()
         self._closing: asyncio.Task[None] | None = None
+        self._record: KeptSandbox | None = None
+        """What is kept of it beyond this process, if it is kept."""
         self.volumes: Lease | None = None
         """The volumes that are mounted for it."""
         self.way_out = network_listeners.WayOut(self._opened)
@@ -116,11 +135,6 @@ class JailSandbox:
     def channel(self) -> GuestChannel:
         """The connection to init."""
         return self._resources.channel
-
-    @property
-    def entry(self) -> Entry:
-        """The fork-server that it came from."""
-        return self._resources.entry
 
     @property
     def spec(self) -> SandboxSpec:
@@ -154,7 +168,7 @@ class JailSandbox:
             and spec.has_network == self._spec.has_network
             and spec.image == self._spec.image
             and spec.volumes == self._spec.volumes
-            and spec.lineage in {"", self.entry.lineage}
+            and spec.lineage in {"", self.lineage}
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
@@ -321,6 +335,60 @@ class JailSandbox:
         """Return when init is gone. The kernel delays that until all other processes are gone."""
         await asyncio.shield(self._watch)
 
+    # -- beyond this process -------------------------------------------------------------------
+
+    @property
+    def entry(self) -> Entry | None:
+        """The fork-server that made it, if this process has it."""
+        return self._resources.entry
+
+    @property
+    def lineage(self) -> str:
+        """Name of the fork-server that made it; of none if this process has it not."""
+        return "" if self.entry is None else self.entry.lineage
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it outlives this process."""
+        return self._record is not None and not self.is_closing
+
+    def keep(self, owner: Mapping[str, Any]) -> bool:
+        """Have it outlive this process; see `base.Keepable`."""
+        kept = self._runtime.kept
+        if kept is None or not kept.keeps(self._spec) or self.is_closing:
+            return False
+        known = self._record
+        self._record = kept.put(self._spec, self._limits, self._resources, owner, known)
+        return True
+
+    def hold(self, *files: int) -> None:
+        """Have locked files stay open as long as it lives, before it is given them.
+
+        SECURITY: a lock ends with the last descriptor of its file, and this process may end before
+        a sandbox that still has the file: what that locked would be a message to all that have it.
+        """
+        kept, held = self._runtime.kept, self._resources.held
+        if kept is None:
+            return
+        known = {os.fstat(fd).st_ino for fd in held}
+        new = [os.dup(fd) for fd in files if os.fstat(fd).st_ino not in known]
+        held += new
+        if new and self._record is not None:
+            owner = self._record.owner
+            self._record = kept.put(self._spec, self._limits, self._resources, owner, None)
+
+    def go_on(self, record: KeptSandbox, limits: Limits) -> None:
+        """Go on with what an earlier process kept of it."""
+        self._record, self._limits = record, limits
+
+    def leave(self) -> None:
+        """Close this process's descriptors, and end nothing."""
+        self.way_out.close()
+        self._resources.child.leave()
+        self._resources.channel.close("the server ends, and the sandbox goes on")
+        self._resources.close_descriptors()
+        self._runtime.forget(self)
+
     def abandon(self) -> None:
         """Close the parent's descriptors in a forked child, and kill nothing."""
         self.way_out.close()
@@ -339,5 +407,7 @@ class JailSandbox:
             await self._pauses.end()
         await self.wait_ended()
         self._resources.channel.close()
+        if self._record is not None and self._runtime.kept is not None:
+            self._runtime.kept.drop(self._spec.sandbox_id)
         self._runtime.cpus.give_back(self._cpus)
         await self._runtime.remove(self, self._resources)

@@ -50,8 +50,9 @@ class _Ended(NamedTuple):
 class GroupKeeper:
     """Makes, hands out and removes the cgroup directories of one runtime's sandboxes."""
 
-    def __init__(self, layout: hierarchies.Layout) -> None:
-        self._groups = EngineGroups(layout, owner_label.new_label())
+    def __init__(self, layout: hierarchies.Layout, owner: int = 0) -> None:
+        """`owner`: pid of the process whose end makes them leftovers; 0: this one."""
+        self._groups = EngineGroups(layout, owner_label.new_label(owner))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-cgroup")
         self._ended: list[_Ended] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cellwall.server.core.body_budget import Held
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.request_context import Origin
 from cellwall.wire.answer import one_line
 
+_T = TypeVar("_T")
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from cellwall.engine.scheduling.quotas import Use
     from cellwall.server.auth.keys import Principal
@@ -218,6 +220,24 @@ class Request:
         if not future.done() and self._gone.done():
             raise ClientGone
         return future.done()
+
+    async def unless_gone(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what `work` returns; if the client leaves first, cancel it and raise `ClientGone`.
+
+        Returns when the work has ended. Only after the body was read, as `wait`.
+        """
+        doing = asyncio.ensure_future(work)
+        try:
+            await self.wait(doing)
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+        return doing.result()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has left, as far as `wait` has learnt."""
+        return self._gone is not None and self._gone.done()
 
     async def _wait_gone(self) -> None:
         while (await self.receive())["type"] not in {"http.disconnect", "websocket.disconnect"}:

@@ -83,6 +83,10 @@ class ServerSettings:
     store: str = "sqlite"
     """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
     state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
+    keep_sessions: bool = False
+    """Sandboxes of callers outlive the server: a process beside it keeps them for 60 s, and the
+    next server of the same state directory takes them over. Jail only, without image and volumes;
+    needs a store."""
     journal: bool = True
     """A store of `sqlite` has a journal in front, which makes an execution durable in less time;
     `false`: each write goes to the database alone. PostgreSQL never has one."""
@@ -242,6 +246,11 @@ class ServerSettings:
                 )
         self._check_words()
         self._check_images()
+        if self.keep_sessions and self.store == "none":
+            raise UsageError(
+                "settings: keep_sessions needs a store, which knows whose the sessions are",
+                remedy="leave store out, or keep_sessions",
+            )
 
     def _check_images(self) -> None:
         if self.images:

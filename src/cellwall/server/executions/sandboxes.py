@@ -129,8 +129,15 @@ class SandboxRecord:
         sandbox.on_ended(self._on_ended)
 
     @classmethod
+    def resumed(cls, row: SandboxRow, sandbox: AsyncSandbox) -> SandboxRecord:
+        """Return the record of a sandbox that an earlier server had, and which lives on."""
+        record = cls(row.tenant, sandbox, {**row.shown, "id": row.id})
+        record.log("taken_over", lost=sandbox.lost)
+        return record
+
+    @classmethod
     def restored(cls, row: SandboxRow) -> SandboxRecord:
-        """Return the record of a sandbox that an earlier server had."""
+        """Return the record of a sandbox that an earlier server had, and which has ended."""
         from cellwall.store.records.recovery import (
             SANDBOX_BECAUSE,  # imports SQL, which takes a second
         )
@@ -324,10 +331,17 @@ class Sandboxes:
             if self._store is not None:
                 await self._store.write(EndSandbox(record.id, record.ended_at or 0.0, because))
 
-    def restore(self, rows: list[SandboxRow]) -> None:
-        """Add the records of sandboxes of an earlier server; all of them have ended."""
+    def restore(self, rows: list[SandboxRow], living: Mapping[str, AsyncSandbox]) -> None:
+        """Add the records of sandboxes of an earlier server, by id those that live on."""
         for row in rows:
-            self._all[row.id] = SandboxRecord.restored(row)
+            sandbox = living.get(row.id)
+            if sandbox is None or row.ended_at is not None:
+                self._all[row.id] = SandboxRecord.restored(row)
+                continue
+            record = self._all[row.id] = SandboxRecord.resumed(row, sandbox)
+            record.on_ended = self._on_ended
+            if record.ended_at is not None:  # it has ended since
+                self._on_ended(record)
 
     def expire(self) -> None:
         """Forget sandboxes and commands whose retention is over; called periodically."""

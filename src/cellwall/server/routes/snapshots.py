@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.model.errors import CapacityError
 from cellwall.server.core.errors import envelope
+from cellwall.server.core.request import ClientGone
 from cellwall.server.core.times import rfc3339
 from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
@@ -32,7 +33,7 @@ async def fork(request: Request) -> None:
     source = sandbox(request)
     promises, refusal = _promises(request, source, body.count)
     try:
-        made = await source.sandbox.fork(len(promises), reseed=body.reseed)
+        made = await request.unless_gone(source.sandbox.fork(len(promises), reseed=body.reseed))
     except BaseException:
         for promise in promises:
             _give_back(request, promise)
@@ -87,10 +88,15 @@ def _give_back(request: Request, promise: Promise) -> None:
 async def _all_kept(
     request: Request, source: SandboxRecord, copies: list[tuple[Fork[AsyncSandbox], Promise]]
 ) -> list[dict[str, Any]]:
-    """Return the copies as the answer shows them; if one cannot be kept, no further one is."""
+    """Return the copies as the answer shows them; if one cannot be kept, no further one is.
+
+    None is kept for a client that has left: it would never learn what they are called.
+    """
     shown: list[dict[str, Any]] = []
     left = copies
     try:
+        if request.is_gone:
+            raise ClientGone
         while left:
             (copy, promise), *left = left
             shown.append(await _kept(request, source, copy, promise))
@@ -164,7 +170,7 @@ async def create(request: Request) -> None:
     body = await body_of(request, schemas.SnapshotBody)
     source = sandbox(request)
     request.state.kept.check(request.owner, 0)
-    made = await source.sandbox.snapshot(body.name, expires_s=body.expires_s)
+    made = await request.unless_gone(source.sandbox.snapshot(body.name, expires_s=body.expires_s))
     source.log("snapshot", snapshot=made.id)
     await request.answer(_shown(made), 201, {"location": f"/snapshots/{made.id}"})
 
@@ -198,7 +204,12 @@ async def restore(request: Request) -> None:
     state.kept.check(request.owner, 0)
     promise = _place(request, Cost.of(copies.limits(found.id, request.owner)))
     try:
-        made = await copies.restore(found.id, request.owner, reseed=body.reseed)
+        made = await request.unless_gone(
+            copies.restore(found.id, request.owner, reseed=body.reseed)
+        )
+        if request.is_gone:
+            await made.close()
+            raise ClientGone
     except BaseException:
         _give_back(request, promise)
         raise

@@ -110,6 +110,7 @@ class Quotas(Shown):
     output_mb: int | None
     stored_mb: int | None
     history_mb: int | None
+    snapshots_mb: int | None
     connections: int | None
     least_isolation: Literal["process", "namespace", "kernel", "vm"] | None
     runtimes: list[str] | None
@@ -130,6 +131,7 @@ class QuotaUse(Shown):
     file_mb: int
     stored_mb: float
     history_mb: int
+    snapshots_mb: int
     connections: int
 
 

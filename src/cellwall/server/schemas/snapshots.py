@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS
+from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS, NAME_PATTERN
 from cellwall.server.schemas.base import StrictModel
 from cellwall.server.schemas.responses import Sandbox, Shown
 
-SnapshotName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+SnapshotName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class ForkBody(StrictModel):

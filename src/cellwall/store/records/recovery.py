@@ -6,7 +6,9 @@ sweep removes them. The invariant: no execution that started ever becomes queued
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
 
@@ -27,7 +29,21 @@ End = Callable[[Leftover], Sequence[Change]]
 transaction, so it must be quick and without an effect of its own."""
 
 
-def recover(connection: Connection, at: float, end: End) -> Recovery:
+class Sandboxes(NamedTuple):
+    """What is known of the earlier server's sandboxes."""
+
+    living: Collection[str] = ()
+    """Ids of those that live on."""
+    because: Mapping[str, str] = MappingProxyType({})
+    """Why others have ended, by id, where it is not just that their server ended."""
+
+
+ALL_ENDED = Sandboxes()
+
+
+def recover(
+    connection: Connection, at: float, end: End, sandboxes: Sandboxes = ALL_ENDED
+) -> Recovery:
     """End what an earlier server left; `at` is the time of the end, in seconds since the epoch."""
     running = _executions.c.state == "running"
     leaving = (_executions.c.state == "queued") & (_executions.c.on_disconnect == "cancel")
@@ -36,7 +52,7 @@ def recover(connection: Connection, at: float, end: End) -> Recovery:
     return Recovery(
         interrupted,
         cancelled,
-        _end_sandboxes(connection, at),
+        _end_sandboxes(connection, at, sandboxes),
         connection.execute(
             select(func.count()).select_from(_executions).where(_executions.c.state == "queued")
         ).scalar_one(),
@@ -62,9 +78,12 @@ def _end_all(
     return tuple(ended)
 
 
-def _end_sandboxes(connection: Connection, at: float) -> tuple[str, ...]:
-    alive = _sandboxes.c.ended_at.is_(None)
+def _end_sandboxes(connection: Connection, at: float, known: Sandboxes) -> tuple[str, ...]:
+    alive = _sandboxes.c.ended_at.is_(None) & _sandboxes.c.id.not_in(known.living)
     ids = tuple(connection.execute(select(_sandboxes.c.id).where(alive)).scalars())
+    for each in known.because.keys() & ids:
+        ended = update(_sandboxes).where(alive, _sandboxes.c.id == each)
+        connection.execute(ended.values(ended_at=at, ended_because=known.because[each]))
     if ids:
         ended = update(_sandboxes).where(alive)
         connection.execute(ended.values(ended_at=at, ended_because=SANDBOX_BECAUSE))

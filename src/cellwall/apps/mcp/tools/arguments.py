@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cellwall.model.errors import UsageError
+from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, NAME_PATTERN
 
 Id = Annotated[str, Field(description="Id that create_sandbox returned.")]
 Code = Annotated[
@@ -34,6 +35,13 @@ Timeout = Annotated[
 ]
 Stdin = Annotated[str | None, Field(description="Text for its standard input.")]
 Env = Annotated[dict[str, str] | None, Field(description="Environment variables.")]
+SnapshotWord = Annotated[
+    str, Field(min_length=1, max_length=64, description="The snapshot's name, or its id.")
+]
+Reseed = Annotated[
+    bool,
+    Field(description="New random seeds, so that copies differ; false repeats the same numbers."),
+]
 
 
 class LimitArguments(BaseModel):
@@ -90,6 +98,11 @@ class CreateSandbox(Arguments):
     template: str | None = Field(None, description="What is installed, see the tool's description.")
     env: Env = None
     limits: Limits = None
+    auto_pause_s: float | None = Field(
+        None,
+        ge=1,
+        description="Seconds unused after which it pauses instead of ending; a call resumes it.",
+    )
 
 
 class Execute(Arguments):
@@ -169,6 +182,45 @@ class DestroySandbox(Arguments):
     sandbox_id: Id
 
 
+class ForkSandbox(Arguments):
+    """Arguments of `fork_sandbox`."""
+
+    sandbox_id: Id
+    count: int = Field(1, ge=1, le=64, description="How many copies.")
+    reseed: Reseed = True
+
+
+class SnapshotSandbox(Arguments):
+    """Arguments of `snapshot_sandbox`."""
+
+    sandbox_id: Id
+    name: str | None = Field(
+        None,
+        pattern=NAME_PATTERN,
+        description="A name to find it by: letters, digits, '.', '_', '-'; made up by default.",
+    )
+    expires_s: float = Field(
+        DAY_S, gt=0, le=MOST_EXPIRES_S, description="Seconds for which it is kept."
+    )
+
+
+class RestoreSnapshot(Arguments):
+    """Arguments of `restore_snapshot`."""
+
+    snapshot: SnapshotWord
+    reseed: Reseed = True
+
+
+class ListSnapshots(Arguments):
+    """Arguments of `list_snapshots`."""
+
+
+class DeleteSnapshot(Arguments):
+    """Arguments of `delete_snapshot`."""
+
+    snapshot: SnapshotWord
+
+
 Tool = Literal[
     "run_code",
     "create_sandbox",
@@ -180,6 +232,11 @@ Tool = Literal[
     "upload",
     "download",
     "destroy_sandbox",
+    "fork_sandbox",
+    "snapshot_sandbox",
+    "restore_snapshot",
+    "list_snapshots",
+    "delete_snapshot",
 ]
 BY_TOOL: dict[str, type[Arguments]] = {
     "run_code": RunCode,
@@ -192,6 +249,11 @@ BY_TOOL: dict[str, type[Arguments]] = {
     "upload": Upload,
     "download": Download,
     "destroy_sandbox": DestroySandbox,
+    "fork_sandbox": ForkSandbox,
+    "snapshot_sandbox": SnapshotSandbox,
+    "restore_snapshot": RestoreSnapshot,
+    "list_snapshots": ListSnapshots,
+    "delete_snapshot": DeleteSnapshot,
 }
 
 

@@ -50,9 +50,17 @@ DESCRIPTIONS = {
     "sandbox.",
     "download": "Get a file of a sandbox as a resource, for the user to keep.",
     "destroy_sandbox": "End a sandbox and everything in it.",
+    "fork_sandbox": "Copy a sandbox as it is now, with its Python variables and its files, to try "
+    "several ways from the same point. Each copy is a sandbox of its own; other processes and "
+    "other contexts are not copied.",
+    "snapshot_sandbox": "Keep a sandbox's Python variables and files as they are now, to go back "
+    "to them later with restore_snapshot.",
+    "restore_snapshot": "Make a new sandbox that goes on from a snapshot; any number of times.",
+    "list_snapshots": "List the snapshots, the latest last.",
+    "delete_snapshot": "Delete a snapshot. Sandboxes that were made of it live on.",
 }
-_READS = frozenset({"read_file", "list_files", "download"})
-_REMOVES = frozenset({"destroy_sandbox", "write_file", "upload"})
+_READS = frozenset({"read_file", "list_files", "download", "list_snapshots"})
+_REMOVES = frozenset({"destroy_sandbox", "write_file", "upload", "delete_snapshot"})
 
 
 @dataclass(frozen=True, slots=True)

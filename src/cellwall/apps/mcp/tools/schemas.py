@@ -58,6 +58,21 @@ _EXECUTION = _object(
     files={"type": "array", "items": {"type": "object"}},
 )
 _FILE = _object(["uri", "path", "size"], uri=_TEXT, path=_TEXT, size=_WHOLE)
+_LEFT = {
+    "type": "array",
+    "items": _TEXT,
+    "description": "What the sandbox had and the copy has not, such as other processes.",
+}
+_SNAPSHOT = {
+    "id": _TEXT,
+    "name": _TEXT,
+    "template": _TEXT,
+    "created_at": {"type": "number", "description": "Seconds since the epoch."},
+    "expires_at": {"type": "number", "description": "Seconds since the epoch."},
+    "memory_bytes": _WHOLE,
+    "files_bytes": _WHOLE,
+    "left_behind": _LEFT,
+}
 
 _GOOD: dict[str, dict[str, Any]] = {
     "run_code": _EXECUTION,
@@ -89,6 +104,27 @@ _GOOD: dict[str, dict[str, Any]] = {
     "upload": _FILE,
     "download": _FILE,
     "destroy_sandbox": _object(["sandbox_id", "message"], sandbox_id=_TEXT, message=_TEXT),
+    "fork_sandbox": _object(
+        ["text", "sandbox_ids", "failed"],
+        text=_SAID,
+        sandbox_ids={"type": "array", "items": _TEXT},
+        failed={"type": "integer", "description": "How many copies could not be made."},
+        left_behind=_LEFT,
+    ),
+    "snapshot_sandbox": _object(["text", *_SNAPSHOT], text=_SAID, **_SNAPSHOT),
+    "restore_snapshot": _object(
+        ["text", "sandbox_id"],
+        text=_SAID,
+        sandbox_id=_TEXT,
+        ends_at={"type": "number", "description": "Seconds since the epoch."},
+    ),
+    "list_snapshots": _object(
+        ["text", "snapshots"],
+        text=_SAID,
+        snapshots={"type": "array", "items": _object([*_SNAPSHOT], **_SNAPSHOT)},
+        older={"type": "integer", "description": "How many older ones are not listed."},
+    ),
+    "delete_snapshot": _object(["snapshot", "message"], snapshot=_TEXT, message=_TEXT),
 }
 
 _FAILURE = _object(["code", "message", "remedy"], code=_TEXT, message=_TEXT, remedy=_maybe(_TEXT))

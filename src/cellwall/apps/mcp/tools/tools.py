@@ -26,7 +26,7 @@ from mcp_types import (
     TextContent,
 )
 
-from cellwall.apps.mcp.tools import answers, arguments
+from cellwall.apps.mcp.tools import answers, arguments, copies
 from cellwall.apps.mcp.tools.addresses import address, media_type, place
 from cellwall.apps.mcp.tools.progress import Report, reported
 from cellwall.engine.parts.contexts import MAIN
@@ -126,7 +126,9 @@ async def create_sandbox(
     """Create a sandbox."""
     template = session.catalog.available().template(asked.template)
     limits = asked.limits and asked.limits.given()
-    sandbox = await session.create(_given(template=template, limits=limits, env=asked.env))
+    sandbox = await session.create(
+        _given(template=template, limits=limits, env=asked.env, auto_pause_s=asked.auto_pause_s)
+    )
     isolation = sandbox.isolation.as_json()
     said = (
         f"Sandbox {sandbox.id} is ready: template {template}, isolation {isolation['level']} "
@@ -328,4 +330,9 @@ BY_NAME: Mapping[str, Work] = {
     "upload": upload,
     "download": download,
     "destroy_sandbox": destroy_sandbox,
+    "fork_sandbox": copies.fork_sandbox,
+    "snapshot_sandbox": copies.snapshot_sandbox,
+    "restore_snapshot": copies.restore_snapshot,
+    "list_snapshots": copies.list_snapshots,
+    "delete_snapshot": copies.delete_snapshot,
 }

@@ -18,9 +18,11 @@ from cellwall.server.core.times import steady
 from cellwall.server.executions.disk_quota import FREE_BYTES
 from cellwall.server.executions.observer import end_entry
 from cellwall.server.executions.record import blank, complete, failed, interrupted
+from cellwall.server.recovery.taking_over import take_over
 from cellwall.server.streaming.event_line import Line
 from cellwall.server.streaming.overflow import chunk_of
 from cellwall.store.records.changes import Change, Ended
+from cellwall.store.records.recovery import Sandboxes
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -45,11 +47,12 @@ async def recover(state: State, store: Store) -> None:
         entry = end_entry(row.id, row.tenant, change.answer, row.request_id)
         return (change, appending(entry))
 
-    found = await store.recover(at, end)
+    kept = await take_over(state, store)
+    found = await store.recover(at, end, Sandboxes(kept.living, kept.refused))
     for row, change in endings.values():
         state.notices.ended(row.tenant, row.asked, partial(_answer_of, change))
     state.ledger.go_on_after(found.last_seq)
-    state.sandboxes.restore(await store.sandboxes())
+    state.sandboxes.restore(await store.sandboxes(), kept.living)
     state.kept.restore(await store.kept(FREE_BYTES))
     after, restored = 0, 0
     while rows := await store.queued(after, _PAGE):

@@ -1,0 +1,1 @@
+"""Sandboxes that outlive their server: the keeper's client, and the record of each sandbox."""
