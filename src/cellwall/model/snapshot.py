@@ -56,6 +56,8 @@ class Snapshot:
     """Size of the archive of its files."""
     left_behind: tuple[str, ...] = ()
     """What the session had and its copies have not."""
+    durable: bool = False
+    """Whether it outlives the engine that made it, and a reboot."""
 
 
 def check_name(name: str) -> str:

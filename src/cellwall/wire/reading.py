@@ -152,6 +152,7 @@ def snapshot_of(value: Json) -> Snapshot:
         memory_bytes=value["memory_bytes"],
         files_bytes=value["files_bytes"],
         left_behind=tuple(value["left_behind"]),
+        durable=value.get("durable") is True,
     )
 
 

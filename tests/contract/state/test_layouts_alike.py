@@ -19,7 +19,7 @@ async def _seen(template: str, *, are_alike: bool) -> tuple[list[str], set[str]]
     engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
     try:
         runtime: Any = await engine.runtime(name="jail")
-        runtime._servers.are_alike = are_alike
+        runtime.are_alike = are_alike
         sandbox = await engine.create_sandbox(template=template, runtime="jail")
         base = await runtime.copier._base(sandbox.live.runtime_sandbox)
         stacks = {(await sandbox.commands.run(STACK)).stdout for _ in range(3)}

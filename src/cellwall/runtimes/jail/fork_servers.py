@@ -16,7 +16,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from cellwall.jail.inspect import posture
 from cellwall.jail.plan import plan
@@ -27,6 +27,7 @@ from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, Sand
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.launch import Settings
+from cellwall.runtimes.jail.stored.base import Base
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.runtimes.shared.environment import INTERPRETER, inside_environment
 from cellwall.runtimes.shared.guest_bundle import build_bundle
@@ -99,6 +100,8 @@ class Entry:
     uids: uids.UidRange
     namespaces: Mapping[str, str]
     """Namespaces of the fork-server itself: no sandbox may be in one of them."""
+    template: str = ""
+    """Digest of its template."""
     live: int = 0
     starts: int = 0
     """Number of starts that callers waited for, of a quick one."""
@@ -132,15 +135,6 @@ class Entry:
                 os.close((await self.base).fd)
         await self.server.aclose()
         self.uids.release()
-
-
-class Base(NamedTuple):
-    """The memory of a fresh session of a fork-server, which its images are compared with."""
-
-    fd: int
-    """Descriptor of a file that has no name; no sandbox gets it, or a duplicate."""
-    maps: bytes
-    """Its /proc/PID/maps."""
 
 
 class Placing(Protocol):
@@ -361,7 +355,8 @@ class ForkServers:
         server = fork_server.ForkServer(settings, self._facts)
         try:
             await server.start()
-            return Entry(server, held, posture.namespaces_of(server.pid))
+            spaces = posture.namespaces_of(server.pid)
+            return Entry(server, held, spaces, template.digest)
         except BaseException:
             await server.aclose()
             held.release()

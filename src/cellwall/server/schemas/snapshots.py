@@ -72,6 +72,7 @@ class Snapshot(Shown):
     memory_bytes: int = Field(description="Size of what differs from a fresh session in memory.")
     files_bytes: int = Field(description="Size of the archive of its files.")
     left_behind: list[str]
+    durable: bool = Field(description="Whether it outlives the server's end, and a reboot.")
 
 
 class Snapshots(Shown):
