@@ -19,7 +19,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from cellwall.apps.settings_loader import Loaded
+    from cellwall.engine.policy.settings import EngineSettings
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.http.guards import Guard
     from cellwall.server.observability.logs import Log
@@ -251,7 +252,8 @@ async def opened(
     url = store_url(loaded.server, directory)
     store = await _store(url, has_journal=loaded.server.journal)
     try:
-        engine = Engine(directory, loaded.engine, keeps_sandboxes=loaded.server.keep_sessions)
+        settings = _with_snapshots(loaded, directory)
+        engine = Engine(directory, settings, keeps_sandboxes=loaded.server.keep_sessions)
         redactor = None if log is None else log.redactor
         state = State(engine, loaded.server, keys, store, redactor, store_disk(url))
         connect(state, log)
@@ -266,6 +268,14 @@ async def opened(
     finally:
         if store is not None:
             await store.aclose()
+
+
+def _with_snapshots(loaded: Loaded, directory: Path) -> EngineSettings:
+    """Return the engine's settings, with a place for snapshots if anything outlives the server."""
+    settings = loaded.engine
+    if settings.snapshots_dir or loaded.server.store == "none":
+        return settings
+    return replace(settings, snapshots_dir=str(directory.absolute() / "snapshots"))
 
 
 async def _sweep(state: State) -> None:

@@ -367,18 +367,10 @@ class Engine:
     @cached_property
     def copies(self) -> Copies:
         """The forks and snapshots of this engine's sandboxes."""
-        from cellwall.engine.state.copies import Copies, Host  # most engines copy none
+        from cellwall.engine.state.making import copies_of  # most engines copy none
 
-        return Copies(
-            Host(
-                folder=self.state_dir,
-                room=self.copies_room,
-                runtime_of=lambda sandbox: self._runtimes.get(sandbox.isolation.runtime),
-                claim=self._claim_copy,
-                adopt=self._adopt_copy,
-                discard=self._release,
-            )
-        )
+        found = partial(copies_of, self, self._runtimes)
+        return found(self._claim_copy, self._adopt_copy, self._release)
 
     async def _claim_copy(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
         with self._calling():

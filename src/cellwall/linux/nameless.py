@@ -14,6 +14,13 @@ from pathlib import Path
 from cellwall.linux.syscalls import mounts
 
 
+def in_memory() -> int:
+    """Make a file that no disk has; return its descriptor. Raises OSError."""
+    made = os.memfd_create("session", os.MFD_CLOEXEC)
+    os.fchmod(made, 0o600)
+    return made
+
+
 def made_in(folder: Path) -> int:
     """Make a file on the file system of a directory; return its descriptor. Raises OSError."""
     flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC

@@ -15,3 +15,8 @@ _LENGTH = 26
 def new_id(prefix: str = "") -> str:
     """Return a fresh id; `prefix` is a short word such as a node's name."""
     return prefix + os.urandom(_LENGTH).translate(_LETTERS).decode("ascii")
+
+
+def is_id(text: str) -> bool:
+    """Report whether a text has the form of an id without a prefix."""
+    return len(text) == _LENGTH and all(letter in _LETTERS for letter in text.encode())

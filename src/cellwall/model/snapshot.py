@@ -60,6 +60,8 @@ class Snapshot:
     left_behind: tuple[str, ...] = ()
     """What the session had and its copies have not."""
     carries: Scope = "session"
+    durable: bool = False
+    """Whether it outlives the engine that made it, and a reboot."""
 
 
 def check_name(name: str) -> str:

@@ -159,6 +159,21 @@ class SavedTree(NamedTuple):
     reseed: bool
 
 
+STORED = "stored-"
+"""Begins the name of a lineage of which only a stored base is left."""
+
+
+class LineageFacts(NamedTuple):
+    """What images of a lineage need besides themselves, to become sessions in another engine."""
+
+    fingerprint: Mapping[str, str]
+    """What has to be the same there."""
+    base: int
+    """Descriptor of the memory that the images were compared with."""
+    maps: bytes
+    """Where its parts lie."""
+
+
 class SessionFiles(NamedTuple):
     """Descriptors of the two files of a session, which have no name."""
 
@@ -556,8 +571,8 @@ class SessionCopier(Protocol):
     def let_lineage_go(self, lineage: str) -> None:
         """Undo one `keep_lineage`."""
 
-    def new_files(self, folder: Path) -> SessionFiles:
-        """Make empty ones on the file system of a directory. Raises OSError."""
+    def new_files(self, folder: Path | None) -> SessionFiles:
+        """Make empty ones on the file system of a directory, or in memory. Raises OSError."""
 
     async def write(
         self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
@@ -578,6 +593,30 @@ class SessionCopier(Protocol):
 
         Raises GuestRefused, SandboxBroken, ChannelLost; the sandbox must then be destroyed.
         """
+
+
+@runtime_checkable
+class StoresLineages(Protocol):
+    """A `SessionCopier` whose images can become sessions in another engine, too."""
+
+    async def facts_of(self, lineage: str) -> LineageFacts:
+        """Return what images of a lineage need there. Raises HostUnsupported if they cannot."""
+
+    async def adopt_lineage(
+        self, lineage: str, template: BuiltTemplate, facts: LineageFacts
+    ) -> None:
+        """Know a lineage by a name that begins with `STORED`, and keep it until `let_lineage_go`.
+
+        Owns the descriptor of its base if it returns. Raises Conflict if it cannot go on here.
+        """
+
+
+@runtime_checkable
+class LaysOutAlike(Protocol):
+    """A runtime that can lay out the memory of sessions alike in every engine."""
+
+    are_alike: bool
+    """Whether it does; set before anything is started."""
 
 
 @runtime_checkable

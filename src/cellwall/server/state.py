@@ -136,6 +136,8 @@ class State:
         Raises the errors of the store.
         """
         await self.notices.open(self.store)
+        if self.engine.settings.snapshots_dir:
+            self.engine.copies.open()
         if self.store is not None:
             await recover(self, self.store)
         if self.stored_keys is not None:

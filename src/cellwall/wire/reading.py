@@ -153,6 +153,7 @@ def snapshot_of(value: Json) -> Snapshot:
         files_bytes=value["files_bytes"],
         left_behind=tuple(value["left_behind"]),
         carries=value["carries"],
+        durable=value.get("durable") is True,
     )
 
 

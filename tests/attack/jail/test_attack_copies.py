@@ -196,6 +196,7 @@ def test_writes_of_a_copy_reach_no_other(arena: Arena) -> None:
             await _said(source, f"{begin}\nopen('f', 'w').write('0')\nkept = open('k', 'w')")
             snapshot = await source.snapshot()
             made = arena.engine.copies._kept[snapshot.id].written
+            assert made is not None
             image = _digest(made)
             clean = await _said(source, _LOOK)
             restored = arena.engine.copies.restore

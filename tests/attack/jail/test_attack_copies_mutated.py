@@ -102,7 +102,9 @@ async def _mutated(arena: Arena, host_file: Path) -> Counter[str]:
         await _said(source, "open('mine', 'w').write('a file'); open('/tmp/other', 'w').write('b')")
         await _said(neighbour, f"import random; mine = 'mine'; seen = {str(host_file)!r}")
         snapshot = await source.snapshot()
-        real = _Real(arena, arena.engine.copies._kept[snapshot.id].written)
+        written = arena.engine.copies._kept[snapshot.id].written
+        assert written is not None
+        real = _Real(arena, written)
         assert await real.become(Mutation("none", real.memory, real.image)) == "right"
         ends: Counter[str] = Counter()
         for first in range(0, MUTATIONS, AT_ONCE):

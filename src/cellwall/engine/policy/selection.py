@@ -16,7 +16,7 @@ from cellwall.engine.policy import levels
 from cellwall.engine.policy.levels import IsolationRequest
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
-from cellwall.runtimes.base import AnswersFirst, KeepsReady, KeepsSandboxes
+from cellwall.runtimes.base import AnswersFirst, KeepsReady, KeepsSandboxes, LaysOutAlike
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Demand
@@ -137,6 +137,8 @@ class Runtimes:
                 made.answers_first = self._answers_first
             if isinstance(made, KeepsReady):
                 made.idle_s = self._settings.pool_idle_s
+            if self._settings.snapshots_dir and isinstance(made, LaysOutAlike):
+                made.are_alike = True
             if self._keeps_sandboxes and isinstance(made, KeepsSandboxes):
                 made.keep_sandboxes()  # or it is not made: what was to be kept would be lost
             self._made[name] = made

@@ -96,6 +96,14 @@ class EngineSettings:
     snapshots_mb: int = 4096
     """Most MiB on disk of sessions that are written down, of all tenants: snapshots, and forks that
     are being made or have living copies."""
+    snapshots_dir: str = ""
+    """Directory in which snapshots outlive the engine and a reboot, on a local disk; the engine's
+    user alone may read it. Empty: they end with the engine; a server then uses `snapshots` in its
+    state directory, unless it has no store."""
+    snapshots_key_file: str = ""
+    """Path of a file with a key, 64 hexadecimal digits, which the engine's user alone may read, by
+    which stored snapshots are encrypted; copies at work are in memory then, not on a disk. Empty:
+    not encrypted."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     paused_s: float = 86_400.0
@@ -172,8 +180,8 @@ class EngineSettings:
         `CELLWALL_PROFILES`, `CELLWALL_NETWORK_ADDRESSES` and `CELLWALL_NAME_SERVERS` (with
         commas), `CELLWALL_NETWORK`, `CELLWALL_NETWORK_AUTHORITIES`,
         `CELLWALL_PACKAGES` (`any`, `none` or JSON), `CELLWALL_PACKAGE_REGISTRIES` and
-        `CELLWALL_IMAGE_REGISTRIES` (JSON), `CELLWALL_IMAGE_CREDENTIALS` and
-        `CELLWALL_POOL_SIZE`.
+        `CELLWALL_IMAGE_REGISTRIES` (JSON), `CELLWALL_IMAGE_CREDENTIALS`,
+        `CELLWALL_SNAPSHOTS_DIR`, `CELLWALL_SNAPSHOTS_KEY_FILE` and `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
         names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
@@ -191,6 +199,8 @@ class EngineSettings:
             packages=_packages(source.get("CELLWALL_PACKAGES")),
             image_registries=_registries(source, "CELLWALL_IMAGE_REGISTRIES", "docker.io"),
             image_credentials=source.get("CELLWALL_IMAGE_CREDENTIALS", ""),
+            snapshots_dir=source.get("CELLWALL_SNAPSHOTS_DIR", ""),
+            snapshots_key_file=source.get("CELLWALL_SNAPSHOTS_KEY_FILE", ""),
             package_registries=_registries(source, "CELLWALL_PACKAGE_REGISTRIES", "pypi"),
         )
         size = source.get("CELLWALL_POOL_SIZE")

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.parts.contexts import DEFAULT, MAIN
+from cellwall.engine.policy.levels import NO_FLOOR, Floor
 from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
+from cellwall.engine.state.durable import DurableSnapshots, Session
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.parts.pausing import PauseChoice
     from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.engine.state.snapshot_header import Header
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.snapshot import Scope
@@ -93,7 +96,7 @@ class Host(NamedTuple):
     """The engine as copies need it."""
 
     folder: Path
-    """Directory on whose file system sessions are written down."""
+    """Directory on whose file system sessions are written down, unless that must not be."""
     room: DiskBudget
     """Room for all sessions that are written down, kept or under way."""
     runtime_of: Callable[[AsyncSandbox], Runtime]
@@ -101,13 +104,43 @@ class Host(NamedTuple):
     adopt: Callable[[ClaimedSandbox, Runtime, Heritage], Awaitable[AsyncSandbox]]
     """Makes a claimed sandbox one of the engine's, with its way out."""
     discard: Callable[[ClaimedSandbox, Runtime], None]
+    durable: DurableSnapshots | None
+    """What keeps snapshots beyond the engine, if it has a place for them."""
+    revive: Callable[[Header, Floor], Awaitable[tuple[Runtime, Heritage]]]
+    """Returns what a snapshot of an ended engine is restored with, as far as it is allowed now."""
+
+    def folder_of(self) -> Path | None:
+        """Return where sessions are written down; None: in memory."""
+        return self.folder if self.durable is None else self.durable.folder
 
 
 @dataclass(slots=True)
 class _Kept:
     snapshot: Snapshot
-    written: _Written
+    tenant: str
+    limits: Limits
+    """Limits of the sandboxes that it gives."""
     expiry: asyncio.TimerHandle = field(repr=False)
+    written: _Written | None
+    """The session as it was written down or loaded; None: it is in files alone."""
+    header: Header | None = None
+    """What is known of its files, if it has some."""
+    budget: SessionBudget | None = None
+    """What its files take, if nothing that is written down takes it."""
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def let_go(self) -> None:
+        """Give it up, with what it takes; living copies take that on."""
+        self.expiry.cancel()
+        written, budget = self.written, self.budget
+        self.written = self.budget = None
+        if written is None:
+            if budget is not None:
+                budget.give_back()
+            return
+        if budget is not None:
+            written.budget = budget
+        written.let_go()
 
 
 class Copies:
@@ -116,7 +149,15 @@ class Copies:
     def __init__(self, host: Host) -> None:
         """Nothing is kept yet."""
         self._host = host
+        self._durable = host.durable
         self._kept: dict[str, _Kept] = {}
+        self.open()
+
+    def open(self) -> None:
+        """Learn what earlier engines stored, and remove what killed ones left half made."""
+        if self._durable is not None:
+            self._durable.sweep()
+            self._look()
 
     # -- forks -----------------------------------------------------------------------------
 
@@ -193,23 +234,89 @@ class Copies:
             written.left,
             written.copier.carries,
         )
-        loop = asyncio.get_running_loop()
-        expiry = loop.call_later(expires_s, self._drop, snapshot_id)
-        self._kept[snapshot_id] = _Kept(made, written, expiry)
+        header = None
+        if self._durable is not None and self._durable.can_keep(written.copier):
+            session = Session(written.copier, written.image, written.files)
+            try:
+                header = await self._durable.keep(made, session, heritage, written.runtime.name)
+            except BaseException:
+                written.let_go()
+                raise
+            made = header.shown()
+        self._keep(made, written, header)
         return made
 
-    async def restore(self, wanted: str, tenant: str, *, reseed: bool = True) -> AsyncSandbox:
-        """Return a new sandbox that is the session of a snapshot, by its id or its name."""
-        written = self._find(wanted, tenant).written
-        written.users += 1
+    def _keep(self, made: Snapshot, written: _Written, header: Header | None) -> None:
+        """Have a snapshot known; one that must not be on a disk as it is stays in files alone."""
+        limits, tenant = written.heritage.spec.limits, written.heritage.tenant
+        kept = _Kept(made, tenant, limits, self._timer(made), written, header)
+        self._kept[made.id] = kept
+        if self._durable is not None and self._durable.folder is None and header is not None:
+            kept.written, kept.budget = None, written.budget
+            written.budget = self._host.room.begin(0)
+            written.let_go()
+
+    def _timer(self, made: Snapshot) -> asyncio.TimerHandle:
+        left_s = made.expires_at - time.time()
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._drop, made.id)
+
+    async def restore(
+        self, wanted: str, tenant: str, *, reseed: bool = True, floor: Floor = NO_FLOOR
+    ) -> AsyncSandbox:
+        """Return a new sandbox that is the session of a snapshot, by its id or its name.
+
+        `floor`: the operator's demand on the tenant. Raises NotFound, and Conflict with the reason
+        if a snapshot of an ended engine cannot go on in this one.
+        """
+        written = await self._loaded(self._find(wanted, tenant), floor)
         try:
             return await self._revived(written, reseed=reseed)
         finally:
             written.let_go()
 
+    async def _loaded(self, kept: _Kept, floor: Floor) -> _Written:
+        """Return the session of a snapshot, for one user; it is loaded first if it is in files."""
+        async with kept.loading:
+            if kept.written is None:
+                assert kept.header is not None  # noqa: S101  it would be nowhere
+                written = await self._load(kept.header, floor)
+                # Deleted meanwhile, or not to stay: it is for this caller alone.
+                if kept.snapshot.id in self._kept and self._host.folder_of() is not None:
+                    kept.written = written
+                else:
+                    return written
+            kept.written.users += 1
+            return kept.written
+
+    async def _load(self, header: Header, floor: Floor) -> _Written:
+        assert self._durable is not None  # noqa: S101  the header came from there
+        runtime, heritage = await self._host.revive(header, floor)
+        template = heritage.spec.template
+        copier, image, files = await self._durable.load(header, runtime, template)
+        left = (*header.left_behind, *(f"tool {name!r} of the host" for name in header.tools))
+        budget = self._host.room.begin(0)
+        return _Written(runtime, copier, image, files, heritage, left, budget)
+
+    def _look(self) -> None:
+        """Learn what other engines stored, and forget what they removed."""
+        if self._durable is None:
+            return
+        headers, gone = self._durable.look()
+        for each in gone:
+            kept = self._kept.pop(each, None)
+            if kept is not None:
+                kept.let_go()
+        for header in headers:
+            if header.id not in self._kept:
+                made, budget = header.shown(), self._durable.hold(header)
+                self._kept[made.id] = _Kept(
+                    made, header.tenant, header.limits, self._timer(made), None, header, budget
+                )
+
     def snapshots(self, tenant: str) -> Sequence[Snapshot]:
         """Return the snapshots of a tenant, the oldest first."""
-        return [each.snapshot for each in self._kept.values() if self._is_of(each, tenant)]
+        self._look()
+        return [each.snapshot for each in self._kept.values() if each.tenant == tenant]
 
     def get(self, wanted: str, tenant: str) -> Snapshot:
         """Return a snapshot by its id or its name. Raises NotFound."""
@@ -217,37 +324,37 @@ class Copies:
 
     def limits(self, wanted: str, tenant: str) -> Limits:
         """Return the limits of the sandboxes that a snapshot gives. Raises NotFound."""
-        return self._find(wanted, tenant).written.heritage.spec.limits
+        return self._find(wanted, tenant).limits
 
     def delete(self, wanted: str, tenant: str) -> None:
         """Delete a snapshot; sandboxes that were made of it live on. Raises NotFound."""
         self._drop(self._find(wanted, tenant).snapshot.id)
 
     def close(self) -> None:
-        """Delete every snapshot."""
-        for snapshot_id in list(self._kept):
-            self._drop(snapshot_id)
+        """Forget every snapshot; those that are stored stay."""
+        for kept in self._kept.values():
+            kept.let_go()
+        self._kept.clear()
 
     def _drop(self, snapshot_id: str) -> None:
         kept = self._kept.pop(snapshot_id, None)
-        if kept is not None:
-            kept.expiry.cancel()
-            kept.written.let_go()
+        if kept is None:
+            return
+        if self._durable is not None and kept.header is not None:
+            self._durable.remove(snapshot_id)
+        kept.let_go()
 
     def _find(self, wanted: str, tenant: str) -> _Kept:
-        own = [each for each in self._kept.values() if self._is_of(each, tenant)]
+        self._look()
+        own = [each for each in self._kept.values() if each.tenant == tenant]
         for key in ("id", "name"):
             for kept in reversed(own):
                 if getattr(kept.snapshot, key) == wanted:
                     return kept
         raise NotFound(
             f"snapshot {wanted[:64]!r}: there is none",
-            remedy="list the snapshots; each has an end, and they end with their engine",
+            remedy="list the snapshots; each has an end, which for some is that of their engine",
         )
-
-    @staticmethod
-    def _is_of(kept: _Kept, tenant: str) -> bool:
-        return kept.written.heritage.tenant == tenant
 
     # -- both ------------------------------------------------------------------------------
 
@@ -280,7 +387,7 @@ class Copies:
         copier.keep_lineage(lineage)
         files, budget = None, self._host.room.begin(_most_of(live.spec.limits), tenant)
         try:
-            files = copier.new_files(self._host.folder)
+            files = copier.new_files(self._host.folder_of())
             with live.speaking():
                 return await copier.write(live.runtime_sandbox, files, budget), files, budget
         except BaseException as error:

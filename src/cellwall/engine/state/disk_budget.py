@@ -35,6 +35,16 @@ class DiskBudget:
         most_mb = self.most_mb_of(tenant)
         return SessionBudget(self, most_bytes, tenant, most_mb)
 
+    def begin_shared(self, most_bytes: int, owner: str) -> SessionBudget:
+        """Return the same for what several tenants share: no tenant's bound is asked."""
+        return SessionBudget(self, most_bytes, owner, None)
+
+    def hold(self, count: int, tenant: str) -> None:
+        """Count bytes that are on disk already, whether there is room or not."""
+        with self._lock:
+            self.used_bytes += count
+            self._taken[tenant] += count
+
     def change(self, count: int, tenant: str, most_mb: int | None = None) -> bool:
         """Take `count` bytes, or give them back if negative; report whether there are so many.
 
@@ -91,6 +101,12 @@ class SessionBudget:
                 return False
             self._taken_bytes += count if has_room else 0
             return has_room
+
+    def hold(self, count: int) -> None:
+        """Count bytes that are on disk already, whether there is room or not."""
+        with self._lock:
+            self._whole.hold(count, self._tenant)
+            self._taken_bytes += count
 
     def give_back(self) -> None:
         """Give all of them back; idempotent."""

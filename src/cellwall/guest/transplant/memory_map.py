@@ -6,12 +6,15 @@ still, so it is exact.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from cellwall.guest.transplant.walker import AS_IN_BASE, PAGE, SCRATCH, SCRATCH_END, ZERO
 
 _KERNELS = ("[vvar]", "[vvar_vclock]", "[vdso]", "[vsyscall]")
 _KEPT = " rw-p "
+_DEVICE = re.compile(r"(?<=[0-9a-f]{8} )[0-9a-f]+:[0-9a-f]+(?= )")
+"""The device of a file's file system, which differs with each mount of an overlay."""
 HEAP, STACK = "[heap]", "[stack]"
 _EXISTS = bytes(int(flag >= 0x40) for flag in range(256))
 
@@ -149,11 +152,11 @@ def read_line(line: str) -> Region:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a map without those of the scratch."""
+    """Return the lines of a map without those of the scratch, and without devices."""
     first, last = f"{SCRATCH:x}", f"{SCRATCH_END:x}"
     return [
         line
-        for line in text.splitlines()
+        for line in _DEVICE.sub("00:00", text).splitlines()
         if not (first <= line[: len(first)] < last and line[len(first)] == "-")
     ]
 

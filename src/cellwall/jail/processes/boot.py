@@ -32,6 +32,9 @@ from cellwall.jail.protocol import fds
 from cellwall.linux.syscalls import id_maps, libc, mounts, process
 
 _STAGING = "/tmp"
+_STACK_BYTES = 8 << 20
+_FIRST_ALIKE = 512
+"""First of the numbers that descriptors get where layouts are alike; boot uses none so high."""
 _NAMESPACES = (
     process.CLONE_NEWPID | process.CLONE_NEWIPC | process.CLONE_NEWUTS | process.CLONE_NEWNET
 )
@@ -240,6 +243,8 @@ def _exec_forkserver(config: Dict[str, Any], control: socket.socket, kept: List[
     """Keep exactly the control socket, the lifeline and the workers' sockets across the exec."""
     inherited = [control.fileno(), *kept]
     fds.keep_only(inherited)
+    if config["is_alike"]:
+        inherited = _laid_out_alike(inherited)
     for fd in inherited:
         os.set_inheritable(fd, True)
     devnull = os.open("/dev/null", os.O_RDWR)
@@ -250,6 +255,24 @@ def _exec_forkserver(config: Dict[str, Any], control: socket.socket, kept: List[
     words = [config["python"], "-I", plan.GUEST_PATH, "forkserver", str(config["arenas"])]
     words += [str(fd) for fd in (read_end, *inherited)]
     os.execve(config["python"], words, config["environment"])  # noqa: S606
+
+
+def _laid_out_alike(inherited: List[int]) -> List[int]:
+    """Have the fork-server's memory lie as that of any other of its template (design/0042).
+
+    What the kernel puts on the stack before a program has to be the same, too: so the descriptors,
+    which are named there, get the same numbers. Returns those.
+    """
+    process.choose_layouts(at_random=False)
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    # The stack's limit decides where mappings begin.
+    soft = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+    numbers = [_FIRST_ALIKE + index for index in range(len(inherited))]
+    for number, alike in zip(inherited, numbers):
+        os.dup2(number, alike)
+        os.close(number)
+    return numbers
 
 
 if __name__ == "__main__":

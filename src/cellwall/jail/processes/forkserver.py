@@ -99,6 +99,8 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
     programs = config["program_workers"]
     with _told(control, config) as preloading:
         process.do(process.prepare_no_new_privs())
+        if config["is_alike"]:  # this program is; those that sandboxes start need not be
+            process.choose_layouts(at_random=True)
         process.unshare(process.CLONE_NEWNET)  # the inherited one is not our user namespace's
         os.umask(0o022)
         worker = _worker(config)

@@ -40,6 +40,8 @@ _PR_GET_TID_ADDRESS = 40
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
+_ADDR_NO_RANDOMIZE = 0x0040000
+
 SECUREBITS_LOCKED = 0b11101111
 """NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off but locked, NO_CAP_AMBIENT_RAISE: each with its lock."""
 
@@ -291,6 +293,14 @@ def prepare_setting(path: str, value: str, free_fd: int) -> Tuple[Prepared, ...]
         Prepared(LIBC.write, written, f"write {value} to {path}", 0, len(content)),
         prepare_close(free_fd),
     )
+
+
+def choose_layouts(*, at_random: bool) -> None:
+    """Have later programs of this process and its children laid out at random, or all alike.
+
+    personality(2), ADDR_NO_RANDOMIZE.
+    """
+    check(LIBC.personality(0 if at_random else _ADDR_NO_RANDOMIZE), "personality")
 
 
 def set_effective_uid(uid: int) -> None:

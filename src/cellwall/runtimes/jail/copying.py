@@ -26,11 +26,13 @@ from cellwall.model.errors import CapacityError, CellwallError, Conflict, Sandbo
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import Reply
-from cellwall.runtimes.jail.fork_servers import Base
+from cellwall.runtimes.jail.stored.base import Base
+from cellwall.runtimes.jail.stored.lineages import StoredLineages
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
-    from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec
+    from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.base import Budget, LineageFacts, RuntimeSandbox, SandboxSpec
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
 
@@ -249,6 +251,10 @@ def _looker(base: Base | None, sandbox: JailSandbox) -> Callable[[bytes], tuple[
     return standing.looker(sandbox) if isinstance(standing, _Standing) else None
 
 
+def _new_file(folder: Path | None) -> int:
+    return nameless.in_memory() if folder is None else nameless.made_in(folder)
+
+
 def _for_reading(fd: int) -> int:
     """Open a file of this process once more, for reading from its beginning.
 
@@ -284,6 +290,7 @@ class Copier:
         self._begin = begin
         self._ready: weakref.WeakSet[JailSandbox] = weakref.WeakSet()
         """Sandboxes that are like the base of their fork-server."""
+        self._stored = StoredLineages(servers)
 
     carries: Scope = "session"
 
@@ -296,24 +303,39 @@ class Copier:
 
     def lineage_of(self, sandbox: RuntimeSandbox) -> str:
         """Return the name of the fork-server that a sandbox came from. Raises Conflict."""
-        return _entry_of(_ours(sandbox)).lineage
+        _entry_of(_ours(sandbox))
+        return _ours(sandbox).lineage
 
     def keep_lineage(self, lineage: str) -> None:
         """Keep a fork-server for images of its sessions. Raises NotFound."""
+        if self._stored.keep(lineage):
+            return
         self._servers.of_lineage(lineage).images += 1
 
     def let_lineage_go(self, lineage: str) -> None:
         """Let a fork-server end once its last sandbox has."""
+        if self._stored.let_go(lineage):
+            return
         for entry in self._servers.entries:
             if entry.lineage == lineage:
                 entry.images -= 1
         self._begin(self._servers.close_unused())
 
-    def new_files(self, folder: Path) -> SessionFiles:
+    async def facts_of(self, lineage: str) -> LineageFacts:
+        """Return what images of a lineage need in another engine."""
+        return await self._stored.facts(lineage)
+
+    async def adopt_lineage(
+        self, lineage: str, template: BuiltTemplate, facts: LineageFacts
+    ) -> None:
+        """Know a stored lineage, and keep it."""
+        await self._stored.adopt(lineage, template, facts)
+
+    def new_files(self, folder: Path | None) -> SessionFiles:
         """Make the empty files of a session."""
-        memory = nameless.made_in(folder)
+        memory = _new_file(folder)
         try:
-            return SessionFiles(memory, nameless.made_in(folder))
+            return SessionFiles(memory, _new_file(folder))
         except BaseException:
             os.close(memory)
             raise
@@ -385,6 +407,8 @@ class Copier:
     async def _base(self, sandbox: JailSandbox) -> Base:
         """Return the base of a sandbox's fork-server; the first use of one makes it."""
         entry = _entry_of(sandbox)
+        if sandbox.lineage != entry.lineage:
+            return await self._stored.base_of(sandbox.lineage, entry)
         if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
             plain = replace(sandbox.spec, sandbox_id=new_id(), env={}, own_env={}, volumes=())
             spec = replace(plain, lineage=entry.lineage, has_network=False)

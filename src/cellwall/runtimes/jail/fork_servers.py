@@ -16,7 +16,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from cellwall.jail.inspect import posture
 from cellwall.jail.plan import plan
@@ -27,6 +27,7 @@ from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, Sand
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.launch import Settings
+from cellwall.runtimes.jail.stored.base import Base
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.runtimes.shared.environment import INTERPRETER, inside_environment
 from cellwall.runtimes.shared.guest_bundle import build_bundle
@@ -99,6 +100,8 @@ class Entry:
     uids: uids.UidRange
     namespaces: Mapping[str, str]
     """Namespaces of the fork-server itself: no sandbox may be in one of them."""
+    template: str = ""
+    """Digest of its template."""
     live: int = 0
     standing: int = 0
     """Number of those that only stand still, for its base."""
@@ -144,24 +147,6 @@ class Entry:
         self.uids.release()
 
 
-class StandsStill(Protocol):
-    """A sandbox that is never used, and that counts as one of its fork-server."""
-
-    async def aclose(self) -> None:
-        """End it."""
-
-
-class Base(NamedTuple):
-    """The memory of a fresh session of a fork-server, which its images are compared with."""
-
-    fd: int
-    """Descriptor of a file that has no name; no sandbox gets it, or a duplicate."""
-    maps: bytes
-    """Its /proc/PID/maps."""
-    standing: StandsStill | None = None
-    """A sandbox that is like it for good."""
-
-
 class Placing(Protocol):
     """Places waiting workers in the cgroups of the sandboxes that they will clone next."""
 
@@ -198,6 +183,8 @@ class ForkServers:
         layout: hierarchies.Layout,
         answers_first: bool = False,
     ) -> None:
+        self.are_alike = False
+        """Whether those of one template have the same layout of memory, also in another engine."""
         self._placing = placing
         self._state_dir = state_dir
         self._facts = facts
@@ -371,13 +358,15 @@ class ForkServers:
             guest_alone="cellwall.guest.warm.single_program",
             lifeline=self._placing.lifeline,
             is_quick=is_quick,
+            is_alike=self.are_alike and not (is_quick or for_images),
             interpreter=str(interpreter or ""),
             is_fast=self._placing.is_fast,
         )
         server = fork_server.ForkServer(settings, self._facts)
         try:
             await server.start()
-            return Entry(server, held, posture.namespaces_of(server.pid))
+            spaces = posture.namespaces_of(server.pid)
+            return Entry(server, held, spaces, template.digest)
         except BaseException:
             await server.aclose()
             held.release()

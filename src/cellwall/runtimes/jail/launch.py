@@ -60,6 +60,9 @@ class Settings:
     guest_alone: str
     interpreter: str = ""
     """Directory of the interpreter for images without one; empty for sandboxes on templates."""
+    is_alike: bool = False
+    """Whether its memory lies as that of each other fork-server of its template, for snapshots that
+    outlive it."""
     is_fast: bool = True
     """Whether `jail.fast` is in use at all; see its `switch`."""
     lifeline: int = -1
@@ -131,6 +134,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
         "uid_base": settings.uid_base,
         "uid_count": settings.uid_count,
         "environment": {**settings.environment, **settings.preload_environment},
+        "is_alike": settings.is_alike,
         "arenas": _arenas(settings),
         "forkserver": {
             "facts": facts,
@@ -147,6 +151,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "guest_alone": settings.guest_alone,
             "is_quick": settings.is_quick,
             "is_fast": settings.is_fast,
+            "is_alike": settings.is_alike,
             "python": settings.python,
         },
     }

@@ -29,6 +29,7 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
+    STORED,
     Finding,
     NotTakenOver,
     RuntimeStatistics,
@@ -136,6 +137,9 @@ class JailRuntime:
         self.answers_first = False
         """Whether the first programs of a template come from a quick fork-server; set before the
         first start."""
+        self.are_alike = False
+        """Whether sessions of one template are laid out alike in every engine, so that they can
+        outlive this one; set before the first start."""
         self.is_fast = switch.is_on()
         self.kept: KeptSandboxes | None = None
         """What keeps sandboxes beyond this process, if anything does."""
@@ -166,7 +170,7 @@ class JailRuntime:
 
     @cached_property
     def _servers(self) -> ForkServers:
-        return ForkServers(
+        made = ForkServers(
             self._state_dir,
             self.host_facts,
             self,
@@ -174,6 +178,8 @@ class JailRuntime:
             layout=self.layout,
             answers_first=self.answers_first,
         )
+        made.are_alike = self.are_alike
+        return made
 
     @cached_property
     def _mapper(self) -> Mapper:
@@ -345,7 +351,7 @@ class JailRuntime:
     async def _fork_server(self, spec: SandboxSpec) -> Entry:
         if spec.image is not None:
             return await self._servers.for_images(spec.template)
-        if spec.lineage:
+        if spec.lineage and not spec.lineage.startswith(STORED):
             return self._servers.of_lineage(spec.lineage)
         if spec.purpose == "session":
             return await self._servers.get(spec.template)

@@ -22,7 +22,7 @@ from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
-from cellwall.runtimes.base import KernelReadings, SandboxSpec
+from cellwall.runtimes.base import STORED, KernelReadings, SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
@@ -344,7 +344,12 @@ class JailSandbox:
 
     @property
     def lineage(self) -> str:
-        """Name of the fork-server that made it; of none if this process has it not."""
+        """Name of the fork-server that made it; of none if this process has it not.
+
+        Or of the stored lineage that it is to be one of.
+        """
+        if self.entry is not None and self._spec.lineage.startswith(STORED):
+            return self._spec.lineage
         return "" if self.entry is None else self.entry.lineage
 
     @property

@@ -210,7 +210,12 @@ async def restore(request: Request) -> None:
     promise = _place(request, Cost.of(copies.limits(found.id, request.owner)))
     try:
         made = await request.unless_gone(
-            copies.restore(found.id, request.owner, reseed=body.reseed)
+            copies.restore(
+                found.id,
+                request.owner,
+                reseed=body.reseed,
+                floor=state.queue.tenants.floor(request.owner),
+            )
         )
         if request.is_gone:
             await made.close()
@@ -234,6 +239,7 @@ def _shown(snapshot: Snapshot) -> dict[str, Any]:
         "files_bytes": snapshot.files_bytes,
         "left_behind": list(snapshot.left_behind),
         "carries": snapshot.carries,
+        "durable": snapshot.durable,
     }
 
 

@@ -88,6 +88,7 @@ class Snapshot(Shown):
     files_bytes: int = Field(description="Size of the archive of its files.")
     left_behind: list[str]
     carries: Scope
+    durable: bool = Field(description="Whether it outlives the server's end, and a reboot.")
 
 
 class Snapshots(Shown):

@@ -138,7 +138,15 @@ def test_scratch_is_no_part_of_a_map(layout: list[Region]) -> None:
         Region(SCRATCH, SCRATCH + PAGE, "r-xp", 0, ""),
         Region(SCRATCH_END - PAGE, SCRATCH_END, "rw-p", 0, ""),
     ]
-    assert memory_map.lines_of(_text([*inside, *layout])) == _text(layout).splitlines()
+    assert memory_map.lines_of(_text([*inside, *layout])) == memory_map.lines_of(_text(layout))
+    assert len(memory_map.lines_of(_text(layout))) == len(layout)
+
+
+@given(_layouts())
+def test_number_of_a_device_is_no_difference(layout: list[Region]) -> None:
+    """An overlay has another one after each mount."""
+    other = _text(layout).replace(" 00:1f ", " fe:103 ")
+    assert memory_map.change(_text(layout), other) == memory_map.change(other, other)
 
 
 @given(st.text(alphabet="0123456789abcdef-rwxps \t/[]\n", max_size=80))

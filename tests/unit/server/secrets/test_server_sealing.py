@@ -64,5 +64,5 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     Seal.of_file(tmp_path / "other.key", may_make=True)
     (tmp_path / "secrets.key").symlink_to(tmp_path / "other.key")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(UsageError, match="symbolic links"):
         Seal.of_file(tmp_path / "secrets.key", may_make=True)

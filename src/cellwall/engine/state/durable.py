@@ -1,0 +1,267 @@
+"""Snapshots that outlive their engine: stored when they are made, loaded when they are restored.
+
+Called by `copies`, which knows what an owner sees. The files are `snapshot_files`'; what is in
+them is a runtime's. The invariant: bytes on disk are counted from before they are written until
+they are removed, also by the engine that finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from cellwall.engine.state.snapshot_files import BASE, SnapshotFiles
+from cellwall.engine.state.snapshot_header import Header
+from cellwall.model.errors import CapacityError
+from cellwall.runtimes.base import STORED, LineageFacts, SessionImage, StoresLineages
+
+if TYPE_CHECKING:
+    from cellwall.engine.state.copies import Heritage
+    from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
+    from cellwall.model.snapshot import Snapshot
+    from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.base import Runtime, SessionCopier, SessionFiles
+
+R = TypeVar("R")
+_BASES = "\0bases"
+"""Whose the bases are in the budget: no tenant's, because snapshots of several share one."""
+
+
+class Session(NamedTuple):
+    """A session as it is stored, or loaded."""
+
+    copier: SessionCopier
+    image: SessionImage
+    files: SessionFiles
+
+
+@dataclass(slots=True)
+class _Base:
+    budget: SessionBudget
+    snapshots: set[str]
+
+
+class DurableSnapshots:
+    """The stored snapshots of one directory, as one engine knows them."""
+
+    def __init__(self, files: SnapshotFiles, room: DiskBudget, folder: Path) -> None:
+        """Nothing is known before `look`; `folder` is for working copies, which have no name."""
+        self._files = files
+        self._folder = folder
+        self._room = room
+        self._digests: dict[str, str] = {}
+        """Digests of bases, by their lineage in this engine."""
+        self._bases: dict[str, _Base] = {}
+        """The bases on disk, by their digest."""
+        self._known: set[str] = set()
+        self._writing: set[str] = set()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where working copies of sessions are made; None: in memory, because a disk must not have
+        them as they are."""
+        return None if self._files.is_sealed else self._folder
+
+    # -- what there is ---------------------------------------------------------------------
+
+    def look(self) -> tuple[list[Header], set[str]]:
+        """Return what is stored and was not known, and the ids of what is gone."""
+        found = self._files.ids() - self._writing
+        gone = self._known - found
+        headers = [self._files.header(each) for each in sorted(found - self._known)]
+        self._known = found
+        for each in gone:
+            self._forget_base(each)
+        return sorted((h for h in headers if h is not None), key=lambda h: h.created_at), gone
+
+    def hold(self, header: Header) -> SessionBudget:
+        """Count a snapshot that an earlier engine stored, whether there is room or not."""
+        budget = self._room.begin(header.taken_bytes, header.tenant)
+        budget.hold(header.taken_bytes)
+        self._count_base(header, must=True)
+        return budget
+
+    def sweep(self) -> int:
+        """Remove what killed engines left half made."""
+        return self._files.sweep()
+
+    # -- storing ---------------------------------------------------------------------------
+
+    async def keep(
+        self, made: Snapshot, session: Session, heritage: Heritage, runtime: str
+    ) -> Header:
+        """Store a session that was written down. Raises CapacityError, HostUnsupported."""
+        copier = session.copier
+        assert isinstance(copier, StoresLineages)  # noqa: S101  `can_keep` was asked
+        lineage = session.image.lineage
+        facts = await copier.facts_of(lineage)
+        header = _header(made, session.image, heritage, facts, runtime)
+        maps = os.memfd_create("maps", os.MFD_CLOEXEC)
+        parts = {
+            "memory": session.files.memory,
+            "archive": session.files.archive,
+            BASE: facts.base,
+            "maps": maps,
+        }
+        digest = self._digests.get(lineage, "")
+        self._writing.add(made.id)
+        try:
+            os.write(maps, facts.maps)
+            stored = await _in_thread(lambda: self._files.write(header, parts, digest))
+            self._digests[lineage] = stored.parts[BASE].digest
+            self._count_base(stored, must=False)
+            self._known.add(made.id)
+        except BaseException:
+            self.remove(made.id)
+            raise
+        finally:
+            os.close(maps)
+            self._writing.discard(made.id)
+        return stored
+
+    @staticmethod
+    def can_keep(copier: SessionCopier) -> bool:
+        """Whether sessions of a runtime can outlive their engine."""
+        return isinstance(copier, StoresLineages)
+
+    # -- loading ---------------------------------------------------------------------------
+
+    async def load(self, header: Header, runtime: Runtime, template: BuiltTemplate) -> Session:
+        """Copy a stored session, and have its lineage known and kept.
+
+        Raises Damaged, NotFound, Conflict with what is not the same here, CapacityError.
+        """
+        copier: SessionCopier = runtime.copier  # type: ignore[attr-defined]  # it wrote it
+        assert isinstance(copier, StoresLineages)  # noqa: S101  the same
+        lineage = STORED + header.lineage
+        await self._adopt(header, copier, lineage, template)
+        try:
+            files = copier.new_files(self.folder)
+            try:
+                await _in_thread(lambda: self._copy(header, files))
+            except BaseException:
+                files.close()
+                raise
+        except BaseException:
+            copier.let_lineage_go(lineage)
+            raise
+        image = dict(header.image) | {"lineage": lineage, "left": tuple(header.image["left"])}
+        return Session(copier, SessionImage(**image), files)
+
+    async def _adopt(
+        self, header: Header, copier: SessionCopier, lineage: str, template: BuiltTemplate
+    ) -> None:
+        """Copy the base of a stored session, and have the runtime know it."""
+        assert isinstance(copier, StoresLineages)  # noqa: S101  see `load`
+        base, maps = copier.new_files(self._folder)  # nothing of a caller's is in them
+        try:
+            await _in_thread(lambda: self._files.copy(header, BASE, base))
+            await _in_thread(lambda: self._files.copy(header, "maps", maps))
+            text = os.pread(maps, header.parts["maps"].size, 0)
+            await copier.adopt_lineage(
+                lineage, template, LineageFacts(header.fingerprint, base, text)
+            )
+        except BaseException:
+            os.close(base)
+            raise
+        finally:
+            os.close(maps)
+
+    def _copy(self, header: Header, files: SessionFiles) -> None:
+        self._files.copy(header, "memory", files.memory)
+        self._files.copy(header, "archive", files.archive)
+
+    # -- removing --------------------------------------------------------------------------
+
+    def remove(self, snapshot: str) -> None:
+        """Remove a snapshot: it is gone at once, its bytes a little later."""
+        going = self._files.take_away(snapshot)
+        self._known.discard(snapshot)
+        self._forget_base(snapshot)
+        if going is not None:
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(None, self._files.removed, going)
+
+    def _count_base(self, header: Header, *, must: bool) -> None:
+        """Count the base of a snapshot once for all that share it. Raises CapacityError."""
+        part = header.parts[BASE]
+        counted = self._bases.get(part.digest)
+        if counted is None:
+            budget = self._room.begin_shared(part.stored, _BASES)
+            if must:
+                budget.hold(part.stored)
+            elif not budget.take(part.stored):
+                raise CapacityError(
+                    f"snapshot: no room for the {part.stored >> 20} MiB that it is compared with",
+                    retry_after_s=60.0,
+                    remedy="delete snapshots, or have the operator raise snapshots_mb",
+                )
+            counted = self._bases[part.digest] = _Base(budget, set())
+        counted.snapshots.add(header.id)
+
+    def _forget_base(self, snapshot: str) -> None:
+        for digest, base in list(self._bases.items()):
+            base.snapshots.discard(snapshot)
+            if not base.snapshots:
+                base.budget.give_back()
+                del self._bases[digest]
+
+
+def _header(
+    made: Snapshot,
+    image: SessionImage,
+    heritage: Heritage,
+    facts: LineageFacts,
+    runtime: str,
+) -> Header:
+    spec = heritage.spec
+    tools = heritage.tools
+    return Header(
+        id=made.id,
+        name=made.name,
+        tenant=heritage.tenant,
+        created_at=made.created_at,
+        expires_at=made.expires_at,
+        template=made.template,
+        template_digest=spec.template.digest,
+        runtime=runtime,
+        image={**asdict(image), "lineage": ""},
+        parts={},
+        fingerprint=dict(facts.fingerprint),
+        spec={
+            "contexts": list(spec.contexts),
+            "language": spec.language,
+            "demand_hard": spec.demand_hard,
+            "start": spec.start,
+            "profile": spec.profile,
+            "has_network": spec.has_network,
+        },
+        limits=spec.limits,
+        network=heritage.policy.as_json(),
+        trust=heritage.trust,
+        tools=() if tools is None else tuple(sorted(tools.manifest["functions"])),
+        auto_pause_s=heritage.pauses.auto_pause_s,
+        resume=heritage.pauses.resume,
+        left_behind=made.left_behind,
+        is_sealed=False,
+        private={"env": dict(spec.env), "own_env": dict(spec.own_env)},
+    )
+
+
+async def _in_thread(work: Callable[[], R]) -> R:
+    """Do `work` in a thread, and return only once it has ended: it has descriptors of ours."""
+    task: asyncio.Future[R] = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+        raise

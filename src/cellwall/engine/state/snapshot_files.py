@@ -1,0 +1,300 @@
+"""The files of snapshots: a folder for each, whole or not there.
+
+A folder is made under another name, which its writer holds locked, synchronised, and renamed; one
+whose lock is free was left by an engine that was killed. Several engines may use one directory. The
+invariant: a byte is used only from a copy without a name that was found right while it was made, so
+what is checked is what is loaded. Nothing here looks into a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cellwall.engine.state.snapshot_header import (
+    MOST_BYTES,
+    Damaged,
+    Header,
+    Part,
+    decoded,
+    encoded,
+)
+from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
+from cellwall.model.ids import is_id
+
+if TYPE_CHECKING:
+    from cellwall.engine.state.part_seal import PartSeal
+
+_log = logging.getLogger("cellwall.engine")
+COMING, GOING = ".coming-", ".going-"
+"""Begin the names of folders that are being made, and removed."""
+HEADER = "header"
+BASE = "base"
+_CHUNK_BYTES = 1 << 20
+_NOT_LINKED = frozenset({errno.EXDEV, errno.EMLINK, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP})
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class SnapshotFiles:
+    """The snapshots below one directory."""
+
+    def __init__(self, folder: Path, seal: PartSeal | None) -> None:
+        """Make the directory, for its owner alone. Raises UsageError if that cannot be."""
+        self._folder = folder
+        self._seal = seal
+        self._bases: dict[str, str] = {}
+        """Ids of snapshots whose base was found right or written here, by its digest."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.stat()
+        except OSError as error:
+            raise _unusable(folder, error.strerror or "") from None
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise _unusable(folder, "others than its owner may read it")
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether its parts are encrypted."""
+        return self._seal is not None
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def write(self, header: Header, parts: Mapping[str, int], base_digest: str = "") -> Header:
+        """Store a snapshot, whose parts are files by descriptor; return its header.
+
+        `base_digest`: that of the base, if it is known. Raises CapacityError.
+        """
+        made = self._folder / f"{COMING}{header.id}"
+        try:
+            with contextlib.ExitStack() as held:
+                held.callback(_removed, made)
+                with locked(self._folder, fcntl.LOCK_SH):
+                    made.mkdir(mode=0o700)
+                    lock = held.enter_context(opened(made))
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                whole = self._filled(made, header, parts, base_digest)
+                os.fsync(lock)
+                made.rename(self._folder / header.id)
+                _synchronise(self._folder)
+        except OSError as error:
+            raise CapacityError(
+                f"snapshot: write it to disk: {error.strerror}",
+                retry_after_s=60.0,
+                remedy="delete snapshots, or have the operator make room in snapshots_dir",
+            ) from error
+        self._bases[whole.parts[BASE].digest] = header.id
+        return whole
+
+    def _filled(
+        self, made: Path, header: Header, parts: Mapping[str, int], base_digest: str
+    ) -> Header:
+        """Write all files of a folder; the header is the last."""
+        found = {}
+        for name, fd in parts.items():
+            linked = self._linked_base(made, fd, base_digest) if name == BASE else None
+            found[name] = linked or self._written(made / name, header.id, fd)
+        whole = replace(header, parts=found, is_sealed=self.is_sealed)
+        with _new(made / HEADER) as target:
+            _write_all(target, encoded(whole, self._seal))
+            os.fsync(target)
+        return whole
+
+    def _linked_base(self, made: Path, fd: int, digest: str) -> Part | None:
+        """Share the base of another snapshot, if there is one; return None if not."""
+        other = self._bases.get(digest)
+        if other is None:
+            return None
+        try:
+            os.link(self._folder / other / BASE, made / BASE, follow_symlinks=False)
+            size = os.stat(made / BASE).st_size
+            if size == os.fstat(fd).st_size:
+                return Part(size, size, digest)
+            (made / BASE).unlink()
+        except OSError as error:
+            if error.errno not in _NOT_LINKED:
+                raise
+        del self._bases[digest]
+        return None
+
+    def _written(self, path: Path, snapshot: str, fd: int) -> Part:
+        """Write one part, and return what is to be compared when it is read."""
+        digest, stored = hashlib.sha256(), 0
+        chunks = _chunks(fd)
+        # A base holds nothing of a caller's; snapshots of several tenants share it.
+        if self._seal is not None and path.name != BASE:
+            chunks = self._seal.encrypted(chunks, f"{snapshot} {path.name}")
+        with _new(path) as target:
+            for chunk in chunks:
+                digest.update(chunk)
+                stored += len(chunk)
+                _write_all(target, chunk)
+            os.fsync(target)
+        return Part(os.fstat(fd).st_size, stored, digest.hexdigest())
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def ids(self) -> set[str]:
+        """Return the ids of what is stored."""
+        with contextlib.suppress(FileNotFoundError):
+            return {each.name for each in os.scandir(self._folder) if is_id(each.name)}
+        return set()
+
+    def header(self, snapshot: str) -> Header | None:
+        """Return a header; None if its snapshot is gone, or the header of no use, which is said."""
+        try:
+            with opened(self._folder / snapshot / HEADER) as fd:
+                found = decoded(os.read(fd, MOST_BYTES), snapshot, self._seal)
+            if found.id != snapshot:
+                raise Damaged(snapshot, "its header is another's")
+        except CellwallError as error:
+            _log.warning("%s", error)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                _log.warning("snapshot %s: read its header: %s", snapshot, error.strerror)
+        else:
+            return found
+        return None
+
+    def copy(self, header: Header, name: str, target: int) -> None:
+        """Copy a part to an empty file while its digest is made. Raises Damaged, NotFound."""
+        part = header.parts[name]
+        try:
+            with opened(self._folder / header.id / name) as source:
+                size, digest = self._copied(source, target, header, name)
+        except FileNotFoundError:
+            self.check(header)
+            raise Damaged(header.id, f"its {name} is missing") from None
+        except ValueError as error:
+            raise Damaged(header.id, f"its {name}: {error}") from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+                raise CapacityError(
+                    f"restore: copy its {name}: {error.strerror}",
+                    retry_after_s=60.0,
+                    remedy="have the operator make room in the state directory",
+                ) from error
+            raise Damaged(header.id, f"its {name}: {error.strerror}") from error
+        if (size, digest) != (part.size, part.digest):
+            raise Damaged(header.id, f"its {name} is not what was written")
+        if name == BASE:
+            self._bases.setdefault(part.digest, header.id)
+
+    def _copied(self, source: int, target: int, header: Header, name: str) -> tuple[int, str]:
+        """Return the size of what was put in, and the digest of the file."""
+        if not stat.S_ISREG(os.fstat(source).st_mode):
+            raise ValueError("it is no file")
+        digest, size = hashlib.sha256(), 0
+        chunks = _noted(_chunks(source), digest)
+        if self._seal is not None and name != BASE:
+            chunks = self._seal.decrypted(chunks, f"{header.id} {name}")
+        for chunk in chunks:
+            size += len(chunk)
+            if size > header.parts[name].size:
+                raise ValueError("it is longer than what was written")
+            _write_all(target, chunk)
+        return size, digest.hexdigest()
+
+    def check(self, header: Header) -> None:
+        """Raise NotFound if a snapshot is gone."""
+        if not (self._folder / header.id / HEADER).exists():
+            raise NotFound(
+                f"snapshot {header.id!r}: it was deleted", remedy="list the snapshots that are left"
+            )
+
+    # -- removing --------------------------------------------------------------------------
+
+    def take_away(self, snapshot: str) -> Path | None:
+        """Have a snapshot gone from now on; return what `removed` then removes."""
+        going = self._folder / f"{GOING}{snapshot}"
+        with contextlib.suppress(OSError):  # another engine was sooner
+            (self._folder / snapshot).rename(going)
+            return going
+        return None
+
+    @staticmethod
+    def removed(going: Path) -> None:
+        """Remove what was taken away."""
+        _removed(going)
+
+    def sweep(self) -> int:
+        """Remove what killed engines left; return how many folders that were."""
+        count = 0
+        with contextlib.suppress(BlockingIOError), locked(self._folder, fcntl.LOCK_EX):
+            for each in [*self._folder.glob(f"{COMING}*"), *self._folder.glob(f"{GOING}*")]:
+                with contextlib.suppress(BlockingIOError, FileNotFoundError), locked(each):
+                    _removed(each)
+                    count += 1
+        return count
+
+
+@contextlib.contextmanager
+def locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold the lock of a folder. Raises BlockingIOError if an exclusive one cannot be had now."""
+    with opened(path) as fd:
+        fcntl.flock(fd, how | (fcntl.LOCK_NB if how == fcntl.LOCK_EX else 0))
+        yield
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Yield a descriptor of a file or folder of ours."""
+    fd = os.open(path, _OPEN)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _new(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _chunks(fd: int) -> Iterator[bytes]:
+    """Yield a file from its beginning; its position stays."""
+    position = 0
+    while chunk := os.pread(fd, _CHUNK_BYTES, position):
+        position += len(chunk)
+        yield chunk
+
+
+def _noted(chunks: Iterator[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _synchronise(folder: Path) -> None:
+    with opened(folder) as fd:
+        os.fsync(fd)
+
+
+def _removed(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unusable(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        f"settings: snapshots_dir: {folder}: {why}",
+        remedy="give a directory that the server's user alone may read and write (chmod 700)",
+    )

@@ -1,0 +1,165 @@
+"""The header of a stored snapshot: what the host has to know of it, as text.
+
+Pure; `snapshot_files` writes and reads it. The host writes it, and no byte of it comes from a
+sandbox but names of things left behind. The invariant: a header is believed only if its digest is
+right, and with a key only if it was written with that key.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cellwall.model.errors import Conflict
+from cellwall.model.limits import Limits
+from cellwall.model.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from cellwall.engine.state.part_seal import PartSeal
+
+FORMAT = 1
+MOST_BYTES = 1 << 20
+_ANOTHER = "delete it, or restore it with the version that made it"
+
+
+class Damaged(Conflict):
+    """What is stored of a snapshot is not what was written."""
+
+    def __init__(self, snapshot: str, what: str) -> None:
+        super().__init__(
+            f"snapshot {snapshot[:64]!r}: the snapshot is damaged: {what}",
+            remedy="delete it and make another, or bring its files back from a backup",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a snapshot."""
+
+    size: int
+    """Bytes that were put in."""
+    stored: int
+    """Bytes of the file, which are more if it is sealed."""
+    digest: str
+    """SHA-256 of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Everything that is known of a stored snapshot besides its parts."""
+
+    id: str
+    name: str
+    tenant: str
+    created_at: float
+    expires_at: float
+    template: str
+    template_digest: str
+    runtime: str
+    image: Mapping[str, Any]
+    """Fields of its `SessionImage`."""
+    parts: Mapping[str, Part]
+    fingerprint: Mapping[str, str]
+    """What has to be the same where it is restored."""
+    spec: Mapping[str, Any]
+    """What its sandbox was started as, without variables."""
+    limits: Limits
+    network: Mapping[str, Any]
+    trust: str | None
+    tools: tuple[str, ...]
+    """Names of tools of the host, which ended with their process."""
+    auto_pause_s: float | None
+    resume: str
+    left_behind: tuple[str, ...]
+    is_sealed: bool
+    private: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Variables of its sandbox; empty if they are sealed and there is no key."""
+    refusal: str = ""
+    """Why it cannot be restored with this key; empty: it can."""
+
+    @property
+    def lineage(self) -> str:
+        """What names the base that it was compared with, without a prefix."""
+        return hashlib.sha256(
+            f"{self.parts['base'].digest} {self.parts['maps'].digest}".encode()
+        ).hexdigest()[:32]
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of disk that are its own; the base is its fork-server's."""
+        return sum(part.stored for name, part in self.parts.items() if name != "base")
+
+    def shown(self) -> Snapshot:
+        """Return the snapshot as its owner sees it."""
+        return Snapshot(
+            self.id,
+            self.name,
+            self.template,
+            self.created_at,
+            self.expires_at,
+            int(self.image["memory_bytes"]),
+            int(self.image["files_bytes"]),
+            self.left_behind,
+            durable=True,
+        )
+
+
+def encoded(header: Header, seal: PartSeal | None) -> bytes:
+    """Return the text of a header."""
+    facts = asdict(header)
+    del facts["refusal"]
+    private = json.dumps(facts.pop("private"), sort_keys=True).encode()
+    facts["format"] = FORMAT
+    if seal is None:
+        facts["private"] = private.decode()
+    else:
+        sealed = seal.sealed(private, _line(facts))
+        facts["private"] = base64.b64encode(sealed).decode()
+    line = _line(facts)
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+def decoded(text: bytes, folder: str, seal: PartSeal | None) -> Header:
+    """Read a header. Raises Damaged, and Conflict for another format."""
+    line, _, digest = text.partition(b"\n")
+    if hashlib.sha256(line).hexdigest().encode() != digest.strip():
+        raise Damaged(folder, "its header is not what was written")
+    try:
+        facts = json.loads(line)
+        if facts.pop("format") != FORMAT:
+            raise Conflict(f"snapshot {folder}: it has another format", remedy=_ANOTHER)
+        private = facts.pop("private")
+        opened, facts["refusal"] = _opened(private, facts, seal)
+        facts["private"] = opened
+        facts["limits"] = Limits(**facts["limits"])
+        facts["parts"] = {name: Part(**part) for name, part in facts["parts"].items()}
+        for name in ("tools", "left_behind"):
+            facts[name] = tuple(facts[name])
+        return Header(**facts)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Damaged(folder, f"its header cannot be read: {error}") from None
+
+
+def _opened(
+    private: str, facts: Mapping[str, Any], seal: PartSeal | None
+) -> tuple[dict[str, Any], str]:
+    """Return what is private, or why it cannot be restored."""
+    if seal is None:
+        if facts["is_sealed"]:
+            return {}, "it is encrypted, and this engine has no key"
+        return json.loads(private), ""
+    if not facts["is_sealed"]:
+        return {}, "it was written without a key, and this engine has one"
+    bound = _line({**facts, "format": FORMAT})
+    opened = seal.opened(base64.b64decode(private), bound)
+    if opened is None:
+        return {}, "it was encrypted with another key, or its header was changed"
+    return json.loads(opened), ""
+
+
+def _line(facts: Mapping[str, Any]) -> bytes:
+    return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()
