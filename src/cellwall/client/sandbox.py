@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, NetworkUsage
-    from cellwall.model.snapshot import Snapshot
+    from cellwall.model.snapshot import Snapshot, Threads
     from cellwall.surface.tools.tools import Offer, Tools
 
 
@@ -183,14 +183,17 @@ class AsyncSandbox:
 
     # -- state -----------------------------------------------------------------------------
 
-    async def fork(self, count: int = 1, *, reseed: bool = True) -> list[Fork[AsyncSandbox]]:
+    async def fork(
+        self, count: int = 1, *, reseed: bool = True, threads: Threads = "refuse"
+    ) -> list[Fork[AsyncSandbox]]:
         """Return copies of this sandbox: its Python session and its files, each on its own.
 
         Each entry has a sandbox or the error in its place, and what the copies have not. Random
-        generators that programs share are seeded anew unless `reseed` is false. Raises Conflict
-        with the reason if the session cannot be copied.
+        generators that programs share are seeded anew unless `reseed` is false. A session with
+        threads beside its own is refused, or copied without them if `threads` is "drop". Raises
+        Conflict with the reason if the session cannot be copied.
         """
-        body = {"count": count, "reseed": reseed}
+        body = {"count": count, "reseed": reseed, "threads": threads}
         answer = await self._live.json(Ask("POST", "/fork", body=body, is_held=True))
         return [
             Fork(
@@ -203,12 +206,14 @@ class AsyncSandbox:
             for each in answer["forks"]
         ]
 
-    async def snapshot(self, name: str | None = None, *, expires_s: float = DAY_S) -> Snapshot:
+    async def snapshot(
+        self, name: str | None = None, *, expires_s: float = DAY_S, threads: Threads = "refuse"
+    ) -> Snapshot:
         """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
 
         Raises as `fork`, and CapacityError if snapshots have no room.
         """
-        body = {"expires_s": expires_s, **asking.given(name=name)}
+        body = {"expires_s": expires_s, "threads": threads, **asking.given(name=name)}
         return snapshot_of(
             await self._live.json(Ask("POST", "/snapshots", body=body, is_held=True))
         )

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
-    from cellwall.model.snapshot import Fork, Snapshot
+    from cellwall.model.snapshot import Fork, Snapshot, Threads
     from cellwall.runtimes.channel.take_over import ContextFound
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
@@ -471,22 +471,28 @@ class AsyncSandbox:
         """Whether the proxy opens its TLS, for secrets or rules about requests."""
         return self.live.network is not None and self.live.network.is_opened
 
-    async def fork(self, count: int = 1, *, reseed: bool = True) -> list[Fork[AsyncSandbox]]:
+    async def fork(
+        self, count: int = 1, *, reseed: bool = True, threads: Threads = "refuse"
+    ) -> list[Fork[AsyncSandbox]]:
         """Return copies of this sandbox: its Python session and its files, each on its own.
 
         Between cells only; this sandbox goes on meanwhile. Each entry has a sandbox or the error in
         its place, and what the copies have not, such as other processes. Random generators that
-        programs share are seeded anew unless `reseed` is false. Raises Conflict with the reason if
-        the session cannot be copied, HostUnsupported, CapacityError.
+        programs share are seeded anew unless `reseed` is false. With threads beside its own it is
+        refused, unless `threads` is "drop": copies go on without them. Raises Conflict with the
+        reason if the session cannot be copied, HostUnsupported, CapacityError.
         """
-        return await self._copies().fork(self, self._heritage(), count, reseed=reseed)
+        heritage = self._heritage()
+        return await self._copies().fork(self, heritage, count, reseed=reseed, threads=threads)
 
-    async def snapshot(self, name: str | None = None, *, expires_s: float = DAY_S) -> Snapshot:
+    async def snapshot(
+        self, name: str | None = None, *, expires_s: float = DAY_S, threads: Threads = "refuse"
+    ) -> Snapshot:
         """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
 
         Raises as `fork`, and CapacityError if snapshots have no room.
         """
-        return await self._copies().snapshot(self, self._heritage(), name, expires_s)
+        return await self._copies().snapshot(self, self._heritage(), name, expires_s, threads)
 
     @staticmethod
     async def restore(snapshot: str, *, reseed: bool = True) -> AsyncSandbox:

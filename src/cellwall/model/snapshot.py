@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from cellwall.model.errors import CellwallError, UsageError
 
@@ -16,6 +16,9 @@ MOST_EXPIRES_S = 30 * DAY_S
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NAME_PATTERN = f"^{_NAME.pattern}$"
 """What a schema says of a snapshot's name."""
+
+Threads = Literal["refuse", "drop"]
+"""What a copy of a session with threads beside its own is: refused, or made without them."""
 
 S = TypeVar("S")
 
@@ -75,6 +78,13 @@ def check_expiry(expires_s: float) -> None:
             f"snapshot: expires_s: {expires_s!r} is out of bounds",
             remedy=f"give more than 0, and at most {MOST_EXPIRES_S:g}",
         )
+
+
+def check_threads(threads: str) -> bool:
+    """Return whether threads are left behind. Raises UsageError for an unknown word."""
+    if threads not in ("refuse", "drop"):
+        raise UsageError(f"fork: threads: {threads!r} is unknown", remedy="give 'refuse' or 'drop'")
+    return threads == "drop"
 
 
 def check_count(count: int) -> int:

@@ -26,7 +26,15 @@ from cellwall.model.errors import (
     SandboxBroken,
 )
 from cellwall.model.ids import new_id
-from cellwall.model.snapshot import Fork, Snapshot, check_count, check_expiry, check_name
+from cellwall.model.snapshot import (
+    Fork,
+    Snapshot,
+    Threads,
+    check_count,
+    check_expiry,
+    check_name,
+    check_threads,
+)
 from cellwall.runtimes.base import CopiesSessions
 from cellwall.runtimes.channel.replies import GuestRefused
 
@@ -118,14 +126,20 @@ class Copies:
     # -- forks -----------------------------------------------------------------------------
 
     async def fork(
-        self, source: AsyncSandbox, heritage: Heritage, count: int, *, reseed: bool
+        self,
+        source: AsyncSandbox,
+        heritage: Heritage,
+        count: int,
+        *,
+        reseed: bool,
+        threads: Threads = "refuse",
     ) -> list[Fork[AsyncSandbox]]:
         """Return `count` copies of a session, each with an error in its place if it failed.
 
         Raises the error of the source: Conflict, HostUnsupported, CapacityError.
         """
         check_count(count)
-        written = await self._write_down(source, heritage)
+        written = await self._write_down(source, heritage, check_threads(threads))
         places = asyncio.Semaphore(_MOST_AT_ONCE)
         forks: list[Fork[AsyncSandbox]] = []
 
@@ -159,13 +173,18 @@ class Copies:
     # -- snapshots -------------------------------------------------------------------------
 
     async def snapshot(
-        self, source: AsyncSandbox, heritage: Heritage, name: str | None, expires_s: float
+        self,
+        source: AsyncSandbox,
+        heritage: Heritage,
+        name: str | None,
+        expires_s: float,
+        threads: Threads = "refuse",
     ) -> Snapshot:
         """Write a session down and keep it. Raises as `fork`."""
         snapshot_id = new_id()
         name = snapshot_id if name is None else check_name(name)
         check_expiry(expires_s)
-        written = await self._write_down(source, heritage)
+        written = await self._write_down(source, heritage, check_threads(threads))
         now = time.time()
         made = Snapshot(
             snapshot_id,
@@ -235,7 +254,9 @@ class Copies:
 
     # -- both ------------------------------------------------------------------------------
 
-    async def _write_down(self, source: AsyncSandbox, heritage: Heritage) -> _Written:
+    async def _write_down(
+        self, source: AsyncSandbox, heritage: Heritage, drop_threads: bool
+    ) -> _Written:
         """Write a session down; what it needs is kept until `let_go`."""
         live, runtime = source.live, self._host.runtime_of(source)
         copier = _copier_of(source, runtime)
@@ -244,7 +265,7 @@ class Copies:
             live.enter()  # another caller may have paused it meanwhile
             await source.contexts.ensure(name)
             with live.being_copied():
-                written = await self._written(live, copier, heritage.tenant)
+                written = await self._written(live, copier, heritage.tenant, drop_threads)
             live.touch()
         image, files, budget = written
         others = [name for name in source.contexts.names() if name != DEFAULT]
@@ -252,7 +273,7 @@ class Copies:
         return _Written(runtime, copier, image, files, heritage, left, budget)
 
     async def _written(
-        self, live: ClaimedSandbox, copier: SessionCopier, tenant: str
+        self, live: ClaimedSandbox, copier: SessionCopier, tenant: str, drop_threads: bool
     ) -> tuple[SessionImage, SessionFiles, SessionBudget]:
         """Have an idle session written, or leave nothing of it."""
         lineage = copier.lineage_of(live.runtime_sandbox)
@@ -261,7 +282,9 @@ class Copies:
         try:
             files = copier.new_files(self._host.folder)
             with live.speaking():
-                return await copier.write(live.runtime_sandbox, files, budget), files, budget
+                sandbox = live.runtime_sandbox
+                image = await copier.write(sandbox, files, budget, drop_threads=drop_threads)
+                return image, files, budget
         except BaseException as error:
             if files is not None:
                 files.close()

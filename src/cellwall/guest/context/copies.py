@@ -38,12 +38,13 @@ def serve(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: ANN40
     `loop` is the event loop that cells share; None if there is none.
     """
     if header["op"] == "copy":
-        return _be_copied(link, header["request"], loop)
+        return _be_copied(link, header, loop)
     return _make_ready(link, header)
 
 
-def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  asyncio's
+def _be_copied(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: ANN401  asyncio's
     """Leave a clone that writes the image; return True where that image came alive."""
+    request = header["request"]
     files = link.receive_files()
     timers = [signal.getitimer(which) for which in _TIMERS]
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
@@ -52,18 +53,29 @@ def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  as
     try:
         other.connect()
         scratch = walker.Scratch()
-        told = {
+        told: dict[str, Any] = {
             "files": files,
             "link": other.fileno(),
             "own": [link.fileno(), *_descriptors_of(loop)],
         }
         told["tid_address"] = _tid_address()
         first = _said_first(other.fileno(), {"ev": "copy", "request": request})
-        pid = scratch.park(first, walker.CLONE_PARENT)
+        alone = None
+        if header.get("drop_threads") and len(os.listdir("/proc/self/task")) > 1:
+            from cellwall.guest.context import dropping
+
+            told["threads"] = dropping.told()
+            alone = dropping.parked(scratch, first)
+            pid, told["held"] = alone.pid, alone.why
+            told["own"] += alone.numbers
+        else:
+            pid = scratch.park(first, walker.CLONE_PARENT)
         if pid == 1:
             other.forget()
             _renew(loop)
             _wake(link, timers)
+            if alone is not None:
+                alone.give_up()
             return True
         answer = {"ev": "copied", "pid": pid, **told}
     except OSError as error:

@@ -8,6 +8,7 @@ with their rights and no others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,6 +102,7 @@ class Copies:
         numbers = [most - 1 - n for n in (_FILE, _BASE, _LINK)]
         base = Base(request.body) if request.body else None
         asked: Header = {"op": request.op, "request": request.id, "numbers": numbers}
+        asked["drop_threads"] = request.flag("drop_threads")
         connection = context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
         connection.send(asked)
@@ -119,11 +121,12 @@ class Copies:
             raise Refusal("busy", f"{op}: context {context.name!r} is {context.state}")
         if len(files) != (2 if request.body and op == "copy" else 1):
             raise Refusal("invalid", f"{op}: {len(files)} descriptors came with it")
-        threads = _threads_of(context.pid)
-        if request.op == "copy" and threads != 1:
+        threads = len(_threads_of(context.pid))
+        if op == "copy" and threads > 1 and not request.flag("drop_threads"):
             raise Refusal(
                 "unsupported",
-                f"copy: {context.name!r} has {threads - 1} threads beside its own; end them",
+                f"copy: {context.name!r} has {threads - 1} threads beside its own; end them, or "
+                "ask for a copy without them (threads='drop')",
             )
 
     # -- what contexts say ---------------------------------------------------------------------
@@ -174,7 +177,11 @@ class Copies:
             return False
         pid = header.get("pid")
         if type(pid) is not int or pid <= 1:
-            self._fail(copying, Refusal("internal", f"copy: {header.get('why', 'no clone')}"))
+            held = header.get("held")
+            code, why = ("busy", held) if held else ("internal", header.get("why", "no clone"))
+            for connection in copying.clone:
+                connection.close()  # that of a clone whose number is not known: it ends
+            self._fail(copying, Refusal(code, f"copy: {str(why)[:200]}"))
             return True
         copying.said.update(header)
         self._clones[pid] = copying
@@ -231,6 +238,7 @@ class Copies:
         image_fd = copying.numbers[_FILE]
         message, (records, strings) = lists.image_message(source, copying.base, pipes, image_fd)
         left += self._others(copying.context, pid)
+        left += _threads_left(copying.context.pid, said.get("threads", []))
         from cellwall.guest.files.areas import are_empty  # only a source needs it
 
         answer: Header = {"records": records, "strings": strings, "left": left}
@@ -382,11 +390,27 @@ def _sizes_of(request: Request) -> Sizes:
     return Sizes(*(request.integer(name, low=0, high=2**40) for name in names))
 
 
-def _threads_of(pid: int) -> int:
+def _threads_of(pid: int) -> list[int]:
+    """Return the numbers of a process's threads."""
     try:
-        return len(os.listdir(f"/proc/{pid}/task"))
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
     except OSError:
-        return 1
+        return [pid]
+
+
+def _threads_left(pid: int, told: list[list[Any]]) -> list[str]:
+    """Name the threads beside a context's own; `told` is what it says of those it knows."""
+    known = {int(number): (str(name), bool(daemon)) for number, name, daemon in told}
+    left = []
+    for number in _threads_of(pid):
+        name, is_daemon = known.get(number, ("", False))
+        if number != pid and number in known:
+            left.append(f"thread {name[:60]!r}{' (daemon)' if is_daemon else ''}")
+        elif number != pid:
+            with contextlib.suppress(OSError):  # it has ended
+                name = _read(f"/proc/{pid}/task/{number}/comm").decode("utf-8", "replace")
+                left.append(f"thread {name.strip()!r} of a library")
+    return left
 
 
 def _read(path: str) -> bytes:

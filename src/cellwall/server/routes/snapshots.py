@@ -33,7 +33,9 @@ async def fork(request: Request) -> None:
     source = sandbox(request)
     promises, refusal = _promises(request, source, body.count)
     try:
-        made = await request.unless_gone(source.sandbox.fork(len(promises), reseed=body.reseed))
+        made = await request.unless_gone(
+            source.sandbox.fork(len(promises), reseed=body.reseed, threads=body.threads)
+        )
     except BaseException:
         for promise in promises:
             _give_back(request, promise)
@@ -170,7 +172,9 @@ async def create(request: Request) -> None:
     body = await body_of(request, schemas.SnapshotBody)
     source = sandbox(request)
     request.state.kept.check(request.owner, 0)
-    made = await request.unless_gone(source.sandbox.snapshot(body.name, expires_s=body.expires_s))
+    made = await request.unless_gone(
+        source.sandbox.snapshot(body.name, expires_s=body.expires_s, threads=body.threads)
+    )
     source.log("snapshot", snapshot=made.id)
     await request.answer(_shown(made), 201, {"location": f"/snapshots/{made.id}"})
 

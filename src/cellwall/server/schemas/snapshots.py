@@ -6,10 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS, NAME_PATTERN
+from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS, NAME_PATTERN, Threads
 from cellwall.server.schemas.base import StrictModel
 from cellwall.server.schemas.responses import Sandbox, Shown
 
+_THREADS = (
+    "If the session has threads beside its own: `refuse`, or `drop` for copies without them, which "
+    "`left_behind` names."
+)
 SnapshotName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
@@ -21,6 +25,7 @@ class ForkBody(StrictModel):
         default=True,
         description="Whether the random generators that programs share are seeded anew.",
     )
+    threads: Threads = Field(default="refuse", description=_THREADS)
 
 
 class SnapshotBody(StrictModel):
@@ -32,6 +37,7 @@ class SnapshotBody(StrictModel):
     expires_s: float = Field(
         default=DAY_S, gt=0, le=MOST_EXPIRES_S, description="Seconds until it is deleted."
     )
+    threads: Threads = Field(default="refuse", description=_THREADS)
 
 
 class RestoreBody(StrictModel):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage
-    from cellwall.model.snapshot import Snapshot
+    from cellwall.model.snapshot import Snapshot, Threads
     from cellwall.surface.sync.loop_thread import LoopThread
     from cellwall.surface.sync.ports import SyncPorts
     from cellwall.surface.sync.protocols import AnySandbox
@@ -144,14 +144,19 @@ class SyncSandbox(Closing):
                 elif item.error is not None:
                     raise item.error
 
-    def fork(self, count: int = 1, *, reseed: bool = True) -> list[Fork[Self]]:
+    def fork(
+        self, count: int = 1, *, reseed: bool = True, threads: Threads = "refuse"
+    ) -> list[Fork[Self]]:
         """Return copies of this sandbox: its Python session and its files, each on its own.
 
         Each entry has a sandbox or the error in its place, and what the copies have not. Random
-        generators that programs share are seeded anew unless `reseed` is false. Raises Conflict
-        with the reason if the session cannot be copied.
+        generators that programs share are seeded anew unless `reseed` is false. A session with
+        threads beside its own is refused, or copied without them if `threads` is "drop". Raises
+        Conflict with the reason if the session cannot be copied.
         """
-        made = self._thread.call(lambda _subject, _put: self._inner.fork(count, reseed=reseed))
+        made = self._thread.call(
+            lambda _subject, _put: self._inner.fork(count, reseed=reseed, threads=threads)
+        )
         return [
             Fork(None if each.made is None else self._twin(each.made), each.error, each.left_behind)
             for each in made
@@ -161,13 +166,15 @@ class SyncSandbox(Closing):
         """Return the synchronous face of another sandbox of the same kind."""
         raise NotImplementedError
 
-    def snapshot(self, name: str | None = None, *, expires_s: float = DAY_S) -> Snapshot:
+    def snapshot(
+        self, name: str | None = None, *, expires_s: float = DAY_S, threads: Threads = "refuse"
+    ) -> Snapshot:
         """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
 
         Raises as `fork`, and CapacityError if snapshots have no room.
         """
         return self._thread.call(
-            lambda _subject, _put: self._inner.snapshot(name, expires_s=expires_s)
+            lambda _subject, _put: self._inner.snapshot(name, expires_s=expires_s, threads=threads)
         )
 
     def interrupt(self, context: str = "main") -> None:

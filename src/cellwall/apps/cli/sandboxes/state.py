@@ -9,15 +9,24 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cellwall.apps.cli.console.remote import AsJson, Key, Url, Which, connected, found
 from cellwall.apps.cli.console.terminal import complain, visible
 
+if TYPE_CHECKING:
+    from cellwall.model.snapshot import Threads
+
 Reseed = Annotated[
     bool, typer.Option(help="Seed the random generators that programs share anew, or keep them.")
+]
+DropThreads = Annotated[
+    bool,
+    typer.Option(
+        "--drop-threads", help="Leave threads of the session behind, instead of refusing."
+    ),
 ]
 Snapshot = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Its id, or its name.")]
 
@@ -34,6 +43,7 @@ def fork(
     which: Which,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
     reseed: Reseed = True,
+    drop_threads: DropThreads = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
@@ -44,7 +54,7 @@ def fork(
     for id in $(cellwall sandbox fork build -n 4); do cellwall sandbox exec $id -- make test; done
     """
     with connected(url, key) as client:
-        forks = found(client, which).fork(count, reseed=reseed)
+        forks = found(client, which).fork(count, reseed=reseed, threads=_threads(drop_threads))
         for each in forks:
             if each.made is not None:
                 typer.echo(each.made.id)
@@ -54,12 +64,13 @@ def fork(
             raise failed[0]
 
 
-def snapshot(
+def snapshot(  # noqa: PLR0913, PLR0917 - each is an option of the command
     which: Which,
     name: Annotated[str | None, typer.Option(help="A name to find it by.")] = None,
     expires: Annotated[
         float, typer.Option(metavar="SECONDS", help="When it is deleted.")
     ] = 86_400.0,
+    drop_threads: DropThreads = False,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -70,7 +81,8 @@ def snapshot(
     cellwall sandbox snapshot build --name prepared
     """
     with connected(url, key) as client:
-        made = found(client, which).snapshot(name, expires_s=expires)
+        threads = _threads(drop_threads)
+        made = found(client, which).snapshot(name, expires_s=expires, threads=threads)
     _say_left(made.left_behind)
     typer.echo(json.dumps(asdict(made), indent=2) if as_json else made.id)
 
@@ -120,6 +132,10 @@ def restore(
     """
     with connected(url, key) as client:
         typer.echo(client.restore(snapshot, reseed=reseed).id)
+
+
+def _threads(drop: bool) -> Threads:
+    return "drop" if drop else "refuse"
 
 
 def _say_left(left: tuple[str, ...]) -> None:
