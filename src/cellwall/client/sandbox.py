@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, NetworkUsage
-    from cellwall.model.snapshot import Scope, Snapshot
+    from cellwall.model.snapshot import Scope, Snapshot, Threads
     from cellwall.surface.tools.tools import Offer, Tools
 
 
@@ -184,15 +184,21 @@ class AsyncSandbox:
     # -- state -----------------------------------------------------------------------------
 
     async def fork(
-        self, count: int = 1, *, reseed: bool = True, scope: Scope | None = None
+        self,
+        count: int = 1,
+        *,
+        reseed: bool = True,
+        scope: Scope | None = None,
+        threads: Threads = "refuse",
     ) -> list[Fork[AsyncSandbox]]:
         """Return copies of this sandbox: its Python session and its files, each on its own.
 
         Each entry has a sandbox or the error in its place, and what the copies have not. Random
-        generators that programs share are seeded anew unless `reseed` is false. Raises Conflict
-        with the reason if the session cannot be copied.
+        generators that programs share are seeded anew unless `reseed` is false. A session with
+        threads beside its own is refused, or copied without them if `threads` is "drop". Raises
+        Conflict with the reason if the session cannot be copied.
         """
-        body = {"count": count, "reseed": reseed, **asking.given(scope=scope)}
+        body = {"count": count, "reseed": reseed, "threads": threads, **asking.given(scope=scope)}
         answer = await self._live.json(Ask("POST", "/fork", body=body, is_held=True))
         return [
             Fork(
@@ -207,13 +213,19 @@ class AsyncSandbox:
         ]
 
     async def snapshot(
-        self, name: str | None = None, *, expires_s: float = DAY_S, scope: Scope | None = None
+        self,
+        name: str | None = None,
+        *,
+        expires_s: float = DAY_S,
+        scope: Scope | None = None,
+        threads: Threads = "refuse",
     ) -> Snapshot:
         """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
 
         Raises as `fork`, and CapacityError if snapshots have no room.
         """
-        body = {"expires_s": expires_s, **asking.given(name=name, scope=scope)}
+        given = asking.given(name=name, scope=scope)
+        body = {"expires_s": expires_s, "threads": threads, **given}
         return snapshot_of(
             await self._live.json(Ask("POST", "/snapshots", body=body, is_held=True))
         )

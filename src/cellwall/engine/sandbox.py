@@ -30,7 +30,7 @@ from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
-from cellwall.model.snapshot import DAY_S
+from cellwall.model.snapshot import DAY_S, CopyChoice
 from cellwall.runtimes.base import Keepable
 from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
-    from cellwall.model.snapshot import Fork, Scope, Snapshot
+    from cellwall.model.snapshot import Fork, Scope, Snapshot, Threads
     from cellwall.runtimes.channel.take_over import ContextFound
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
@@ -496,7 +496,12 @@ class AsyncSandbox:
         return self.live.network is not None and self.live.network.is_opened
 
     async def fork(
-        self, count: int = 1, *, reseed: bool = True, scope: Scope | None = None
+        self,
+        count: int = 1,
+        *,
+        reseed: bool = True,
+        scope: Scope | None = None,
+        threads: Threads = "refuse",
     ) -> list[Fork[AsyncSandbox]]:
         """Return copies of this sandbox: its Python session and its files, each on its own.
 
@@ -504,20 +509,28 @@ class AsyncSandbox:
 
         Between cells only; this sandbox goes on meanwhile. Each entry has a sandbox or the error in
         its place, and what the copies have not, such as other processes. Random generators that
-        programs share are seeded anew unless `reseed` is false. Raises Conflict with the reason if
-        the session cannot be copied, HostUnsupported, CapacityError.
+        programs share are seeded anew unless `reseed` is false. With threads beside its own it is
+        refused, unless `threads` is "drop": copies go on without them. Raises Conflict with the
+        reason if the session cannot be copied, HostUnsupported, CapacityError.
         """
         heritage = self._heritage()
-        return await self._copies().fork(self, heritage, count, reseed=reseed, scope=scope)
+        choice = CopyChoice(scope, threads)
+        return await self._copies().fork(self, heritage, count, choice, reseed=reseed)
 
     async def snapshot(
-        self, name: str | None = None, *, expires_s: float = DAY_S, scope: Scope | None = None
+        self,
+        name: str | None = None,
+        *,
+        expires_s: float = DAY_S,
+        scope: Scope | None = None,
+        threads: Threads = "refuse",
     ) -> Snapshot:
         """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
 
         Raises as `fork`, and CapacityError if snapshots have no room.
         """
-        return await self._copies().snapshot(self, self._heritage(), name, expires_s, scope)
+        choice = CopyChoice(scope, threads)
+        return await self._copies().snapshot(self, self._heritage(), name, expires_s, choice)
 
     @staticmethod
     async def restore(snapshot: str, *, reseed: bool = True) -> AsyncSandbox:

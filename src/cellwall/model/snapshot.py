@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from cellwall.model.errors import CellwallError, UsageError
 
@@ -19,7 +19,27 @@ NAME_PATTERN = f"^{_NAME.pattern}$"
 
 Scope = Literal["session", "tree"]
 """What a copy has of its source: the session in Python and the files, or every process, too."""
+Threads = Literal["refuse", "drop"]
+"""What a copy of a session with threads beside its own is: refused, or made without them."""
+
 S = TypeVar("S")
+
+
+class CopyChoice(NamedTuple):
+    """What a caller wants of a copy."""
+
+    scope: Scope | None = None
+    """The least that it has of its source; None: what the runtime carries."""
+    threads: Threads = "refuse"
+
+    @property
+    def drops_threads(self) -> bool:
+        """Whether threads are left behind. Raises UsageError for an unknown word."""
+        if self.threads not in ("refuse", "drop"):
+            raise UsageError(
+                f"fork: threads: {self.threads!r} is unknown", remedy="give 'refuse' or 'drop'"
+            )
+        return self.threads == "drop"
 
 
 @dataclass(frozen=True, slots=True)

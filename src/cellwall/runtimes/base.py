@@ -575,9 +575,16 @@ class SessionCopier(Protocol):
         """Make empty ones on the file system of a directory, or in memory. Raises OSError."""
 
     async def write(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
+        self,
+        sandbox: RuntimeSandbox,
+        files: SessionFiles,
+        budget: Budget,
+        *,
+        drop_threads: bool = False,
     ) -> SessionImage:
         """Write an idle session to empty files, as far as `budget` has bytes.
+
+        Threads beside its own are refused, or named as left behind if `drop_threads`.
 
         The session goes on at once; only then its memory is written. Raises GuestRefused with the
         reason if it cannot be copied, CapacityError if it is larger, SandboxBroken, ChannelLost.

@@ -258,7 +258,9 @@ def test_image_that_was_cut_is_refused(gvisor_arena: Arena) -> None:
         copies = gvisor_arena.engine.copies
         async with gvisor_arena.sandbox() as source:
             made = await source.snapshot("cut")
-            image = copies._find("cut", "").written.files.memory
+            written = copies._find("cut", "").written
+            assert written is not None
+            image = written.files.memory
             os.truncate(image, os.fstat(image).st_size // 2)
             with pytest.raises(SandboxBroken, match="gVisor: start sandbox") as caught:
                 await copies.restore("cut", "")

@@ -124,6 +124,8 @@ def test_what_is_not_copied_is_said_to_the_model(visitor: Visitor) -> None:
             assert refused.is_error
             assert facts_of(refused)["failure"]["code"] == "conflict"
             assert "has 1 threads beside its own; end them" in text_of(refused)
+            made = await call(client, tool, sandbox_id=source, threads="drop")
+            assert "thread 'Thread-1 (wait)' (daemon)." in made["text"]
         assert await say(client, source, "6 * 7") == "42"
 
     visitor.play(scenario)

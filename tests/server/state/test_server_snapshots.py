@@ -153,8 +153,32 @@ def test_session_that_cannot_be_copied_says_why(door: Server) -> None:
     told(client, source, THREAD)
     refused = client.post(f"/sandboxes/{source}/fork", json={})
     assert (refused.status_code, error_of(refused)["code"]) == (409, "conflict"), refused.text
-    assert "threads" in error_of(refused)["message"]
+    assert "threads='drop'" in error_of(refused)["message"]
     assert told(client, source, "print(2)") == "2\n"
+
+
+def test_threads_are_left_behind_where_asked(door: Server) -> None:
+    """By REST, the SDK and the command line; each says which."""
+    client = door.client()
+    source = new_sandbox(client)
+    told(client, source, THREAD)
+    left = ["thread 'Thread-1 (wait)' (daemon)"]
+    place = f"/sandboxes/{source}"
+    forked = client.post(f"{place}/fork", json={"threads": "drop"}).json()["forks"]
+    kept = client.post(f"{place}/snapshots", json={"threads": "drop"}).json()
+    assert forked[0]["left_behind"] == kept["left_behind"] == left
+    wrong = client.post(f"{place}/fork", json={"threads": "keep"})
+    assert (wrong.status_code, error_of(wrong)["code"]) == (400, "usage")
+    with cellwall.connect(door.address, api_key=ALICE) as remote, remote.attach(source) as same:
+        (fork,) = same.fork(threads="drop")
+        assert fork.left_behind == same.snapshot(threads="drop").left_behind == tuple(left)
+        environ = {**os.environ, "CELLWALL_URL": door.address, "CELLWALL_API_KEY": ALICE}
+        for word in ("fork", "snapshot"):
+            argv = [*ARGV, "sandbox", word, source, "--drop-threads"]
+            done = subprocess.run(argv, capture_output=True, check=True, env=environ, timeout=50)
+            assert f"not copied: {left[0]}" in done.stderr.decode()
+        for each in remote.snapshots.list():
+            remote.snapshots.delete(each.id)
 
 
 def test_copies_take_their_places_on_the_server() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cellwall.apps.mcp.direct import Spoken
     from cellwall.apps.mcp.library import Library
     from cellwall.apps.mcp.tools.catalog import Catalog
-    from cellwall.model.snapshot import Fork
+    from cellwall.model.snapshot import Fork, Threads
     from cellwall.surface.sync.protocols import AnySandbox
 
 _log = logging.getLogger("cellwall.mcp")
@@ -127,12 +127,12 @@ class Session:
         return sandbox
 
     async def fork(
-        self, sandbox_id: str, count: int, *, reseed: bool
+        self, sandbox_id: str, count: int, *, reseed: bool, threads: Threads = "refuse"
     ) -> Sequence[Fork[AnySandbox]]:
         """Copy a sandbox of this client; the copies belong to it too."""
         source = self.sandbox(sandbox_id)
         async with self._room("fork_sandbox", count) as own:
-            forks = await source.fork(count, reseed=reseed)
+            forks = await source.fork(count, reseed=reseed, threads=threads)
             own.extend(each.made for each in forks if each.made is not None)
         return forks
 

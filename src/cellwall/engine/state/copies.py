@@ -28,7 +28,14 @@ from cellwall.model.errors import (
     SandboxBroken,
 )
 from cellwall.model.ids import new_id
-from cellwall.model.snapshot import Fork, Snapshot, check_count, check_expiry, check_name
+from cellwall.model.snapshot import (
+    CopyChoice,
+    Fork,
+    Snapshot,
+    check_count,
+    check_expiry,
+    check_name,
+)
 from cellwall.runtimes.base import CopiesSessions
 from cellwall.runtimes.channel.replies import GuestRefused
 
@@ -166,17 +173,16 @@ class Copies:
         source: AsyncSandbox,
         heritage: Heritage,
         count: int,
+        choice: CopyChoice,
         *,
         reseed: bool,
-        scope: Scope | None = None,
     ) -> list[Fork[AsyncSandbox]]:
         """Return `count` copies of a session, each with an error in its place if it failed.
 
-        With `scope` none that has less of its source than that. Raises the error of the source:
-        Conflict, HostUnsupported, CapacityError.
+        Raises the error of the source: Conflict, HostUnsupported, CapacityError.
         """
         check_count(count)
-        written = await self._write_down(source, heritage, scope)
+        written = await self._write_down(source, heritage, choice)
         places = asyncio.Semaphore(_MOST_AT_ONCE)
         forks: list[Fork[AsyncSandbox]] = []
 
@@ -215,13 +221,13 @@ class Copies:
         heritage: Heritage,
         name: str | None,
         expires_s: float,
-        scope: Scope | None = None,
+        choice: CopyChoice,
     ) -> Snapshot:
         """Write a session down and keep it. Raises as `fork`."""
         snapshot_id = new_id()
         name = snapshot_id if name is None else check_name(name)
         check_expiry(expires_s)
-        written = await self._write_down(source, heritage, scope)
+        written = await self._write_down(source, heritage, choice)
         now = time.time()
         made = Snapshot(
             snapshot_id,
@@ -359,17 +365,17 @@ class Copies:
     # -- both ------------------------------------------------------------------------------
 
     async def _write_down(
-        self, source: AsyncSandbox, heritage: Heritage, scope: Scope | None
+        self, source: AsyncSandbox, heritage: Heritage, choice: CopyChoice
     ) -> _Written:
         """Write a session down; what it needs is kept until `let_go`."""
         live, runtime = source.live, self._host.runtime_of(source)
-        copier = _copier_of(source, runtime, scope)
+        copier = _copier_of(source, runtime, choice.scope)
         live.enter()
         async with source.contexts.turn(MAIN, None) as (name, _):
             live.enter()  # another caller may have paused it meanwhile
             await source.contexts.ensure(name)
             with live.being_copied():
-                written = await self._written(live, copier, heritage.tenant)
+                written = await self._written(live, copier, heritage.tenant, choice)
             live.touch()
         image, files, budget = written
         contexts = source.contexts.spoken()
@@ -380,16 +386,19 @@ class Copies:
         return _Written(runtime, copier, image, files, heritage, left, budget)
 
     async def _written(
-        self, live: ClaimedSandbox, copier: SessionCopier, tenant: str
+        self, live: ClaimedSandbox, copier: SessionCopier, tenant: str, choice: CopyChoice
     ) -> tuple[SessionImage, SessionFiles, SessionBudget]:
         """Have an idle session written, or leave nothing of it."""
+        drop = choice.drops_threads
         lineage = copier.lineage_of(live.runtime_sandbox)
         copier.keep_lineage(lineage)
         files, budget = None, self._host.room.begin(_most_of(live.spec.limits), tenant)
         try:
             files = copier.new_files(self._host.folder_of())
             with live.speaking():
-                return await copier.write(live.runtime_sandbox, files, budget), files, budget
+                sandbox = live.runtime_sandbox
+                image = await copier.write(sandbox, files, budget, drop_threads=drop)
+                return image, files, budget
         except BaseException as error:
             if files is not None:
                 files.close()

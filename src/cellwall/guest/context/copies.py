@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cellwall.guest.channel.init_link import Link
+    from cellwall.guest.context.dropping import Parked
 
 _PR_GET_TID_ADDRESS = 40
 _MOST_MAIL_BYTES = walker.PAGE
@@ -38,12 +39,13 @@ def serve(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: ANN40
     `loop` is the event loop that cells share; None if there is none.
     """
     if header["op"] == "copy":
-        return _be_copied(link, header["request"], loop)
+        return _be_copied(link, header, loop)
     return _make_ready(link, header)
 
 
-def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  asyncio's
+def _be_copied(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: ANN401  asyncio's
     """Have the image written; return True where it came alive."""
+    request = header["request"]
     files = link.receive_files()
     timers = [signal.getitimer(which) for which in _TIMERS]
     mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
@@ -52,23 +54,28 @@ def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  as
     try:
         other.connect()
         scratch = walker.Scratch()
-        told = {
+        said = {
+            "ev": "copy",
+            "request": request,
             "files": files,
             "link": other.fileno(),
             "own": [link.fileno(), *_descriptors_of(loop)],
+            "tid_address": _tid_address(),
         }
-        told["tid_address"] = _tid_address()
-        first = _said_first(other.fileno(), {"ev": "copy", "request": request, **told})
-        result = scratch.park(first, returns=True)
+        result, alone = _stand(scratch, said, drops_threads=header.get("drop_threads") is True)
         if result == walker.IS_COPY:
             other.forget()
             _renew(loop)
             _wake(link, timers)
+            if alone is not None:
+                alone.give_up()
             return True
-        if result == walker.FAILED:
+        answer = {"ev": "copied", "pid": result}
+        if alone is not None and alone.why:
+            answer = {"ev": "copied", "held": alone.why}
+        elif result == walker.FAILED:
             _signal.sigtimedwait((signal.SIGPIPE,), 0)  # else it comes with the old mask
             raise scratch.error()
-        answer = {"ev": "copied", "pid": result}
     except OSError as error:
         answer = {"ev": "copied", "errno": error.errno, "why": str(error.strerror)}
     finally:
@@ -80,6 +87,25 @@ def _be_copied(link: Link, request: int, loop: Any) -> bool:  # noqa: ANN401  as
     other.close()
     link.send({**answer, "request": request})
     return False
+
+
+def _stand(
+    scratch: walker.Scratch, said: dict[str, Any], *, drops_threads: bool
+) -> tuple[int, Parked | None]:
+    """Stand still as init says; or have a process do so that has no other threads."""
+    link: int = said["link"]
+    if not drops_threads or len(os.listdir("/proc/self/task")) == 1:
+        return scratch.park(_said_first(link, said), returns=True), None
+    from cellwall.guest.context import dropping
+
+    said["threads"] = dropping.told()
+
+    def first(numbers: list[int]) -> bytes:
+        own = [*said["own"], *numbers]
+        return _said_first(link, {**said, "pid": os.getpid(), "own": own})
+
+    alone = dropping.parked(scratch, first)
+    return alone.result, alone
 
 
 def _said_first(descriptor: int, message: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ to write, or by the context that becomes a copy, with their rights and no others
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 _MOST_MAPS_BYTES = 4 << 20
 _MOST_NUMBER = 2**20
-_SAID = ("files", "link", "own", "tid_address")
-"""What a source says of itself before it stands still."""
+_SAID = ("files", "link", "own", "tid_address", "threads", "pid")
+"""What a source says of itself before it stands still; the last two only without its threads."""
+_MOVED = "it did not stand still"
 _MADE_ANEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _FILE, _BASE, _LINK = range(3)
 """Order of the descriptors of a process that becomes a copy, below the most that it may have."""
@@ -55,6 +57,12 @@ class Copying(NamedTuple):
     """What the source said of itself, and what init has made of it."""
     standing: list[ContextConnection]
     """The connection of the source that stands still, or of its clone, once it has one."""
+
+    @property
+    def pid(self) -> int:
+        """The process that stands still: the context, or a child of it without other threads."""
+        found = self.said.get("pid")
+        return found if type(found) is int else self.context.pid
 
 
 class Ready(NamedTuple):
@@ -110,6 +118,7 @@ class Copies:
         base = Base(request.body) if request.body else None
         is_told = request.flag("is_told")
         asked: Header = {"op": request.op, "request": request.id, "numbers": numbers}
+        asked["drop_threads"] = request.flag("drop_threads")
         connection = context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
         connection.send(asked)
@@ -128,11 +137,12 @@ class Copies:
             raise Refusal("busy", f"{op}: context {context.name!r} is {context.state}")
         if len(files) != (2 if request.body and op == "copy" else 1):
             raise Refusal("invalid", f"{op}: {len(files)} descriptors came with it")
-        threads = _threads_of(context.pid)
-        if request.op == "copy" and threads != 1:
+        threads = len(_threads_of(context.pid))
+        if op == "copy" and threads > 1 and not request.flag("drop_threads"):
             raise Refusal(
                 "unsupported",
-                f"copy: {context.name!r} has {threads - 1} threads beside its own; end them",
+                f"copy: {context.name!r} has {threads - 1} threads beside its own; end them, or "
+                "ask for a copy without them (threads='drop')",
             )
 
     # -- what contexts say ---------------------------------------------------------------------
@@ -172,10 +182,9 @@ class Copies:
 
     def _stands(self, copying: Copying, go_on: Callable[[Copying], None]) -> None:
         """Go on with a context that stands still; first tell the host if it wants to look."""
-        if copying.is_told:
+        if copying.is_told and copying.pid == copying.context.pid:
             copying.said["go_on"] = go_on
-            pid = b"%d" % copying.context.pid
-            self._channel.send({"ev": "chunk", "id": copying.request}, pid)
+            self._channel.send({"ev": "chunk", "id": copying.request}, b"%d" % copying.pid)
         else:
             go_on(copying)
 
@@ -205,8 +214,9 @@ class Copies:
             return False
         pid, message = header.get("pid"), copying.said.get("message")
         if type(pid) is not int or message is None or (pid > 1) == (message == b""):
-            why = str(header.get("why", "it did not stand still"))
-            self._fail(copying, Refusal("internal", f"copy: {why}"))
+            held = header.get("held")
+            code, why = ("busy", held) if held else ("internal", header.get("why", _MOVED))
+            self._fail(copying, Refusal(code, f"copy: {str(why)[:200]}"))
             for connection in copying.standing:
                 connection.close()
         elif pid > 1:
@@ -230,11 +240,14 @@ class Copies:
         copying.said.update(answer=answer, body=body, message=b"")
         if copying.said.get("is_for_clone"):
             copying.said["message"] = message
-            message = lists.clone_message(int(copying.said["link"]))
+            by_init = copying.pid == copying.context.pid
+            message = lists.clone_message(int(copying.said["link"]), reaped_by_parent=by_init)
         copying.standing[0].send_raw(message)
 
     def _listed(self, copying: Copying) -> tuple[bytes, Header, bytes]:
-        said, pid = copying.said, copying.context.pid
+        said, pid = copying.said, copying.pid
+        if pid != copying.context.pid and _parent_of(pid) != copying.context.pid:
+            raise ValueError("a process that is not the context's")
         files = [int(each) for each in said["files"]]
         maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
         pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -252,7 +265,7 @@ class Copies:
     ) -> tuple[bytes, Header, bytes]:
         """Return what the source is told, the host's answer, and its body."""
         assert copying.base is not None  # noqa: S101  for the type checker only
-        said, pid = copying.said, copying.context.pid
+        said, pid = copying.said, copying.pid
         own = {*files, int(said["link"]), *(int(each) for each in said["own"])}
         opened, left = _files_of(pid, own, copying.numbers)
         source = Source(
@@ -267,17 +280,19 @@ class Copies:
         image_fd = copying.numbers[_FILE]
         made = lists.image_message(source, copying.base, pipes, image_fd)
         said["is_for_clone"] = made.is_for_clone
-        left += self._others(copying.context)
+        left += self._others(copying)
+        left += _threads_left(copying.context.pid, said["threads"] or [])
         from cellwall.guest.files.areas import are_empty  # only a source needs it
 
         answer: Header = {"records": made.records, "strings": made.strings, "left": left}
         has_files = not are_empty(str(self._config["home"]))
         return made.message, answer | {"has_files": has_files}, b""
 
-    def _others(self, context: Context) -> list[str]:
+    def _others(self, copying: Copying) -> list[str]:
         """Return what else runs in the sandbox, and is not copied."""
         names = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        count = len(names - {1, os.getpid(), context.pid, *self._clones})
+        own = {1, os.getpid(), copying.context.pid, copying.pid}
+        count = len(names - own - set(self._clones))
         return [f"other processes: {count}"] if count else []
 
     def _make_like(self, copying: Copying) -> None:
@@ -425,11 +440,27 @@ def _sizes_of(request: Request) -> Sizes:
     return Sizes(*(request.integer(name, low=0, high=2**40) for name in names))
 
 
-def _threads_of(pid: int) -> int:
+def _threads_of(pid: int) -> list[int]:
+    """Return the numbers of a process's threads."""
     try:
-        return len(os.listdir(f"/proc/{pid}/task"))
+        return sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
     except OSError:
-        return 1
+        return [pid]
+
+
+def _threads_left(pid: int, told: list[list[Any]]) -> list[str]:
+    """Name the threads beside a context's own; `told` is what it says of those it knows."""
+    known = {int(number): (str(name), bool(daemon)) for number, name, daemon in told}
+    left = []
+    for number in _threads_of(pid):
+        name, is_daemon = known.get(number, ("", False))
+        if number != pid and number in known:
+            left.append(f"thread {name[:60]!r}{' (daemon)' if is_daemon else ''}")
+        elif number != pid:
+            with contextlib.suppress(OSError):  # it has ended
+                name = _read(f"/proc/{pid}/task/{number}/comm").decode("utf-8", "replace")
+                left.append(f"thread {name.strip()!r} of a library")
+    return left
 
 
 def _read(path: str) -> bytes:
@@ -441,10 +472,19 @@ def _read(path: str) -> bytes:
 
 
 def _umask_of(pid: int) -> int:
-    for line in _read(f"/proc/{pid}/status").decode("ascii", "replace").splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    return 0o022
+    return int(_status(pid, "Umask:") or "022", 8)
+
+
+def _parent_of(pid: int) -> int:
+    return int(_status(pid, "PPid:") or "0")
+
+
+def _status(pid: int, name: str) -> str:
+    """Return the value of a line of proc_pid_status(5); empty if there is no such line."""
+    for line in _read(f"/proc/{pid}/status").decode("utf-8", "replace").splitlines():
+        if line.startswith(name):
+            return line.split()[1]
+    return ""
 
 
 def _files_of(pid: int, own: set[int], taken: list[int]) -> tuple[list[OpenFile], list[str]]:

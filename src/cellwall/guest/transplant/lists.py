@@ -202,10 +202,13 @@ def base_message(maps: str, pagemap: int, pipes: Pipes) -> tuple[bytes, bytes]:
     return made.message(pipes.link, {}), bytes(data)
 
 
-def clone_message(link: int) -> bytes:
-    """Return what makes a process go on, and a clone of it wait for the next list instead."""
+def clone_message(link: int, *, reaped_by_parent: bool) -> bytes:
+    """Return what makes a process go on, and a clone of it wait for the next list instead.
+
+    The clone's end is told to the process's parent, or to the process.
+    """
     made = Program(walker.LIST, 1)
-    made.add(walker.CLONE, walker.CLONE_FLAGS)
+    made.add(walker.CLONE, walker.CLONE_FLAGS if reaped_by_parent else walker.CHILD_FLAGS)
     made.add(walker.RECEIVE, link, walker.LIST)
     return made.message(link, {})
 

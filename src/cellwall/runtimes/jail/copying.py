@@ -203,11 +203,17 @@ def _ranges_of(maps: bytes) -> list[page_frames.Range]:
 
 
 async def _taken(
-    sandbox: JailSandbox, op: str, fd: int, budget: Budget, base: Base | None = None
+    sandbox: JailSandbox,
+    op: str,
+    fd: int,
+    budget: Budget,
+    base: Base | None = None,
+    **more: bool,
 ) -> tuple[Reply, int]:
     """Have the guest write to `fd`; return the reply and the size of what came.
 
-    With `base`, the operation gets it, too. After the reply the guest writes no more.
+    With `base`, the operation gets it, too; `more` are fields of the request. After the reply the
+    guest writes no more.
     """
     reader = _Reader(fd, budget)
     files = [reader.writing, *([] if base is None else [_for_reading(base.fd)])]
@@ -222,6 +228,7 @@ async def _taken(
                 is_told=base is not None and base.standing is not None,
                 context=_CONTEXT,
                 open_files=sandbox.spec.limits.open_files,
+                **more,
             )
     except TimeoutError:
         raise SandboxBroken(
@@ -341,7 +348,12 @@ class Copier:
             raise
 
     async def write(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
+        self,
+        sandbox: RuntimeSandbox,
+        files: SessionFiles,
+        budget: Budget,
+        *,
+        drop_threads: bool = False,
     ) -> SessionImage:
         """Write an idle session to files."""
         source = _ours(sandbox)
@@ -349,7 +361,9 @@ class Copier:
         source.hold(base.fd)
         archive_bytes = 0
         try:
-            memory = await _taken(source, "copy", files.memory, budget, base)
+            memory = await _taken(
+                source, "copy", files.memory, budget, base, drop_threads=drop_threads
+            )
             if memory[0].header.get("has_files") is not False:
                 # Afterwards: a session has one processor, so at the same time it is no sooner.
                 _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)

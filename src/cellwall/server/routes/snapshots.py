@@ -34,7 +34,9 @@ async def fork(request: Request) -> None:
     promises, refusal = _promises(request, source, body.count)
     try:
         made = await request.unless_gone(
-            source.sandbox.fork(len(promises), reseed=body.reseed, scope=body.scope)
+            source.sandbox.fork(
+                len(promises), reseed=body.reseed, scope=body.scope, threads=body.threads
+            )
         )
     except BaseException:
         for promise in promises:
@@ -174,7 +176,9 @@ async def create(request: Request) -> None:
     source = sandbox(request)
     request.state.kept.check(request.owner, 0)
     made = await request.unless_gone(
-        source.sandbox.snapshot(body.name, expires_s=body.expires_s, scope=body.scope)
+        source.sandbox.snapshot(
+            body.name, expires_s=body.expires_s, scope=body.scope, threads=body.threads
+        )
     )
     source.log("snapshot", snapshot=made.id)
     await request.answer(_shown(made), 201, {"location": f"/snapshots/{made.id}"})

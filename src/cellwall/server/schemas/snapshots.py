@@ -6,10 +6,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, MOST_FORKS, NAME_PATTERN, Scope
+from cellwall.model.snapshot import (
+    DAY_S,
+    MOST_EXPIRES_S,
+    MOST_FORKS,
+    NAME_PATTERN,
+    Scope,
+    Threads,
+)
 from cellwall.server.schemas.base import StrictModel
 from cellwall.server.schemas.responses import Sandbox, Shown
 
+_THREADS = (
+    "If the session has threads beside its own: `refuse`, or `drop` for copies without them, which "
+    "`left_behind` names."
+)
 SnapshotName = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 SCOPE = Field(
@@ -29,6 +40,7 @@ class ForkBody(StrictModel):
         default=True,
         description="Whether the random generators that programs share are seeded anew.",
     )
+    threads: Threads = Field(default="refuse", description=_THREADS)
 
     scope: Scope | None = SCOPE
 
@@ -44,6 +56,7 @@ class SnapshotBody(StrictModel):
     expires_s: float = Field(
         default=DAY_S, gt=0, le=MOST_EXPIRES_S, description="Seconds until it is deleted."
     )
+    threads: Threads = Field(default="refuse", description=_THREADS)
 
 
 class RestoreBody(StrictModel):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage
-    from cellwall.model.snapshot import Fork, Scope, Snapshot
+    from cellwall.model.snapshot import Fork, Scope, Snapshot, Threads
     from cellwall.surface.shared.callbacks import OnProgress
     from cellwall.surface.shared.forwards import Connection, Forward
 
@@ -183,10 +183,20 @@ class AnySandbox(Protocol):
     async def set_network(self, policy: object) -> NetworkPolicy: ...
     async def network_usage(self) -> NetworkUsage: ...
     async def fork(
-        self, count: int = ..., *, reseed: bool = ..., scope: Scope | None = ...
+        self,
+        count: int = ...,
+        *,
+        reseed: bool = ...,
+        scope: Scope | None = ...,
+        threads: Threads = ...,
     ) -> Sequence[Fork[Any]]: ...
     async def snapshot(
-        self, name: str | None = ..., *, expires_s: float = ..., scope: Scope | None = ...
+        self,
+        name: str | None = ...,
+        *,
+        expires_s: float = ...,
+        scope: Scope | None = ...,
+        threads: Threads = ...,
     ) -> Snapshot: ...
     async def install(
         self,

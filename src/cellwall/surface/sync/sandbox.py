@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage
-    from cellwall.model.snapshot import Scope, Snapshot
+    from cellwall.model.snapshot import Scope, Snapshot, Threads
     from cellwall.surface.sync.loop_thread import LoopThread
     from cellwall.surface.sync.ports import SyncPorts
     from cellwall.surface.sync.protocols import AnySandbox
@@ -145,18 +145,26 @@ class SyncSandbox(Closing):
                     raise item.error
 
     def fork(
-        self, count: int = 1, *, reseed: bool = True, scope: Scope | None = None
+        self,
+        count: int = 1,
+        *,
+        reseed: bool = True,
+        scope: Scope | None = None,
+        threads: Threads = "refuse",
     ) -> list[Fork[Self]]:
         """Return copies of this sandbox: its Python session and its files, each on its own.
 
         A runtime that can copies every process, too; with `scope="tree"` none does less.
 
         Each entry has a sandbox or the error in its place, and what the copies have not. Random
-        generators that programs share are seeded anew unless `reseed` is false. Raises Conflict
-        with the reason if the session cannot be copied.
+        generators that programs share are seeded anew unless `reseed` is false. A session with
+        threads beside its own is refused, or copied without them if `threads` is "drop". Raises
+        Conflict with the reason if the session cannot be copied.
         """
         made = self._thread.call(
-            lambda _subject, _put: self._inner.fork(count, reseed=reseed, scope=scope)
+            lambda _subject, _put: self._inner.fork(
+                count, reseed=reseed, scope=scope, threads=threads
+            )
         )
         return [
             Fork(
@@ -173,14 +181,21 @@ class SyncSandbox(Closing):
         raise NotImplementedError
 
     def snapshot(
-        self, name: str | None = None, *, expires_s: float = DAY_S, scope: Scope | None = None
+        self,
+        name: str | None = None,
+        *,
+        expires_s: float = DAY_S,
+        scope: Scope | None = None,
+        threads: Threads = "refuse",
     ) -> Snapshot:
         """Keep the session and the files as they are now, for `restore`, for `expires_s` seconds.
 
         Raises as `fork`, and CapacityError if snapshots have no room.
         """
         return self._thread.call(
-            lambda _subject, _put: self._inner.snapshot(name, expires_s=expires_s, scope=scope)
+            lambda _subject, _put: self._inner.snapshot(
+                name, expires_s=expires_s, scope=scope, threads=threads
+            )
         )
 
     def interrupt(self, context: str = "main") -> None:

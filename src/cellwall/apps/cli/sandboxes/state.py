@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,11 +17,20 @@ from cellwall.apps.cli.console.remote import AsJson, Key, Url, Which, connected,
 from cellwall.apps.cli.console.terminal import complain, visible
 from cellwall.model.snapshot import Scope
 
+if TYPE_CHECKING:
+    from cellwall.model.snapshot import Threads
+
 Reseed = Annotated[
     bool, typer.Option(help="Seed the random generators that programs share anew, or keep them.")
 ]
 Tree = Annotated[
     bool, typer.Option("--tree", help="Refuse unless every process comes along, as in gVisor.")
+]
+DropThreads = Annotated[
+    bool,
+    typer.Option(
+        "--drop-threads", help="Leave threads of the session behind, instead of refusing."
+    ),
 ]
 Snapshot = Annotated[str, typer.Argument(metavar="SNAPSHOT", help="Its id, or its name.")]
 
@@ -34,11 +43,12 @@ def register(app: typer.Typer) -> None:
     app.command("restore", short_help="Make a sandbox of a snapshot.")(restore)
 
 
-def fork(
+def fork(  # noqa: PLR0913, PLR0917 - each is an option of the command
     which: Which,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many.")] = 1,
     reseed: Reseed = True,
     tree: Tree = False,
+    drop_threads: DropThreads = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
@@ -49,7 +59,9 @@ def fork(
     for id in $(cellwall sandbox fork build -n 4); do cellwall sandbox exec $id -- make test; done
     """
     with connected(url, key) as client:
-        forks = found(client, which).fork(count, reseed=reseed, scope=_scope(tree))
+        forks = found(client, which).fork(
+            count, reseed=reseed, scope=_scope(tree), threads=_threads(drop_threads)
+        )
         for each in forks:
             if each.made is not None:
                 typer.echo(each.made.id)
@@ -59,12 +71,13 @@ def fork(
             raise failed[0]
 
 
-def snapshot(
+def snapshot(  # noqa: PLR0913, PLR0917 - each is an option of the command
     which: Which,
     name: Annotated[str | None, typer.Option(help="A name to find it by.")] = None,
     expires: Annotated[
         float, typer.Option(metavar="SECONDS", help="When it is deleted.")
     ] = 86_400.0,
+    drop_threads: DropThreads = False,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -75,7 +88,8 @@ def snapshot(
     cellwall sandbox snapshot build --name prepared
     """
     with connected(url, key) as client:
-        made = found(client, which).snapshot(name, expires_s=expires)
+        threads = _threads(drop_threads)
+        made = found(client, which).snapshot(name, expires_s=expires, threads=threads)
     _say_left(made.left_behind)
     typer.echo(json.dumps(asdict(made), indent=2) if as_json else made.id)
 
@@ -129,6 +143,10 @@ def restore(
 
 def _scope(tree: bool) -> Scope | None:
     return "tree" if tree else None
+
+
+def _threads(drop: bool) -> Threads:
+    return "drop" if drop else "refuse"
 
 
 def _say_left(left: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cellwall.model.errors import UsageError
-from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, NAME_PATTERN
+from cellwall.model.snapshot import DAY_S, MOST_EXPIRES_S, NAME_PATTERN, Threads
 
 Id = Annotated[str, Field(description="Id that create_sandbox returned.")]
 Code = Annotated[
@@ -41,6 +41,11 @@ SnapshotWord = Annotated[
 Reseed = Annotated[
     bool,
     Field(description="New random seeds, so that copies differ; false repeats the same numbers."),
+]
+
+ThreadsWord = Annotated[
+    Threads,
+    Field(description="If its session has threads: refuse, or drop for copies without them."),
 ]
 
 
@@ -188,6 +193,7 @@ class ForkSandbox(Arguments):
     sandbox_id: Id
     count: int = Field(1, ge=1, le=64, description="How many copies.")
     reseed: Reseed = True
+    threads: ThreadsWord = "refuse"
 
 
 class SnapshotSandbox(Arguments):
@@ -202,6 +208,7 @@ class SnapshotSandbox(Arguments):
     expires_s: float = Field(
         DAY_S, gt=0, le=MOST_EXPIRES_S, description="Seconds for which it is kept."
     )
+    threads: ThreadsWord = "refuse"
 
 
 class RestoreSnapshot(Arguments):

@@ -31,7 +31,9 @@ async def fork_sandbox(
     session: Session, asked: arguments.ForkSandbox, _report: Report | None
 ) -> CallToolResult:
     """Copy a sandbox while it lives."""
-    forks = await session.fork(asked.sandbox_id, asked.count, reseed=asked.reseed)
+    forks = await session.fork(
+        asked.sandbox_id, asked.count, reseed=asked.reseed, threads=asked.threads
+    )
     made = [each.made.id for each in forks if each.made is not None]
     errors = [each.error for each in forks if each.error is not None]
     if not made:
@@ -49,7 +51,9 @@ async def snapshot_sandbox(
 ) -> CallToolResult:
     """Keep a sandbox as it is now."""
     sandbox = session.sandbox(asked.sandbox_id)
-    made: Snapshot = await sandbox.snapshot(asked.name, expires_s=asked.expires_s)
+    made: Snapshot = await sandbox.snapshot(
+        asked.name, expires_s=asked.expires_s, threads=asked.threads
+    )
     said = f"Snapshot {made.name} is kept. Give its name to restore_snapshot."
     text = " ".join([said, *_left(made.left_behind)])
     return answers.answer(text, {"text": text, **_facts(made)})

@@ -79,9 +79,15 @@ class TreeCopier:
             raise
 
     async def write(
-        self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
+        self,
+        sandbox: RuntimeSandbox,
+        files: SessionFiles,
+        budget: Budget,
+        *,
+        drop_threads: bool = False,
     ) -> SessionImage:
         """Write a sandbox to files; a caller that goes away does not stop it half way."""
+        del drop_threads  # they come along
         source = _ours(sandbox)
         writing.check_tools()
         expected = _size_of(source)
