@@ -186,16 +186,22 @@ def _process_of(init: int, pid: bytes) -> page_frames.Process | None:
 
 
 def _ranges_of(maps: bytes) -> list[page_frames.Range]:
-    """Return the memory that a base has pages of, in the order of its map.
+    """Return the memory that a base has pages of, as `transplant.memory_map.Base` has it.
 
     A fresh sandbox wrote it, which had run nothing of a caller's.
     """
-    text = maps.partition(b"\0")[0]
-    found = []
+    text, _, flags = maps.partition(b"\0")
+    found, position = [], 0
     for line in text.splitlines():
         if b" rw-p " in line:
-            start, _, end = line.split(None, 1)[0].partition(b"-")
-            found.append(page_frames.Range(int(start, 16), int(end, 16)))
+            place, _, end = line.split(None, 1)[0].partition(b"-")
+            start, count = int(place, 16), (int(end, 16) - int(place, 16)) // page_frames.PAGE
+            own = flags[position : position + count]
+            position += count
+            first, last = own.find(1), own.rfind(1) + 1
+            if last:
+                ends = (start + each * page_frames.PAGE for each in (first, last))
+                found.append(page_frames.Range(*ends))
     return found
 
 
