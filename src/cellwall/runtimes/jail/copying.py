@@ -43,6 +43,8 @@ _F_OFD_SETLK = 37
 _WHOLE_FILE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _LOOK_S = 0.1
 _TIMEOUT_S = 60.0
+_PATIENCE_S = 5.0
+"""Most seconds until a session goes on whose copy was cancelled: it gets no work before."""
 _MOST_LEFT = 100
 """Most things that are named as left behind, and most characters of each."""
 _MOST_DIGITS = 10
@@ -223,6 +225,7 @@ async def _taken(
                 b"" if base is None else base.maps,
                 told=_looker(base, sandbox),
                 is_told=base is not None and base.standing is not None,
+                patience_s=_PATIENCE_S if op == "copy" else 0.0,
                 context=_CONTEXT,
                 open_files=sandbox.spec.limits.open_files,
             )
