@@ -83,8 +83,6 @@ class Copies:
         self._config = config
         self._under_way: list[Copying] = []
         self._clones: dict[int, Copying] = {}
-        self._given_up: dict[int, Copying] = {}
-        """By request; what the context has still to say of one is no breach."""
         self._ready: dict[int, Ready] = {}
         """By the pid of the context."""
 
@@ -151,11 +149,6 @@ class Copies:
         """Handle a message about copying; return False if it comes out of turn."""
         copying, event = context.copying, header.get("ev")
         number = header.get("request")
-        if event in ("copied", "copy") and type(number) is int:
-            late = self._given_up.get(number)
-            if late is not None and late.context is context:
-                self._hear_late(late, connection, header)
-                return True
         if copying is None or (copying.is_source and number != copying.request):
             return False
         if event == "copied" and copying.is_source and connection is context.idle_connection:
@@ -164,7 +157,10 @@ class Copies:
             context.connections.remove(connection)
             copying.standing.append(connection)
             copying.said.update((name, header.get(name)) for name in _SAID)
-            self._stands(copying, self._write_down)
+            if "refusal" in copying.said:
+                connection.close()  # so that it goes on
+            else:
+                self._stands(copying, self._write_down)
             return True
         is_target = not copying.is_source and connection is context.idle_connection
         return is_target and self._hear_target(context, copying, event)
@@ -193,34 +189,28 @@ class Copies:
         for copying in self._under_way:
             if copying.request == request.id and "go_on" in copying.said:
                 go_on = copying.said.pop("go_on")
+                if "refusal" in copying.said:
+                    return
                 if copying.base is not None:
                     copying.base.take_equal(request.body)
                 go_on(copying)
                 return
 
-    def _hear_late(self, copying: Copying, connection: ContextConnection, header: Header) -> None:
-        """Let go what stands still for nothing: a clone ends, the source goes on."""
-        pid = header.get("pid")
-        if header.get("ev") == "copy":
-            copying.context.connections.remove(connection)
-            connection.close()
-        elif type(pid) is int and pid > 1:
-            self._clones[pid] = copying
-            processes.signal_process(pid, 9)
-
     def _on_copied(self, copying: Copying, header: Header) -> bool:
         """Note that the source goes on: all is written, or its clone has still to do it."""
-        if copying in self._clones.values():
+        if "is_back" in copying.said:
             return False
+        copying.said["is_back"] = True
         pid, message = header.get("pid"), copying.said.get("message")
-        if type(pid) is not int or message is None or (pid > 1) == (message == b""):
+        if type(pid) is int and pid > 1:
+            self._clones[pid] = copying
+        if "refusal" in copying.said:
+            self._give_up(copying, copying.said["refusal"])
+        elif type(pid) is not int or message is None or (pid > 1) == (message == b""):
             held = header.get("held")
             code, why = ("busy", held) if held else ("internal", header.get("why", _MOVED))
-            self._fail(copying, Refusal(code, f"copy: {str(why)[:200]}"))
-            for connection in copying.standing:
-                connection.close()
+            self._give_up(copying, Refusal(code, f"copy: {str(why)[:200]}"))
         elif pid > 1:
-            self._clones[pid] = copying
             copying.standing[0].send_raw(message)
         else:
             self._finish(copying)
@@ -374,10 +364,8 @@ class Copies:
         if ready is not None and ready.becoming:
             self._refuse(ready.becoming[0], refusal)
         if context.copying is not None and context.copying in self._under_way:
+            context.copying.said["is_back"] = True
             self._give_up(context.copying, refusal)
-        for request, late in list(self._given_up.items()):
-            if late.context is context:
-                del self._given_up[request]
 
     def cancel(self, request: int) -> None:
         """End a request that the host no longer waits for."""
@@ -390,13 +378,18 @@ class Copies:
                 self._refuse(request, Refusal("cancelled", "become: it was cancelled"))
 
     def _give_up(self, copying: Copying, refusal: Refusal) -> None:
-        clones = [pid for pid, each in self._clones.items() if each is copying]
-        if copying.is_source and copying in self._under_way and not clones:
-            self._given_up[copying.request] = copying
-        for pid in clones:
-            processes.signal_process(pid, 9)
+        """Refuse, once the source goes on: it gets no other work before.
+
+        It goes on when its connection is closed, and when the host has closed its pipe.
+        """
         for connection in copying.standing:
             connection.close()
+        if copying.is_source and "is_back" not in copying.said:
+            copying.said.setdefault("refusal", refusal)
+            return
+        for pid, each in self._clones.items():
+            if each is copying:
+                processes.signal_process(pid, 9)
         self._fail(copying, refusal)
 
     def _fail(self, copying: Copying, refusal: Refusal) -> None:

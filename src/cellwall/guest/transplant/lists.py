@@ -27,6 +27,17 @@ _SIGACTION_BYTES, _SIGSET_BYTES = 32, 8
 _SIGNALS = [number for number in range(1, 65) if number not in (9, 19)]
 _STRINGS = 1 << 20
 """Offset of what records point to, from the first record, in bytes."""
+_ACTIONS = walker.BLOB + _STRINGS
+"""Address of what signals do, the first of what an image's own list points to."""
+_SAVE_ACTIONS, _RESTORE_ACTIONS = (
+    [
+        walker.record("rt_sigaction", number, *places, _SIGSET_BYTES)
+        for number in _SIGNALS
+        for place in [_ACTIONS + number * _SIGACTION_BYTES]
+        for places in [(0, place) if is_save else (place, 0)]
+    ]
+    for is_save in (True, False)
+)
 _MOST_STRINGS = 8 << 20
 _EXTENT_BYTES = 16
 _MOST_ITSELF = 1024
@@ -132,6 +143,10 @@ class Program:
         """Add a record; its result is put at each address of `stores`, two at most."""
         self._records.append(walker.record(step, *arguments, expected=expected, stores=stores))
 
+    def add_made(self, records: list[bytes]) -> None:
+        """Add records that store nothing in others."""
+        self._records += records
+
     def argument(self, records_on: int, number: int) -> int:
         """Return the address of an argument of a record to come; the next one is 0 records on."""
         index = len(self._records) + records_on
@@ -221,14 +236,12 @@ def image_message(source: Source, base: Base, pipes: Pipes, image_fd: int) -> Im
     change = memory_map.change(base.maps, source.maps)
     readable = _readable(change.new)
     blob = Program(walker.BLOB)
-    actions = blob.put(bytes(_SIGACTION_BYTES * 65))
+    blob.put(bytes(_SIGACTION_BYTES * 65))  # at _ACTIONS
     _rebuild(blob, change, readable, image_fd)
-    _restore_state(blob, source, actions)
+    _restore_state(blob, source)
     made = Program(walker.LIST, 3)
     made.map_base(pipes.base, base)
-    for number in _SIGNALS:
-        place = actions + number * _SIGACTION_BYTES
-        made.add("rt_sigaction", number, 0, place, _SIGSET_BYTES)
+    made.add_made(_SAVE_ACTIONS)
     most = sum(_compare(made, each, readable, (base, source.pagemap)) for each in change.pieces)
     parts = {walker.BLOB: blob.records, blob.strings_place: bytes(blob.strings)}
     made.add(walker.SEND, pipes.file)
@@ -356,7 +369,7 @@ def _rebuild(made: Program, change: Change, readable: dict[Region, str], image_f
             made.add("mprotect", region.start, size, region.protection)
 
 
-def _restore_state(made: Program, source: Source, actions: int) -> None:
+def _restore_state(made: Program, source: Source) -> None:
     """Add what a process has besides its memory, and its return from the place where it stood."""
     made.add("chdir", made.path(source.directory))
     made.add("umask", source.mask)
@@ -367,8 +380,7 @@ def _restore_state(made: Program, source: Source, actions: int) -> None:
             made.add("dup2", file.source, file.number, expected=file.number)
         else:
             _reopen(made, file)
-    for number in _SIGNALS:
-        made.add("rt_sigaction", number, actions + number * _SIGACTION_BYTES, 0, _SIGSET_BYTES)
+    made.add_made(_RESTORE_ACTIONS)
     if source.tid_address:
         made.add("gettid", stores=(source.tid_address,))
     made.add(walker.RESUME, walker.IS_COPY)

@@ -104,13 +104,19 @@ class Base:
         """Size of the file, in bytes."""
 
     def take_equal(self, flags: bytes) -> None:
-        """Take which pages of all kept regions a process has as the base; nothing if unknown."""
-        if len(flags) != sum(len(own) for own, _place in self.kept.values()):
+        """Take which pages a process has as the base; nothing of them is known if there are none.
+
+        A byte for each page of all kept regions, from the first to the last that the base has.
+        """
+        self._equal.clear()
+        kept = [(region, own) for region, (own, _place) in self.kept.items() if 1 in own]
+        ends = [(own.index(1), own.rindex(1) + 1) for _region, own in kept]
+        if len(flags) != sum(last - first for first, last in ends):
             return
         position = 0
-        for region, (own, _place) in self.kept.items():
-            self._equal[region] = flags[position : position + len(own)]
-            position += len(own)
+        for (region, _own), (first, last) in zip(kept, ends):
+            self._equal[region] = bytes(first) + flags[position : position + last - first]
+            position += last - first
 
     @property
     def has_equal(self) -> bool:

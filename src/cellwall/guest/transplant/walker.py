@@ -82,6 +82,8 @@ LONGEST = 4 << 20
 LONGEST_READ = 64 << 10
 """Most bytes of an extent that must be read into place and not mapped, such as the stack's."""
 _RECORD = struct.Struct("<10Q")
+_pack = _RECORD.pack
+_NOTHING = (0,) * 6
 RECORD_BYTES = _RECORD.size
 _ANY = 2**64 - 1
 _MOST_ERRNO = 4095
@@ -123,9 +125,12 @@ def record(
     two addresses where the result's lower half is put.
     """
     number = step if isinstance(step, int) else _NUMBERS[step]
-    words = [word & _ANY for word in (number, *arguments)]
-    words += [0] * (7 - len(words)) + [_ANY if expected is None else expected & _ANY, *stores]
-    return _RECORD.pack(*words, *[0] * (10 - len(words)))
+    words = [number, *arguments, *_NOTHING[len(arguments) :]]
+    words += (_ANY if expected is None else expected, *stores, *_NOTHING[4 + len(stores) :])
+    try:
+        return _pack(*words)
+    except struct.error:  # one is negative
+        return _pack(*[word & _ANY for word in words])
 
 
 class Scratch:

@@ -265,6 +265,7 @@ class GuestChannel:
         body: bytes = b"",
         *,
         told: Callable[[bytes], tuple[str, bytes]] | None = None,
+        patience_s: float = 0.0,
         **fields: object,
     ) -> Reply:
         """Send a request with descriptors, which the guest gets; wait for the one reply.
@@ -272,7 +273,8 @@ class GuestChannel:
         The descriptors are this method's: it closes them once they are sent. Only over a unix
         socket. If it is cancelled, the guest is told to give up. `told` is called with a chunk that
         comes before the reply, and returns the operation and the body that are sent for it under
-        the same id. Raises GuestRefused, ChannelLost.
+        the same id. A cancellation waits up to `patience_s` for the guest to have given up. Raises
+        GuestRefused, ChannelLost.
         """
         number = 0
 
@@ -293,12 +295,16 @@ class GuestChannel:
             for each in files:
                 os.close(each)
         try:
-            return await future
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.send({"op": "signal", "id": number, "signal": 9})
+            if patience_s and not future.done():
+                await asyncio.wait([future], timeout=patience_s)
             raise
         finally:
             self.forget(number)
+            if not future.cancel():
+                future.exception()  # it was heard
 
     async def _expect_files(self, op: str) -> None:
         if not isinstance(self._sock, socket.socket):

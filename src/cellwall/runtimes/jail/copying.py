@@ -46,6 +46,8 @@ _F_OFD_SETLK = 37
 _WHOLE_FILE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _LOOK_S = 0.1
 _TIMEOUT_S = 60.0
+_PATIENCE_S = 5.0
+"""Most seconds until a session goes on whose copy was cancelled: it gets no work before."""
 _MOST_LEFT = 100
 """Most things that are named as left behind, and most characters of each."""
 _MOST_DIGITS = 10
@@ -189,16 +191,22 @@ def _process_of(init: int, pid: bytes) -> page_frames.Process | None:
 
 
 def _ranges_of(maps: bytes) -> list[page_frames.Range]:
-    """Return the memory that a base has pages of, in the order of its map.
+    """Return the memory that a base has pages of, as `transplant.memory_map.Base` has it.
 
     A fresh sandbox wrote it, which had run nothing of a caller's.
     """
-    text = maps.partition(b"\0")[0]
-    found = []
+    text, _, flags = maps.partition(b"\0")
+    found, position = [], 0
     for line in text.splitlines():
         if b" rw-p " in line:
-            start, _, end = line.split(None, 1)[0].partition(b"-")
-            found.append(page_frames.Range(int(start, 16), int(end, 16)))
+            place, _, end = line.split(None, 1)[0].partition(b"-")
+            start, count = int(place, 16), (int(end, 16) - int(place, 16)) // page_frames.PAGE
+            own = flags[position : position + count]
+            position += count
+            first, last = own.find(1), own.rfind(1) + 1
+            if last:
+                ends = (start + each * page_frames.PAGE for each in (first, last))
+                found.append(page_frames.Range(*ends))
     return found
 
 
@@ -226,6 +234,7 @@ async def _taken(
                 b"" if base is None else base.maps,
                 told=_looker(base, sandbox),
                 is_told=base is not None and base.standing is not None,
+                patience_s=_PATIENCE_S if op == "copy" else 0.0,
                 context=_CONTEXT,
                 open_files=sandbox.spec.limits.open_files,
                 **more,
