@@ -248,7 +248,7 @@ class Copies:
             except BaseException:
                 written.let_go()
                 raise
-            made = header.shown()
+            made = replace(made, durable=True)
         self._keep(made, written, header)
         return made
 
@@ -299,8 +299,7 @@ class Copies:
         runtime, heritage = await self._host.revive(header, floor)
         template = heritage.spec.template
         copier, image, files = await self._durable.load(header, runtime, template)
-        left = (*header.left_behind, *(f"tool {name!r} of the host" for name in header.tools))
-        budget = self._host.room.begin(0)
+        left, budget = header.shown().left_behind, self._host.room.begin(0)
         return _Written(runtime, copier, image, files, heritage, left, budget)
 
     def _look(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from cellwall.engine.state.snapshot_files import BASE, SnapshotFiles
 from cellwall.engine.state.snapshot_header import Header
-from cellwall.model.errors import CapacityError
+from cellwall.model.errors import CapacityError, NotFound
 from cellwall.runtimes.base import STORED, LineageFacts, SessionImage, StoresLineages
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class DurableSnapshots:
         lineage = STORED + header.lineage
         await self._adopt(header, copier, lineage, template)
         try:
+            self._digests[lineage] = header.parts[BASE].digest
             files = copier.new_files(self.folder)
             try:
                 await _in_thread(lambda: self._copy(header, files))
@@ -158,6 +159,9 @@ class DurableSnapshots:
     ) -> None:
         """Copy the base of a stored session, and have the runtime know it."""
         assert isinstance(copier, StoresLineages)  # noqa: S101  see `load`
+        with contextlib.suppress(NotFound):
+            copier.keep_lineage(lineage)  # another snapshot brought it
+            return
         base, maps = copier.new_files(self._folder)  # nothing of a caller's is in them
         try:
             await _in_thread(lambda: self._files.copy(header, BASE, base))

@@ -104,8 +104,14 @@ class SnapshotFiles:
             linked = self._linked_base(made, fd, base_digest) if name == BASE else None
             found[name] = linked or self._written(made / name, header.id, fd)
         whole = replace(header, parts=found, is_sealed=self.is_sealed)
+        text = encoded(whole, self._seal)
+        if len(text) > MOST_BYTES:
+            raise UsageError(
+                f"snapshot: what is known of its sandbox takes {len(text) >> 10} KiB",
+                remedy="give the sandbox fewer or shorter variables",
+            )
         with _new(made / HEADER) as target:
-            _write_all(target, encoded(whole, self._seal))
+            _write_all(target, text)
             os.fsync(target)
         return whole
 

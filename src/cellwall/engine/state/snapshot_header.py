@@ -94,7 +94,8 @@ class Header:
         return sum(part.stored for name, part in self.parts.items() if name != "base")
 
     def shown(self) -> Snapshot:
-        """Return the snapshot as its owner sees it."""
+        """Return the snapshot as its owner sees it once its engine has ended."""
+        tools = (f"tool {name!r} of the host" for name in self.tools)
         return Snapshot(
             self.id,
             self.name,
@@ -103,7 +104,7 @@ class Header:
             self.expires_at,
             int(self.image["memory_bytes"]),
             int(self.image["files_bytes"]),
-            self.left_behind,
+            (*self.left_behind, *tools),
             durable=True,
         )
 

@@ -13,8 +13,9 @@ from cellwall.guest.transplant.walker import AS_IN_BASE, PAGE, SCRATCH, SCRATCH_
 
 _KERNELS = ("[vvar]", "[vvar_vclock]", "[vdso]", "[vsyscall]")
 _KEPT = " rw-p "
-_DEVICE = re.compile(r"(?<=[0-9a-f]{8} )[0-9a-f]+:[0-9a-f]+(?= )")
-"""The device of a file's file system, which differs with each mount of an overlay."""
+_DEVICE = re.compile(r"^(\S+ \S+ \S+) [0-9a-f]+:[0-9a-f]+ (\d+) *", re.MULTILINE)
+"""The device of a file's file system, which differs with each mount of an overlay, and the spaces
+before the path, whose number differs with the length of the device's number."""
 HEAP, STACK = "[heap]", "[stack]"
 _EXISTS = bytes(int(flag >= 0x40) for flag in range(256))
 
@@ -162,7 +163,7 @@ def lines_of(text: str) -> list[str]:
     first, last = f"{SCRATCH:x}", f"{SCRATCH_END:x}"
     return [
         line
-        for line in _DEVICE.sub("00:00", text).splitlines()
+        for line in _DEVICE.sub(r"\1 00:00 \2 ", text).splitlines()
         if not (first <= line[: len(first)] < last and line[len(first)] == "-")
     ]
 
