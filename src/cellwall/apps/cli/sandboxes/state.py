@@ -59,12 +59,13 @@ def fork(
             raise failed[0]
 
 
-def snapshot(
+def snapshot(  # noqa: PLR0913, PLR0917 - each is an option of its own
     which: Which,
     name: Annotated[str | None, typer.Option(help="A name to find it by.")] = None,
     expires: Annotated[
         float, typer.Option(metavar="SECONDS", help="When it is deleted.")
     ] = 86_400.0,
+    tree: Tree = False,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -75,7 +76,7 @@ def snapshot(
     cellwall sandbox snapshot build --name prepared
     """
     with connected(url, key) as client:
-        made = found(client, which).snapshot(name, expires_s=expires)
+        made = found(client, which).snapshot(name, expires_s=expires, scope=_scope(tree))
     _say_left(made.left_behind)
     typer.echo(json.dumps(asdict(made), indent=2) if as_json else made.id)
 
