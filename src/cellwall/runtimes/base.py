@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.runtimes.channel.take_over import Found
+    from cellwall.runtimes.shared.saved_tree import SavedTree
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 Start = Literal["fork", "exec"]
@@ -143,20 +144,6 @@ class SessionImage:
     """Word with which a guest that was written down whole goes on; empty: only a session was."""
     last_id: int = 0
     """Id of the latest request that a guest that was written down whole has got."""
-
-
-class SavedTree(NamedTuple):
-    """A whole sandbox that was written down, as the start of a copy needs it."""
-
-    image: int
-    """Descriptor of the file with the sandbox's kernel and memory; the caller's."""
-    archive: int
-    """Descriptor of the file with the work area; the caller's."""
-    lineage: str
-    """What the copy's configuration has to be."""
-    epoch: str
-    last_id: int
-    reseed: bool
 
 
 STORED = "stored-"

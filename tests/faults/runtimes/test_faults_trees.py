@@ -9,20 +9,27 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from cellwall.engine.templates.store import state_dir
 from cellwall.linux import owner_label
-from cellwall.model.errors import CellwallError, HostUnsupported
+from cellwall.model.errors import CapacityError, CellwallError, HostUnsupported
+from cellwall.runtimes.gvisor import binary as gvisor_binary
 from cellwall.runtimes.gvisor.trees import saved_area, writing
-from kit.arena import Arena, control_groups, descendants
+from kit.arena import MADE_BY_A_TEST, Arena, control_groups, descendants
 from kit.places import ROOT, TESTS
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.gvisor.runtime import GvisorRuntime
 
 TREES = int(os.environ.get("CELLWALL_TEST_TREES", "6"))
 pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.timeout(240 + 10 * TREES)]
@@ -142,6 +149,61 @@ def test_host_without_a_tool_refuses_and_says_which(
     gvisor_arena.do(forked())
 
 
+def test_full_disk_is_refused_before_anything_is_stopped(
+    gvisor_arena: Arena, tmp_path: Path
+) -> None:
+    """A `runsc` that ends what it writes down would lose the source."""
+    copies = gvisor_arena.engine.copies
+    host = copies._host
+    options = "size=4m,mode=700"
+    subprocess.run(
+        ["/usr/bin/mount", "-t", "tmpfs", "-o", options, MADE_BY_A_TEST, str(tmp_path)], check=True
+    )
+
+    async def forked() -> None:
+        async with gvisor_arena.sandbox() as source:
+            await source.run("x = 1")
+            copies._host = host._replace(folder=tmp_path)
+            with pytest.raises(CapacityError, match=r"no room for \d+ MiB"):
+                await source.fork()
+            copies._host = host
+            assert (await source.run("print(x)")).stdout == "1\n"
+            (fork,) = await source.fork()  # the control
+            await fork.sandbox.close()
+
+    try:
+        gvisor_arena.do(forked())
+    finally:
+        copies._host = host
+        subprocess.run(["/usr/bin/umount", str(tmp_path)], check=True)
+
+
+def test_binary_that_ends_what_it_should_leave_running_is_refused(gvisor_arena: Arena) -> None:
+    """Debian 12's has the flag: under another name of its version only the trial can tell."""
+    binary = gvisor_binary.inspect(gvisor_binary.find())
+    if gvisor_binary.leaves_running(binary):
+        pytest.skip("this runsc leaves running what it writes down")
+
+    async def forked() -> None:
+        async with gvisor_arena.sandbox() as source:
+            runtime = cast("GvisorRuntime", gvisor_arena.engine._runtimes.get("gvisor"))
+            chosen = await runtime.choose()
+            unknown = replace(chosen.binary, version="unknown", digest=secrets.token_hex(32))
+            runtime._chosen = chosen._replace(binary=unknown)
+            try:
+                for _ in range(2):  # the second time from memory
+                    with pytest.raises(HostUnsupported, match="copies nothing here: ") as caught:
+                        await runtime._abilities()
+                    assert caught.value.remedy
+            finally:
+                runtime._chosen = chosen
+            (fork,) = await source.fork()  # the control: as one that ends what it writes down
+            await fork.sandbox.close()
+
+    with gvisor_arena.leaving_nothing():
+        gvisor_arena.do(forked())
+
+
 def test_sweep_takes_only_what_dead_processes_left(tmp_path: Path) -> None:
     with subprocess.Popen(["/usr/bin/true"]) as dead:
         dead.wait()
@@ -150,6 +212,6 @@ def test_sweep_takes_only_what_dead_processes_left(tmp_path: Path) -> None:
     assert ours != theirs
     for name in (ours, theirs):
         (tmp_path / name).mkdir()
-        (tmp_path / name / saved_area.IMAGE).write_bytes(b"secret")
+        (tmp_path / name / saved_area.IMAGE[0]).write_bytes(b"secret")
     assert writing.sweep(tmp_path) == 1
     assert [path.name for path in tmp_path.iterdir()] == [ours]

@@ -73,7 +73,7 @@ def test_copies_go_on_from_the_same_point_and_apart(visitor: Visitor) -> None:
         source = await new_sandbox(client, template="python")
         await say(client, source, SET)
         made = await call(client, "fork_sandbox", sandbox_id=source, count=3)
-        assert (made["failed"], made["left_behind"]) == (0, [])
+        assert (made["failed"], made["left_behind"], made["carries"]) == (0, [], "session")
         assert all(each in made["text"] for each in made["sandbox_ids"])
         for number, each in enumerate(made["sandbox_ids"]):
             await say(client, each, f"value += {number}\nopen('note.txt', 'w').write('{number}')")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 import cellwall
-from cellwall.model.errors import Conflict, NotFound
+from cellwall.model.errors import Conflict, HostUnsupported, NotFound
+from conftest import Require
 from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, running
 from kit.waiting import wait_until
 
@@ -195,18 +198,20 @@ def test_copies_take_their_places_on_the_server() -> None:
         assert client.post(f"/sandboxes/{source}/fork", json={}).status_code == 201
 
 
+def spoken(door: Server, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `cellwall sandbox`."""
+    environ = {**os.environ, "CELLWALL_URL": door.address, "CELLWALL_API_KEY": ALICE}
+    argv = [*ARGV, "sandbox", *words]
+    done = subprocess.run(argv, capture_output=True, check=False, env=environ, timeout=50)
+    text = (done.stdout.decode(), done.stderr.decode())
+    return subprocess.CompletedProcess(argv, done.returncode, *text)
+
+
 def test_command_line_forks_keeps_and_restores(door: Server) -> None:
     client = door.client()
     source = new_sandbox(client)
     told(client, source, SET)
-    environ = {**os.environ, "CELLWALL_URL": door.address, "CELLWALL_API_KEY": ALICE}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [*ARGV, "sandbox", *words]
-        done = subprocess.run(argv, capture_output=True, check=False, env=environ, timeout=50)
-        text = (done.stdout.decode(), done.stderr.decode())
-        return subprocess.CompletedProcess(argv, done.returncode, *text)
-
+    run = partial(spoken, door)
     forks = run("fork", source, "-n", "2").stdout.split()
     assert [told(client, each, TELL) for each in forks] == ["41 kept\n"] * 2
     child = "import subprocess; p = subprocess.Popen(['sleep', '60'])"
@@ -222,6 +227,69 @@ def test_command_line_forks_keeps_and_restores(door: Server) -> None:
     assert json.loads(run("snapshots", "--json").stdout) == []
     missing = run("restore", "by-words")
     assert (missing.returncode != 0, "there is none" in missing.stderr) == (True, True)
+
+
+# -- what copies carry -----------------------------------------------------------------------------
+
+COUNTING = """
+import threading, time
+beats = [0]
+def beat():
+    while True:
+        beats[0] += 1
+        time.sleep(0.01)
+threading.Thread(target=beat, daemon=True).start()
+"""
+BEATS = "before = beats[0]; time.sleep(0.5); print(beats[0] > before)"
+
+
+def test_jail_says_that_a_copy_is_of_a_session_alone(door: Server) -> None:
+    client = door.client()
+    source = new_sandbox(client)
+    for place in (f"/sandboxes/{source}/fork", f"/sandboxes/{source}/snapshots"):
+        refused = client.post(place, json={"scope": "tree"})
+        assert error_of(refused)["code"] == "host_unsupported", refused.text
+        assert "not the tree of its processes" in error_of(refused)["message"]
+        assert "gvisor" in error_of(refused)["remedy"]
+        assert client.post(place, json={"scope": "forest"}).status_code == 400
+        made = client.post(place, json={"scope": "session"})  # the control
+        assert made.status_code == 201, made.text
+        (told_of,) = made.json().get("forks", [made.json()])
+        assert told_of["carries"] == "session"
+    with cellwall.connect(door.address, api_key=ALICE) as sdk:
+        for ask in (sdk.attach(source).fork, sdk.attach(source).snapshot):
+            with pytest.raises(HostUnsupported, match="not the tree"):
+                ask(scope="tree")
+    for words in (("fork",), ("snapshot",)):
+        done = spoken(door, *words, source, "--tree")
+        assert (done.returncode != 0, "not the tree" in done.stderr) == (True, True), done
+        assert spoken(door, *words, source).returncode == 0
+
+
+@pytest.mark.timeout(300)
+def test_gvisor_copies_every_process_at_each_door(require: Require) -> None:
+    """A thread beats on in copies by HTTP, the SDK and the command line; a jail refuses it."""
+    require("gvisor", shutil.which("runsc") is not None, "run: apt-get install runsc")
+    with running() as server, cellwall.connect(server.address, api_key=ALICE) as sdk:
+        client = server.client()
+        source = new_sandbox(client, isolation="kernel", limits={"memory_mb": 256})
+        told(client, source, COUNTING)
+        answer = client.post(f"/sandboxes/{source}/fork", json={"scope": "tree"})
+        assert answer.status_code == 201, answer.text
+        (made,) = answer.json()["forks"]
+        assert (made["carries"], made["left_behind"]) == ("tree", [])
+        kept = client.post(f"/sandboxes/{source}/snapshots", json={"name": "whole"}).json()
+        assert kept["carries"] == client.get("/snapshots/whole").json()["carries"] == "tree"
+        (fork,) = sdk.attach(source).fork(scope="tree")
+        assert fork.carries == "tree"
+        assert sdk.snapshots.get("whole").carries == "tree"
+        said = spoken(server, "fork", source, "--tree")
+        assert said.returncode == 0, said.stderr
+        restored = spoken(server, "restore", "whole").stdout.strip()
+        copies = (made["sandbox"]["id"], fork.sandbox.id, said.stdout.strip(), restored)
+        for each in (source, *copies):
+            assert told(client, each, BEATS) == "True\n"
+            assert client.delete(f"/sandboxes/{each}").status_code == 200
 
 
 def test_sdk_has_the_same_calls(door: Server) -> None:

@@ -63,7 +63,7 @@ def inspect(path: str) -> Binary:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     version = _ask(path, "--version").partition("\n")[0].removeprefix("runsc version ").strip()
-    known = frozenset(_FLAG.findall(_ask(path, "flags")))
+    known = flags_of(path)
     missing = sorted(REQUIRED_FLAGS - known)
     if missing:
         raise HostUnsupported(
@@ -72,18 +72,26 @@ def inspect(path: str) -> Binary:
     return Binary(path, digest, version, known)
 
 
-def _ask(path: str, word: str) -> str:
+def flags_of(path: str, command: str = "") -> frozenset[str]:
+    """Return the flags that `runsc` has for all commands, or has for one. HostUnsupported."""
+    words = ("help", command) if command else ("flags",)
+    return frozenset(_FLAG.findall(_ask(path, *words)))
+
+
+def _ask(path: str, *words: str) -> str:
     try:
         done = subprocess.run(
-            [path, word], check=True, capture_output=True, text=True, timeout=_ASK_S
+            [path, *words], check=True, capture_output=True, text=True, timeout=_ASK_S
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise HostUnsupported("runsc", f"gVisor: {path} {word}: {error}", remedy=INSTALL) from error
+        raise HostUnsupported(
+            "runsc", f"gVisor: {path} {' '.join(words)}: {error}", remedy=INSTALL
+        ) from error
     return done.stdout + done.stderr
 
 
 def leaves_running(binary: Binary) -> bool:
-    """Report whether it can write a sandbox down without ending it.
+    """Report whether its version should write a sandbox down without ending it.
 
     Those up to 2022 have the flag, but reach a deadline of their own, with the sandbox dead.
     """
@@ -131,7 +139,7 @@ class Platforms:
         """Return the first platform that works; HostUnsupported with every reason if none does."""
         reasons = []
         for name in wanted_platforms():
-            reason = await self._why_not(binary, name, try_platform)
+            reason = await self.why_not(binary, name, try_platform)
             if not reason:
                 return name
             reasons.append(f"{name}: {reason}")
@@ -141,7 +149,8 @@ class Platforms:
             remedy="install a newer runsc, as Debian 13 has, or set CELLWALL_RUNSC_PLATFORM",
         )
 
-    async def _why_not(self, binary: Binary, name: str, try_platform: TryPlatform) -> str:
+    async def why_not(self, binary: Binary, name: str, try_platform: TryPlatform) -> str:
+        """Return why what is tried under a name does not work here; empty when it works."""
         key = f"{binary.digest} {os.uname().release} {name}"
         known = self._read()
         reason, at = known.get(key, ("", 0.0))

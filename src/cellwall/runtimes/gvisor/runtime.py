@@ -32,7 +32,6 @@ from cellwall.runtimes.base import (
     RuntimeGone,
     RuntimeStatistics,
     SandboxSpec,
-    SavedTree,
     SweepReport,
     refuse_changes,
     refuse_profile,
@@ -52,7 +51,7 @@ from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
 from cellwall.runtimes.gvisor.network import Outer
 from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, SandboxResources, end, held
 from cellwall.runtimes.gvisor.trace_listener import Witness
-from cellwall.runtimes.gvisor.trees import continuing, writing
+from cellwall.runtimes.gvisor.trees import abilities, continuing, writing
 from cellwall.runtimes.gvisor.trees.copying import TreeCopier, Ways
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
@@ -66,8 +65,11 @@ from cellwall.runtimes.shared.freezing import FreezerThreads, Freezing
 from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from cellwall.linux.cgroups import sandbox_groups
     from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.shared.saved_tree import SavedTree
     from cellwall.runtimes.volumes.holder import Holder
 
 _GUEST = (
@@ -174,7 +176,8 @@ class GvisorRuntime:
     def _place(self) -> str:
         """Directory on which each sandbox mounts its own tmpfs, for the state of `runsc`."""
         place = self._folder / "place"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (place, self._trees):  # what a start makes is not left by a copy
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return str(place)
 
     @cached_property
@@ -226,23 +229,32 @@ class GvisorRuntime:
 
     async def _try_platform(self, binary: Binary, platform: str) -> str:
         """Run `true` on the platform within a time limit; return why it did not work."""
+        async with self._tried(Chosen(binary, platform), ("/usr/bin/true",)) as (keeper, line):
+            line.close()
+            try:
+                async with asyncio.timeout(_TRY_S):
+                    failed = await keeper.wait_ended() != 0
+            except TimeoutError:
+                return f"it did not run `true` within {_TRY_S:g} s"
+            return (keeper.said()[-300:] or "it ended without a word") if failed else ""
+
+    @contextlib.asynccontextmanager
+    async def _tried(
+        self, chosen: Chosen, words: tuple[str, ...]
+    ) -> AsyncIterator[tuple[Keeper, socket.socket]]:
+        """Run a program of the host without a guest, with a line to its descriptor 0."""
         limits = Limits()
         template = plan.Root("/usr", (), str(self._launcher))
         root = await asyncio.to_thread(
             gvisor_root.make_root, self._folder / "roots", self._facts, template
         )
-        oci = oci_bundle.configuration(root, limits, ("/usr/bin/true",), self._place)
+        oci = oci_bundle.configuration(root, limits, words, self._place)
         groups = await self._groups.make(_at_start(limits))
-        area = oci_bundle.area(root, limits)
-        order = self._order(Chosen(binary, platform), oci, area, _Born(groups))
+        order = self._order(chosen, oci, oci_bundle.area(root, limits), _Born(groups))
         keeper = self._keepers.take()
         try:
-            keeper.begin(order).close()
-            async with asyncio.timeout(_TRY_S):
-                failed = await keeper.wait_ended() != 0
-            return (keeper.said()[-300:] or "it ended without a word") if failed else ""
-        except TimeoutError:
-            return f"it did not run `true` within {_TRY_S:g} s"
+            with keeper.begin(order) as line:
+                yield keeper, line
         finally:
             await self._discard(keeper, groups)
 
@@ -450,13 +462,20 @@ class GvisorRuntime:
     @cached_property
     def copier(self) -> TreeCopier:
         """What copies whole sandboxes."""
-        return TreeCopier(Ways(self._trees, self._runsc, self._bring_back))
+        return TreeCopier(Ways(self._trees, self._abilities, self._bring_back))
 
-    async def _runsc(self) -> tuple[list[str], bool]:
-        """Return `runsc` with its flags, and whether it can leave running what it writes down."""
+    async def _abilities(self) -> abilities.Abilities:
+        """Return how the chosen `runsc` writes a sandbox down. Raises HostUnsupported."""
         chosen = await self.choose()
         flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
-        return [chosen.binary.path, *flags], gvisor_binary.leaves_running(chosen.binary)
+        runsc = [chosen.binary.path, *flags]
+
+        async def trial(_binary: Binary, _name: str) -> str:
+            async with self._tried(chosen, abilities.ECHO) as (keeper, line):
+                return await abilities.shown(keeper, line, runsc, self._trees)
+
+        platforms = gvisor_binary.Platforms(self._folder)
+        return await abilities.of(chosen.binary, runsc, chosen.platform, platforms, trial)
 
     async def _bring_back(self, sandbox: GvisorSandbox, saved: SavedTree) -> None:
         """Start a sandbox again, in its own cgroups, from what was written down of it."""

@@ -77,6 +77,7 @@ def snapshot(  # noqa: PLR0913, PLR0917 - each is an option of the command
     expires: Annotated[
         float, typer.Option(metavar="SECONDS", help="When it is deleted.")
     ] = 86_400.0,
+    tree: Tree = False,
     drop_threads: DropThreads = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -88,8 +89,9 @@ def snapshot(  # noqa: PLR0913, PLR0917 - each is an option of the command
     cellwall sandbox snapshot build --name prepared
     """
     with connected(url, key) as client:
-        threads = _threads(drop_threads)
-        made = found(client, which).snapshot(name, expires_s=expires, threads=threads)
+        made = found(client, which).snapshot(
+            name, expires_s=expires, scope=_scope(tree), threads=_threads(drop_threads)
+        )
     _say_left(made.left_behind)
     typer.echo(json.dumps(asdict(made), indent=2) if as_json else made.id)
 

@@ -43,7 +43,7 @@ async def fork_sandbox(
     said += [f"The others failed. {error_for_model(errors[0])}"] if errors else []
     text = " ".join([*said, *_left(left)])
     facts = {"sandbox_ids": made, "failed": len(errors), "left_behind": list(left)}
-    return answers.answer(text, {"text": text, **facts})
+    return answers.answer(text, {"text": text, **facts, "carries": forks[0].carries})
 
 
 async def snapshot_sandbox(

@@ -63,6 +63,11 @@ _LEFT = {
     "items": _TEXT,
     "description": "What the sandbox had and the copy has not, such as other processes.",
 }
+_CARRIES = {
+    "type": "string",
+    "enum": ["session", "tree"],
+    "description": "Whether the Python session and files came along, or every process.",
+}
 _SNAPSHOT = {
     "id": _TEXT,
     "name": _TEXT,
@@ -72,6 +77,7 @@ _SNAPSHOT = {
     "memory_bytes": _WHOLE,
     "files_bytes": _WHOLE,
     "left_behind": _LEFT,
+    "carries": _CARRIES,
 }
 
 _GOOD: dict[str, dict[str, Any]] = {
@@ -110,6 +116,7 @@ _GOOD: dict[str, dict[str, Any]] = {
         sandbox_ids={"type": "array", "items": _TEXT},
         failed={"type": "integer", "description": "How many copies could not be made."},
         left_behind=_LEFT,
+        carries=_CARRIES,
     ),
     "snapshot_sandbox": _object(["text", *_SNAPSHOT], text=_SAID, **_SNAPSHOT),
     "restore_snapshot": _object(

@@ -11,8 +11,8 @@ from cellwall.runtimes.gvisor.trees import saved_area
 if TYPE_CHECKING:
     import socket
 
-    from cellwall.runtimes.base import SavedTree
     from cellwall.runtimes.gvisor.keeper import Keeper
+    from cellwall.runtimes.shared.saved_tree import SavedTree
 
 
 def lineage(binary: str, platform: str, digest: str) -> str:
@@ -41,7 +41,7 @@ def begun_from(keeper: Keeper, order: dict[str, Any], saved: SavedTree) -> socke
     """Have a keeper begin with files of its own to read, from their beginning."""
     files = [
         os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        for fd in (saved.image, saved.archive)
+        for fd in (saved.archive, *saved.image)
     ]
     try:
         return keeper.begin(order, files)

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, cast
 
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, Conflict, SandboxBroken
-from cellwall.runtimes.base import SavedTree, SessionFiles, SessionImage
+from cellwall.runtimes.base import SessionImage
 from cellwall.runtimes.channel.replies import ChannelLost, Reply
 from cellwall.runtimes.channel.stand_by import stand_by, wake
 from cellwall.runtimes.gvisor.trees import writing
+from cellwall.runtimes.shared.saved_tree import SavedTree, TreeFiles
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
-    from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec, SessionFiles
     from cellwall.runtimes.gvisor.sandbox import GvisorSandbox
+    from cellwall.runtimes.gvisor.trees.abilities import Abilities
 
 _SLACK_BYTES = 32 << 20
 _MOST_LEFT = 100
@@ -37,8 +39,8 @@ class Ways:
     """What the copier needs of the runtime."""
 
     folder: Path
-    runsc: Callable[[], Awaitable[tuple[list[str], bool]]]
-    """Returns the program with its flags, and whether it can leave a sandbox running."""
+    abilities: Callable[[], Awaitable[Abilities]]
+    """Returns how `runsc` writes a sandbox down; raises HostUnsupported."""
     bring_back: Callable[[GvisorSandbox, SavedTree], Awaitable[None]]
     """Starts a sandbox again that was ended when it was written down."""
 
@@ -51,6 +53,8 @@ class TreeCopier:
     def __init__(self, ways: Ways) -> None:
         """Nothing is under way."""
         self._ways = ways
+        self._known: Abilities | None = None
+        self._asking = asyncio.Lock()
 
     def lineage_of(self, sandbox: RuntimeSandbox) -> str:
         """Return what a copy must have in common: its configuration, `runsc`, and its platform."""
@@ -66,14 +70,15 @@ class TreeCopier:
         self, spec: SandboxSpec, files: SessionFiles, image: SessionImage, *, reseed: bool
     ) -> SandboxSpec:
         """Return the spec of a copy: it continues from the image as it starts."""
-        saved = _saved(files, image.lineage, (image.epoch, image.last_id), reseed=reseed)
+        at = (image.epoch, image.last_id)
+        saved = _saved(cast("TreeFiles", files), image.lineage, at, reseed=reseed)
         return replace(spec, saved=saved)
 
-    def new_files(self, folder: Path) -> SessionFiles:
+    def new_files(self, folder: Path) -> TreeFiles:
         """Make the empty files of a sandbox."""
         image = nameless.made_in(folder)
         try:
-            return SessionFiles(image, nameless.made_in(folder))
+            return TreeFiles(image, nameless.made_in(folder))
         except BaseException:
             os.close(image)
             raise
@@ -88,56 +93,64 @@ class TreeCopier:
     ) -> SessionImage:
         """Write a sandbox to files; a caller that goes away does not stop it half way."""
         del drop_threads  # they come along
-        source = _ours(sandbox)
+        source, into = _ours(sandbox), cast("TreeFiles", files)
         writing.check_tools()
-        expected = _size_of(source)
-        if not budget.take(expected):
-            raise _no_room(expected)
-        work = asyncio.ensure_future(self._written(source, files))
-        try:
-            image = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])
-            raise
-        budget.take(image.memory_bytes + image.files_bytes - expected)
-        return image
-
-    async def _written(self, source: GvisorSandbox, files: SessionFiles) -> SessionImage:
-        runsc, stays = await self._ways.runsc()
-        if not stays and source.has_way_out:
+        ability = await self._abilities()
+        if not ability.stays and source.has_way_out:
             raise Conflict(
                 "fork: this runsc ends what it writes down, and a sandbox with a network cannot "
                 "be started again",
                 remedy="install a newer runsc, as Debian 13 has, or create it without a network",
             )
+        expected = _size_of(source)
+        # A full disk would end the source with a `runsc` that does not leave it running.
+        if not budget.take(expected) or writing.free_bytes(into.archive) < expected:
+            raise _no_room(expected)
+        work = asyncio.ensure_future(self._written(source, into, ability))
+        try:
+            image = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
+        if not budget.take(image.memory_bytes + image.files_bytes - expected):
+            raise _no_room(image.memory_bytes + image.files_bytes)
+        return image
+
+    async def _abilities(self) -> Abilities:
+        async with self._asking:
+            if self._known is None:
+                self._known = await self._ways.abilities()
+        return self._known
+
+    async def _written(
+        self, source: GvisorSandbox, files: TreeFiles, ability: Abilities
+    ) -> SessionImage:
         epoch = secrets.token_hex(16)
         reply = await stand_by(source.channel, epoch)
         last_id = source.channel.last_id
         try:
-            await self._saved(source, files, runsc, stays=stays)
-            if not stays:
+            await self._saved(source, files, ability)
+            if not ability.stays:
                 saved = _saved(files, source.lineage, (epoch, last_id), reseed=False)
                 await self._ways.bring_back(source, saved)
         except BaseException as error:
-            await self._recovered(source, epoch, stays=stays, error=error)
+            await self._recovered(source, epoch, stays=ability.stays, error=error)
             raise
-        if stays:
+        if ability.stays:
             await wake(source.channel, epoch)
         return _image(source.lineage, files, reply, (epoch, last_id))
 
-    async def _saved(
-        self, source: GvisorSandbox, files: SessionFiles, runsc: list[str], *, stays: bool
-    ) -> None:
+    async def _saved(self, source: GvisorSandbox, files: TreeFiles, ability: Abilities) -> None:
         """Have `runsc` write the sandbox down, and its area packed while no process runs."""
         area = source.another_area()
-        if not stays:
+        if not ability.stays:
             source.leave()
         try:
-            taken = await asyncio.to_thread(
-                writing.take, source.pid, runsc, self._ways.folder, leave_running=stays
+            files.put(
+                await asyncio.to_thread(
+                    writing.take, source.pid, ability.runsc, self._ways.folder, ability.flags
+                )
             )
-            os.dup2(taken, files.memory, inheritable=False)
-            os.close(taken)
             await asyncio.to_thread(writing.pack, area, files.archive)
         finally:
             os.close(area)
@@ -170,8 +183,8 @@ def _ours(sandbox: RuntimeSandbox) -> GvisorSandbox:
     return cast("GvisorSandbox", sandbox)  # the engine gives each runtime its own
 
 
-def _saved(files: SessionFiles, lineage: str, at: tuple[str, int], *, reseed: bool) -> SavedTree:
-    return SavedTree(files.memory, files.archive, lineage, *at, reseed)
+def _saved(files: TreeFiles, lineage: str, at: tuple[str, int], *, reseed: bool) -> SavedTree:
+    return SavedTree(files.image, files.archive, lineage, *at, reseed)
 
 
 def _size_of(source: GvisorSandbox) -> int:
@@ -188,9 +201,10 @@ def _no_room(expected: int) -> CapacityError:
     )
 
 
-def _image(lineage: str, files: SessionFiles, reply: Reply, at: tuple[str, int]) -> SessionImage:
-    memory, archive = (os.fstat(fd).st_size for fd in files)
-    if not memory or not archive:
+def _image(lineage: str, files: TreeFiles, reply: Reply, at: tuple[str, int]) -> SessionImage:
+    archive, *parts = (os.fstat(fd).st_size for fd in (files.archive, *files.image))
+    memory = sum(parts)
+    if not archive or not all(parts):
         raise SandboxBroken("gVisor: copy the sandbox: an empty image", remedy="fork it again")
     left = reply.header.get("left")
     told = [each for each in left if isinstance(each, str)] if isinstance(left, list) else []

@@ -16,9 +16,10 @@ from cellwall.linux.syscalls import mounts
 TAR = "/usr/bin/tar"
 _KEEP = ("--numeric-owner", "--xattrs", "--xattrs-include=user.*", "--sparse")
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV
-_NAMES = ("image", "archive")
-IMAGE = "checkpoint.img"
-"""Name of an image in the directory that `runsc` is told."""
+IMAGE = ("checkpoint.img", "pages_meta.img", "pages.img")
+"""Names of the files of an image in the directory that `runsc` is told: the first alone, which has
+all, or the kernel in the first and memory in the others.
+"""
 
 
 def pack_words(area: int) -> list[str]:
@@ -40,10 +41,9 @@ def image_of(place: str) -> str:
 
 
 def bring_back(place: str, area: str, options: str) -> None:
-    """Mount the area of a copy at `area`, and fill it; both files are in the channel ahead."""
+    """Mount the area of a copy at `area`, and fill it; the files are in the channel ahead."""
     with socket.socket(fileno=os.dup(0)) as channel:
-        _, files, _, _ = socket.recv_fds(channel, 1, len(_NAMES))
-    image, archive = files
+        _, (archive, *image), _, _ = socket.recv_fds(channel, 1, 1 + len(IMAGE))
     os.mkdir(area, 0o700)
     mounts.mount("tmpfs", area, "tmpfs", _FLAGS, options)
     words = [TAR, *_KEEP, "--extract", "--preserve-permissions", "--delay-directory-restore"]
@@ -56,6 +56,7 @@ def bring_back(place: str, area: str, options: str) -> None:
         raise OSError(f"the archive of the work area: tar ended with status {status}")
     os.close(archive)
     os.mkdir(image_of(place), 0o700)
-    # The file has no name: `runsc` opens it through the descriptor that it inherits.
-    os.symlink(f"/proc/self/fd/{image}", f"{image_of(place)}/{IMAGE}")
-    os.set_inheritable(image, True)
+    # The files have no names: `runsc` opens them through the descriptors that it inherits.
+    for fd, name in zip(image, IMAGE, strict=False):  # the first alone, or all
+        os.symlink(f"/proc/self/fd/{fd}", f"{image_of(place)}/{name}")
+        os.set_inheritable(fd, True)

@@ -6,6 +6,7 @@ writes has a name only meanwhile, in a directory with the owner label of this pr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -36,6 +37,12 @@ def _nsenter() -> str:
     return shutil.which("nsenter", path="/usr/bin:/bin:/usr/sbin:/sbin") or ""
 
 
+def free_bytes(file: int) -> int:
+    """Return the room on the file system of a file."""
+    room = os.fstatvfs(file)
+    return room.f_bavail * room.f_frsize
+
+
 def first_process(keeper: int) -> int:
     """Return the pid of `runsc`, the one child of a keeper. Raises SandboxBroken."""
     try:
@@ -44,34 +51,55 @@ def first_process(keeper: int) -> int:
         raise SandboxBroken("gVisor: copy the sandbox: it has ended", remedy="") from None
 
 
-def take(keeper: int, runsc: Sequence[str], folder: Path, *, leave_running: bool) -> int:
-    """Have a sandbox written down; return a descriptor of the image, which has no name any more.
+def take(
+    keeper: int,
+    runsc: Sequence[str],
+    folder: Path,
+    flags: Sequence[str],
+    within_s: float = _WITHIN_S,
+) -> list[int]:
+    """Have a sandbox written down; return descriptors of the image's files, which have no name now.
 
-    `runsc`: the program and its flags. Raises SandboxBroken.
+    `runsc`: the program and its flags; `flags`: those of `checkpoint`. Raises SandboxBroken.
     """
     made = folder / owner_label.new_label()
     made.mkdir(mode=0o700, parents=True)
     words = [_nsenter(), f"--target={first_process(keeper)}", "--pid", "--mount", "--net", *runsc]
-    words += ["checkpoint", f"--image-path={made}"]
-    words += ["--leave-running"] if leave_running else []
+    words += ["checkpoint", f"--image-path={made}", *flags, _CONTAINER]
     try:
         done = subprocess.run(
-            [*words, _CONTAINER],
+            words,
             check=False,
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            timeout=_WITHIN_S,
+            timeout=within_s,
             env=_ENVIRONMENT,
             cwd="/",
         )
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()[-_SAID:]
             raise SandboxBroken(f"gVisor: runsc checkpoint: {said}", remedy="fork it again")
-        return os.open(made / saved_area.IMAGE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return _opened(made)
     except (OSError, subprocess.SubprocessError) as error:
         raise SandboxBroken(f"gVisor: runsc checkpoint: {error}", remedy="fork it again") from error
     finally:
         remove_tree(str(made))
+
+
+def _opened(folder: Path) -> list[int]:
+    """Open the files of an image: the first alone, or all."""
+    names = set(os.listdir(folder))
+    wanted = [name for name in saved_area.IMAGE if name in names]
+    if len(wanted) not in (1, len(saved_area.IMAGE)) or len(wanted) != len(names):
+        raise OSError(f"an image of {sorted(names)}; is the disk full?")
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for name in wanted:
+            fd = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            held.callback(os.close, fd)
+            found.append(fd)
+        held.pop_all()
+    return found
 
 
 def pack(area: int, target: int) -> None:
