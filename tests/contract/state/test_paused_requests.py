@@ -66,7 +66,6 @@ REQUESTS: dict[str, Request] = {
     "commands.run": lambda sandbox: sandbox.commands.run("true"),
     "commands.start": lambda sandbox: sandbox.commands.start("true"),
     "contexts.create": lambda sandbox: sandbox.contexts.create("other"),
-    "contexts.list": lambda sandbox: sandbox.contexts.list(),
     "contexts.close": lambda sandbox: sandbox.contexts.close("main"),
     "contexts.restart": lambda sandbox: sandbox.contexts.restart(),
     "files.append": lambda sandbox: sandbox.files.append("note", "text"),
@@ -109,6 +108,7 @@ NO_REQUESTS = {
     "Contexts": {
         *("alone", "note_ended", "resume"),  # of the engine, when it takes sandboxes over
         *("birth", "check", "ensure", "language", "mark_ended", "names", "turn"),
+        "list",  # looks, and has its own test
     },
     "Commands": {"get", "kill", "list", "send_stdin"},  # of commands: test_faults_paused.py
 }
@@ -149,6 +149,22 @@ def test_request_is_refused_if_the_owner_resumes_by_hand(arena: Arena, name: str
             assert sandbox.status == "paused"
 
     arena.do(asked())
+
+
+def test_list_of_contexts_does_not_wake_a_paused_sandbox(arena: Arena) -> None:
+    async def looked() -> None:
+        async with arena.sandbox(resume="manual") as sandbox:
+            await sandbox.contexts.create("other")
+            await sandbox.contexts.create("third")
+            await sandbox.contexts.close("third")
+            running = await sandbox.contexts.list()
+            await sandbox.pause()
+            assert await sandbox.contexts.list() == running == ["python", "other"]
+            assert sandbox.status == "paused"
+            await sandbox.resume()
+            assert await sandbox.contexts.list() == running
+
+    arena.do(looked())
 
 
 def test_table_names_every_method() -> None:

@@ -54,6 +54,10 @@ class Pausing(Protocol):
         """Whether its processes stand still."""
 
     @property
+    def has_paused(self) -> bool:
+        """Whether its processes stand still, and no request has come since."""
+
+    @property
     def paused_s(self) -> float:
         """Seconds that its processes have stood still so far."""
 

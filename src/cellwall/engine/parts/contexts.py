@@ -214,7 +214,13 @@ class Contexts:
         return ContextName(name, spoken.name)
 
     async def list(self) -> list[ContextName]:
-        """Return the names of the contexts that are alive, each with its `language`."""
+        """Return the names of the contexts that are alive, each with its `language`.
+
+        A paused sandbox is not asked, and sleeps on: none of its contexts can begin or end.
+        """
+        self._live.check_alive()
+        if self._live.pausing is not None and self._live.pausing.has_paused:
+            return [ContextName(name, self._known[name].language.name) for name in self.names()]
         self._live.enter()
         with self._live.speaking():
             reply = await self._live.channel.request("context_list")
