@@ -27,36 +27,13 @@ from cellwall.runtimes.jail.keeping.client import KeeperClient
 from kit.arena import descendants
 from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.server.crashes import House
+from kit.server.keeping import keeper_of, kept
 from kit.servers import ALICE, BOB, Server, new_sandbox, run_cell, state_of
 from kit.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.root
 MANY = 20
 ROUNDS = 3
-
-
-@contextlib.contextmanager
-def kept(folder: Path, **settings: object) -> Iterator[House]:
-    """Servers that come and go on one state directory; their keeper is gone afterwards."""
-    made = House(folder, {"keep_sessions": True, "stop_s": 1, **settings})
-    try:
-        yield made
-    finally:
-        made.stop()
-        with contextlib.suppress(ProcessLookupError):
-            if keeper := keeper_of(made):
-                os.kill(keeper, signal.SIGKILL)
-
-
-def keeper_of(house: House) -> int:
-    """Return the pid of the keeper, as the kernel lists it; 0 if there is none."""
-    words = f"{state_of(house.folder)}/guest/".encode()
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            text = entry.read_bytes()
-            if words in text and b"\0session_keeper\0" in text and is_alive(int(entry.parts[2])):
-                return int(entry.parts[2])
-    return 0
 
 
 def begun(client: httpx.Client, count: int) -> list[str]:
@@ -149,13 +126,21 @@ def test_what_ran_is_interrupted_and_its_context_is_free(tmp_path: Path) -> None
         server = house.start()
         (sandbox,) = begun(server.client(), 1)
         path = f"/sandboxes/{sandbox}"
-        server.client().post(f"{path}/commands", json={"argv": ["sleep", "61"], "background": True})
+        left = threading.Thread(target=partial(foreground, server, path))
+        left.start()
         with at_work(server, sandbox, "import time\ny = 2\ntime.sleep(60)"):
             house.kill(server)
+        left.join()
         client = house.start().client()
         assert run_cell(client, path, "print(x, y)")["stdout"] == "0 2\n"
         found = run_cell(client, path, "import subprocess as s\nprint(s.getoutput('ps -e'))")
         assert "sleep" not in found["stdout"]
+
+
+def foreground(server: Server, path: str) -> None:
+    """Wait for a command that does not end; it is another one's affair to end the server."""
+    with contextlib.suppress(httpx.HTTPError):
+        server.client().post(f"{path}/commands", json={"argv": ["sleep", "61"]})
 
 
 def test_what_was_paused_is_paused_again_and_is_as_it_was(tmp_path: Path) -> None:
