@@ -183,6 +183,7 @@ class Commands:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
+        detach_s: float | None = None,
     ) -> Terminal: ...
     @overload
     async def start(
@@ -212,11 +213,13 @@ class Commands:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
+        detach_s: float | None = None,
     ) -> Command | Terminal:
         """Start a command in the background; with `pty`, (rows, columns), on a terminal.
 
         With `merge_stderr`, `stdout` holds the output of both streams in the order of writing; on a
-        terminal it always does.
+        terminal it always does. `detach_s`: seconds that a terminal without a client waits for
+        `attach` before it is hung up.
         """
         deliver = by_stream(on_stdout, on_stderr, on_event)
         started: Command | Terminal
@@ -235,7 +238,8 @@ class Commands:
 
             if deliver is not None:
                 raise UsageError("pty: callbacks get text", remedy="read the terminal's bytes")
-            started = await opened(self._live, command, pty, (cwd, user), env, timeout)
+            times = (timeout, detach_s)
+            started = await opened(self._live, command, pty, (cwd, user), env, times)
         self._known[started.id] = started
         return started
 
@@ -250,6 +254,18 @@ class Commands:
         """Return the command of that id, also one that ended recently or that others started."""
         checked = segment(command_id, "command", remedy="list commands")
         return self._found(await self._live.json(Ask("GET", f"/commands/{checked}")))
+
+    async def attach(self, command_id: str, pty: tuple[int, int] | None = None) -> Terminal:
+        """Take a terminal that runs, with `pty` as its new size; its client before is closed.
+
+        Output that came while it had no client comes first. Raises NotFound, Conflict if it has
+        ended or is no terminal.
+        """
+        from cellwall.client.terminals import attached
+
+        checked = segment(command_id, "command", remedy="list commands")
+        found = self._known[command_id] = await attached(self._live, checked, pty)
+        return found
 
     def _found(self, facts: Json) -> Command:
         known = self._known.get(facts["id"])

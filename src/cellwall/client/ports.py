@@ -186,7 +186,7 @@ class Ports:
             )
         try:
             line = relay.command(port, timeout)
-            terminal = await opened(self._live, line, _SIZE, (None, None), None, None)
+            terminal = await opened(self._live, line, _SIZE, (None, None), None, (None, None))
         except SandboxUnavailable:
             self._live.ended()
             self._stop_listening()

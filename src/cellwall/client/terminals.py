@@ -1,7 +1,8 @@
 """Terminals in a sandbox on a server: bytes over a WebSocket.
 
 The engine's `terminals` describes each call. The invariant: an unread terminal stops its program
-and never fills this process's memory; losing the connection hangs up.
+and never fills this process's memory; losing the connection hangs up, unless `detach_s` was given:
+then it is made again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import shlex
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cellwall.client.commands import Command
 from cellwall.client.connection.transport import Ask
@@ -34,6 +35,8 @@ WINDOW_BYTES = 256 * 1024
 """Maximum bytes that wait here for their reader."""
 _STEP_BYTES = 64 * 1024
 _MOST_CELLS = 1000
+_REPLACED = 4001
+"""Close code of a server whose terminal another client has attached to."""
 
 
 class Terminal(Command):
@@ -46,6 +49,12 @@ class Terminal(Command):
         self._has_ended = False
         self._news = asyncio.Event()
         self._room = asyncio.Event()
+        self.is_replaced = False
+        """Whether another client has attached to it, so that nothing more comes here."""
+        self.is_detached = False
+        """Whether `detach` was called."""
+        self.attaches_again = False
+        """Whether it goes on after a lost connection, though some output may be missing then."""
         self._limit: asyncio.TimerHandle | None = None
         self._limit_s: float | None = None
         self._is_supervised = True  # by the pump
@@ -55,7 +64,12 @@ class Terminal(Command):
 
     async def _pump(self) -> None:
         try:
-            outcome = await self._take_all() or outcome_of((await self._ended())["outcome"])
+            outcome = await self._take_all()
+            while outcome is None and await self._attach_again():
+                outcome = await self._take_all()
+            if outcome is None:
+                self._stop_reading()
+                outcome = outcome_of((await self._ended())["outcome"])
             self._settle(CommandResult("", "", self._judged(outcome)))
         except asyncio.CancelledError:
             self._result.cancel()
@@ -80,6 +94,26 @@ class Terminal(Command):
                 else:
                     return outcome_of(json.loads(message)["outcome"])
         return None
+
+    async def _attach_again(self) -> bool:
+        """Go on after a lost connection; False if the terminal has ended, or is not ours now."""
+        self.is_replaced = self._socket.close_code == _REPLACED
+        if self._has_ended or self.is_replaced or not self.attaches_again:
+            return False
+        with contextlib.suppress(CellwallError):
+            # waits for a server that is being restarted
+            facts = await self._live.json(Ask("GET", self._path()))
+            if facts["status"] == "running":
+                path = self._live.path(f"/terminal/{self.id}")
+                self._socket = await self._live.transport.socket(path, {})
+                await self._socket.recv()
+                return True
+        return False
+
+    def _stop_reading(self) -> None:
+        self._has_ended = True
+        self._news.set()
+        self._room.set()
 
     async def _put(self, data: bytes) -> None:
         while len(self._buffer) >= WINDOW_BYTES:
@@ -139,15 +173,19 @@ class Terminal(Command):
         """Change the terminal's size; the kernel tells the program by SIGWINCH."""
         await self._say(json.dumps({"type": "resize", **check_size((rows, cols), _MOST_CELLS)}))
 
+    async def detach(self) -> None:
+        """Leave the terminal running, for `commands.attach` within its `detach_s`."""
+        self.is_detached = True
+        self._stop_reading()
+        await self._socket.close()
+
     async def close(self) -> None:
         """Hang up: kill the terminal's processes and discard unread output."""
         if self.is_running:
             with contextlib.suppress(CellwallError):
                 await self.kill()
-        self._has_ended = True
         self._buffer.clear()
-        self._news.set()
-        self._room.set()
+        self._stop_reading()
 
     def in_background(self, work: Coroutine[object, object, None]) -> None:
         """Run `work` on the terminal without a waiting caller."""
@@ -166,26 +204,49 @@ async def opened(
     pty: tuple[int, int],
     place: tuple[str | None, str | None],
     env: Mapping[str, str] | None,
-    timeout_s: float | None,
+    times: tuple[float | None, float | None],
 ) -> Terminal:
     """Start a command on a terminal; `place` is its directory and its user.
 
-    Raises UsageError, SandboxUnavailable.
+    `times`: seconds after which it is killed, and seconds that it waits without a client. Raises
+    UsageError, SandboxUnavailable.
     """
     size = check_size(pty, _MOST_CELLS)
-    cwd, user = place
-    params = {**size, "cwd": cwd, "user": user, "command": shell_line(command, env or {})}
-    socket = await live.transport.socket(live.path("/terminal"), params)
-    try:
-        started = json.loads(await socket.recv())
-        facts = await live.json(Ask("GET", f"/commands/{started['command_id']}"))
-    except BaseException:
-        await socket.close()
-        raise
-    terminal = Terminal(live, facts, socket)
+    (cwd, user), (timeout_s, detach_s) = place, times
+    params: dict[str, Any] = {
+        **size,
+        "cwd": cwd,
+        "user": user,
+        "command": shell_line(command, env or {}),
+    }
+    if detach_s is not None:  # an older server does not know it
+        params["detach_s"] = detach_s
+    terminal = await _joined(live, "/terminal", params)
+    terminal.attaches_again = detach_s is not None
     if timeout_s is not None:
         terminal.limit(timeout_s)
     return terminal
+
+
+async def attached(
+    live: RemoteSandboxHandle, command_id: str, pty: tuple[int, int] | None
+) -> Terminal:
+    """Take a terminal that runs; the client that had it is closed. Raises Conflict, NotFound."""
+    size = {} if pty is None else check_size(pty, _MOST_CELLS)
+    terminal = await _joined(live, f"/terminal/{command_id}", {**size})
+    terminal.attaches_again = True
+    return terminal
+
+
+async def _joined(live: RemoteSandboxHandle, path: str, params: dict[str, Any]) -> Terminal:
+    socket = await live.transport.socket(live.path(path), params)
+    try:
+        said = json.loads(await socket.recv())
+        facts = await live.json(Ask("GET", f"/commands/{said['command_id']}"))
+    except BaseException:
+        await socket.close()
+        raise
+    return Terminal(live, facts, socket)
 
 
 def shell_line(command: str | Sequence[str], env: Mapping[str, str]) -> str:

@@ -30,7 +30,8 @@ class Event:
     `tool_call` reports a finished call to a tool of the caller: `data` has `call` (a number),
     `tool`, `decision`, `error`, `arguments_bytes`, `arguments_sha256`, `result_bytes`,
     `duration_ms`. A `gap` comes only after a connection was lost for long: events up to this `seq`
-    are no longer kept, and `value` names them (`after`, `next`, `lost`).
+    are no longer kept, and `value` names them (`after`, `next`, `lost`). After a restart of the
+    server `lost` is None, and `value` has `because`, and `unread_bytes` of the sandbox.
     """
 
     seq: int

@@ -208,7 +208,7 @@ def _tool_call(value: Json) -> Event:
 
 
 def _gap(value: Json) -> Event:
-    lost = {key: value[key] for key in ("after", "next", "lost")}
+    lost = {key: each for key, each in value.items() if key != "type"}
     return Event(value["next"] - 1, "gap", value=lost)
 
 

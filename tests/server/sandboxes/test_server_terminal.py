@@ -101,6 +101,85 @@ def test_leaving_hangs_up(server: Server, sandbox: str, client: httpx.Client) ->
     assert ended["signal"] in {1, 9}
 
 
+def test_detached_terminal_waits_and_is_attached_again(server: Server, sandbox: str) -> None:
+    with terminal(server, sandbox, "?detach_s=60") as (socket, started):
+        assert started["detach_s"] == 60
+        socket.send(b"word=kept; sleep 0.5; echo unread-$word\n")
+    with terminal(server, sandbox, f"/{started['command_id']}?rows=31&cols=71") as (socket, again):
+        assert again == {**started, "type": "attached", "rows": 31, "cols": 71}
+        read_until(socket, b"unread-kept")
+        socket.send(b"stty size\n")
+        read_until(socket, b"31 71")
+
+
+def test_detached_terminal_without_a_client_is_hung_up(
+    server: Server, sandbox: str, client: httpx.Client
+) -> None:
+    query = "?command=exec%20sleep%20100&detach_s=0.3"
+    with terminal(server, sandbox, query) as (_, started):
+        pass
+    path = f"/sandboxes/{sandbox}/commands/{started['command_id']}"
+    assert client.get(path, params={"wait": 20}).json()["signal"] in {1, 9}
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        terminal(server, sandbox, f"/{started['command_id']}"),
+    ):
+        pass
+    assert refused.value.response.status_code == 409
+
+
+def test_wait_is_bounded_by_the_operator(server: Server, sandbox: str) -> None:
+    with terminal(server, sandbox, "?detach_s=604800") as (_, started):
+        assert started["detach_s"] == 3600
+
+
+def test_second_client_takes_over_from_the_first(server: Server, sandbox: str) -> None:
+    """The first is closed with its code, and reads nothing of what comes afterwards."""
+    with terminal(server, sandbox) as (first, started):
+        first.send(b"echo on-e\n")
+        read_until(first, b"\non-e")
+        with terminal(server, sandbox, f"/{started['command_id']}") as (second, again):
+            assert again["type"] == "attached"
+            with pytest.raises(ConnectionClosed) as closed:
+                list(iter(lambda: first.recv(timeout=20), None))
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 4001
+            second.send(b"echo tw-o\n")
+            read_until(second, b"\ntw-o")
+
+
+def test_clients_that_take_over_in_a_row_leave_one(server: Server, sandbox: str) -> None:
+    with terminal(server, sandbox, "?detach_s=60") as (_, started):
+        for _ in range(10):
+            with terminal(server, sandbox, f"/{started['command_id']}") as (socket, again):
+                assert again["command_id"] == started["command_id"]
+                socket.send(b"echo ni-l\n")
+                read_until(socket, b"\nni-l")
+
+
+def test_command_without_a_terminal_is_not_attached_to(
+    server: Server, sandbox: str, client: httpx.Client
+) -> None:
+    body = {"argv": ["sleep", "60"], "background": True}
+    made = client.post(f"/sandboxes/{sandbox}/commands", json=body).json()
+    with pytest.raises(InvalidStatus) as refused, terminal(server, sandbox, f"/{made['id']}"):
+        pass
+    assert refused.value.response.status_code == 409
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 401), (BOB, 404), (ALICE, 101)])
+def test_others_attach_to_no_terminal(server: Server, sandbox: str, key: str, status: int) -> None:
+    """The control is its owner."""
+    with terminal(server, sandbox) as (_, started):
+        found = 101
+        try:
+            with terminal(server, sandbox, f"/{started['command_id']}", key=key):
+                pass
+        except InvalidStatus as refused:
+            found = refused.response.status_code
+        assert found == status
+
+
 @pytest.mark.parametrize("message", ["nonsense", "{}", '{"type":"resize","rows":0,"cols":1}', "[]"])
 def test_nonsense_closes_with_a_reason(server: Server, sandbox: str, message: str) -> None:
     with terminal(server, sandbox) as (socket, _):

@@ -337,13 +337,18 @@ class Commands:
                 return command
         raise NotFound(f"command {command_id}: none runs under that id", remedy="list commands")
 
-    async def attach(self, command_id: int) -> Terminal:
-        """Return the running terminal with that id. Raises NotFound, Conflict."""
+    async def attach(self, command_id: int, pty: tuple[int, int] | None = None) -> Terminal:
+        """Return the running terminal with that id, with `pty` as its new size.
+
+        Raises NotFound, Conflict.
+        """
         from cellwall.engine.parts.terminals import Terminal
 
         found = await self.get(command_id)
         if not isinstance(found, Terminal):
             raise no_terminal(command_id)
+        if pty is not None:
+            await found.resize(*pty)
         return found
 
     async def kill(self, command_id: int, signal: int = signals.SIGKILL) -> None:

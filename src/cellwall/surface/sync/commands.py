@@ -133,6 +133,13 @@ class SyncCommands(Part):
         """Return the background command of that id."""
         return self._wrap(self._do(lambda: self._inner.commands.get(command_id)))
 
+    def attach(self, command_id: int | str, pty: tuple[int, int] | None = None) -> SyncTerminal:
+        """Return a terminal that runs, with `pty` as its new size."""
+        from cellwall.surface.sync.terminals import SyncTerminal
+
+        found = self._do(lambda: self._inner.commands.attach(command_id, pty))
+        return SyncTerminal(self._thread, self._inner, found)
+
     def kill(self, command_id: int | str, signal: int = 9) -> None:
         """Signal a background command's process tree."""
         self._do(lambda: self._inner.commands.kill(command_id, signal))

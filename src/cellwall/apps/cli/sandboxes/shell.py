@@ -13,18 +13,19 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cellwall.apps.cli.console.exit_status import exit_status, explanation
+from cellwall.apps.cli.console.exit_status import INTERRUPTED, exit_status, explanation
 from cellwall.apps.cli.console.remote import Key, Url, Which, connected, found
 from cellwall.apps.cli.console.terminal import complain
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import Conflict, UsageError
 
 if TYPE_CHECKING:
+    from cellwall.client.sandbox import AsyncSandbox
     from cellwall.client.terminals import Terminal
     from cellwall.model.outcome import Outcome
 
@@ -42,6 +43,16 @@ def shell(
         list[str] | None,
         typer.Argument(metavar="[COMMAND...]", help="Instead of a login shell."),
     ] = None,
+    attach: Annotated[
+        str | None,
+        typer.Option(help="A terminal that runs, by its command's id, instead of a new one."),
+    ] = None,
+    detach: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Wait so long for --attach, instead of a hang-up at once."
+        ),
+    ] = None,
     url: Url = None,
     key: Key = None,
 ) -> None:
@@ -50,30 +61,57 @@ def shell(
     \b
     cellwall sandbox shell build
     cellwall sandbox shell build -- python3
+    cellwall sandbox shell build --detach 600
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             "shell: standard input and output are not a terminal",
             remedy="use `cellwall sandbox exec -i` in a pipe",
         )
+    if attach is not None and (argv or detach is not None):
+        raise UsageError("shell: --attach starts nothing", remedy="leave out COMMAND and --detach")
     with connected(url, key) as client:
         sandbox_id = found(client, which).id
-    outcome = asyncio.run(_talk(url, key, sandbox_id, argv or ["bash", "-l"]))
+
+    def begin(sandbox: AsyncSandbox) -> Coroutine[object, object, Terminal]:
+        if attach is not None:
+            return sandbox.commands.attach(attach, _size())
+        return sandbox.commands.start(argv or ["bash", "-l"], pty=_size(), detach_s=detach)
+
+    outcome = asyncio.run(_talk(url, key, sandbox_id, begin, names_it=detach is not None))
+    if outcome is None:
+        raise typer.Exit(INTERRUPTED)
     reason = explanation(outcome)
     if reason is not None:
         complain(reason)
     raise typer.Exit(exit_status(outcome))
 
 
-async def _talk(url: str | None, key: str | None, sandbox_id: str, argv: list[str]) -> Outcome:
+async def _talk(
+    url: str | None,
+    key: str | None,
+    sandbox_id: str,
+    begin: Callable[[AsyncSandbox], Coroutine[object, object, Terminal]],
+    *,
+    names_it: bool,
+) -> Outcome | None:
+    """Return how the terminal's program ended; None if it goes on without us."""
     from cellwall.client import aconnect
 
     async with await aconnect(url, key) as client:
         sandbox = await client.attach(sandbox_id)
-        terminal = await sandbox.commands.start(argv, pty=_size())
+        terminal = await begin(sandbox)
+        terminal.attaches_again = True
+        if names_it:
+            complain(f"terminal {terminal.id}")
         with _raw():
             await _carry(terminal)
-        return (await terminal.wait()).outcome
+        if terminal.is_replaced:
+            raise Conflict(
+                "shell: another client has attached to this terminal",
+                remedy=f"take it back with --attach {terminal.id}",
+            )
+        return None if terminal.is_detached else (await terminal.wait()).outcome
 
 
 async def _carry(terminal: Terminal) -> None:
@@ -102,7 +140,7 @@ async def _speak(terminal: Terminal, typed: asyncio.Queue[bytes | tuple[int, int
         elif said:
             await terminal.write(said)
         else:  # our terminal is gone
-            await terminal.close()
+            await terminal.detach()  # the server hangs up, at once or after --detach
             return
 
 
