@@ -19,6 +19,7 @@ from cellwall.client.files import Files
 from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS, Installation
+from cellwall.model.ids import new_id
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.outcome import Verdict
 from cellwall.model.snapshot import DAY_S, Fork
@@ -194,7 +195,7 @@ class AsyncSandbox:
         Conflict with the reason if the session cannot be copied.
         """
         body = {"count": count, "reseed": reseed, "threads": threads}
-        answer = await self._live.json(Ask("POST", "/fork", body=body, is_held=True))
+        answer = await self._live.json(Ask("POST", "/fork", body=body, key=new_id(), is_held=True))
         return [
             Fork(
                 None
@@ -215,7 +216,7 @@ class AsyncSandbox:
         """
         body = {"expires_s": expires_s, "threads": threads, **asking.given(name=name)}
         return snapshot_of(
-            await self._live.json(Ask("POST", "/snapshots", body=body, is_held=True))
+            await self._live.json(Ask("POST", "/snapshots", body=body, key=new_id(), is_held=True))
         )
 
     # -- running code ----------------------------------------------------------------------

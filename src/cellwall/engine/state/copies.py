@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.parts.contexts import DEFAULT, MAIN
+from cellwall.engine.state.copy_counts import CopyCounts, CopyStatistics, counted
 from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
 from cellwall.model.errors import (
     CapacityError,
@@ -121,10 +122,18 @@ class Copies:
     def __init__(self, host: Host) -> None:
         """Nothing is kept yet."""
         self._host = host
+        self.counts = CopyCounts()
         self._kept: dict[str, _Kept] = {}
+
+    def statistics(self) -> CopyStatistics:
+        """Return what was made and refused, and what is kept."""
+        kept = [each.snapshot for each in self._kept.values()]
+        size = sum(each.memory_bytes + each.files_bytes for each in kept)
+        return self.counts.statistics(len(kept), size)
 
     # -- forks -----------------------------------------------------------------------------
 
+    @counted
     async def fork(
         self,
         source: AsyncSandbox,
@@ -172,6 +181,7 @@ class Copies:
 
     # -- snapshots -------------------------------------------------------------------------
 
+    @counted
     async def snapshot(
         self,
         source: AsyncSandbox,
@@ -201,6 +211,7 @@ class Copies:
         self._kept[snapshot_id] = _Kept(made, written, expiry)
         return made
 
+    @counted
     async def restore(self, wanted: str, tenant: str, *, reseed: bool = True) -> AsyncSandbox:
         """Return a new sandbox that is the session of a snapshot, by its id or its name."""
         written = self._find(wanted, tenant).written
