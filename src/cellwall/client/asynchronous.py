@@ -222,7 +222,7 @@ class AsyncClient(AsyncClosing):
         Raises NotFound, QuotaExceeded, CapacityError.
         """
         path = f"/snapshots/{segment(snapshot, 'snapshot', remedy='list snapshots')}/restore"
-        ask = Ask("POST", path, body={"reseed": reseed}, is_held=True)
+        ask = Ask("POST", path, body={"reseed": reseed}, key=new_id(), is_held=True)
         return AsyncSandbox(self._transport, await self._transport.json(ask))
 
     async def sandboxes(

@@ -19,6 +19,7 @@ from cellwall.client.files import Files
 from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS, Installation
+from cellwall.model.ids import new_id
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.outcome import Verdict
 from cellwall.model.snapshot import DAY_S, Fork
@@ -199,7 +200,7 @@ class AsyncSandbox:
         Conflict with the reason if the session cannot be copied.
         """
         body = {"count": count, "reseed": reseed, "threads": threads, **asking.given(scope=scope)}
-        answer = await self._live.json(Ask("POST", "/fork", body=body, is_held=True))
+        answer = await self._live.json(Ask("POST", "/fork", body=body, key=new_id(), is_held=True))
         return [
             Fork(
                 None
@@ -227,7 +228,7 @@ class AsyncSandbox:
         given = asking.given(name=name, scope=scope)
         body = {"expires_s": expires_s, "threads": threads, **given}
         return snapshot_of(
-            await self._live.json(Ask("POST", "/snapshots", body=body, is_held=True))
+            await self._live.json(Ask("POST", "/snapshots", body=body, key=new_id(), is_held=True))
         )
 
     # -- running code ----------------------------------------------------------------------

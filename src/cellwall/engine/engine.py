@@ -33,6 +33,7 @@ from cellwall.engine.programs.requests import Request
 from cellwall.engine.sandbox import AsyncSandbox, EngineParts
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
+from cellwall.engine.state.copy_counts import CopyStatistics
 from cellwall.engine.state.disk_budget import DiskBudget
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
@@ -86,6 +87,7 @@ class EngineStatistics:
     """Number of the sandboxes that are paused."""
     background_failures: int
     pool: PoolStatistics
+    copies: CopyStatistics
     runtimes: Mapping[str, RuntimeStatistics]
 
 
@@ -546,6 +548,7 @@ class Engine:
             paused=sum(each.status == "paused" for each in self._sandboxes.values()),
             background_failures=self._tasks.failed,
             pool=self._pool.statistics(),
+            copies=self.copies.statistics() if "copies" in vars(self) else CopyStatistics(),
             runtimes={name: r.statistics() for name, r in self._runtimes.made.items()},
         )
 

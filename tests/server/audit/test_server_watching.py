@@ -61,6 +61,27 @@ def value(page: str, series: str) -> float:
     return 0.0 if found is None else float(found[1])
 
 
+def test_copies_and_snapshots_are_counted(watched: Server) -> None:
+    client = watched.client()
+    source = client.post("/sandboxes", json={}).json()["id"]
+    before = scrape(watched)
+    client.post(f"/sandboxes/{source}/fork", json={"count": 2})
+    kept = client.post(f"/sandboxes/{source}/snapshots", json={}).json()
+    client.post(f"/snapshots/{kept['id']}/restore", json={})
+    code = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    client.post(f"/sandboxes/{source}/execute", json={"code": code})
+    client.post(f"/sandboxes/{source}/fork", json={})
+    after = scrape(watched)
+    size = kept["memory_bytes"] + kept["files_bytes"]
+    for series, more in (
+        ('cellwall_copies_total{by="fork"}', 2), ('cellwall_copies_total{by="restore"}', 1),
+        ("cellwall_snapshots", 1), ("cellwall_snapshots_bytes", size),
+        ("cellwall_snapshots_made_total", 1),
+        ('cellwall_copies_refused_total{cause="conflict"}', 1),
+    ):  # fmt: skip
+        assert value(after, series) - value(before, series) == more, series
+
+
 def test_each_request_is_one_record(watched: Server) -> None:
     client = watched.client()
     answer = client.post("/execute", json={"code": "1"}, headers={"X-Request-Id": "mine-1"})

@@ -18,7 +18,7 @@ import pytest
 import cellwall
 from cellwall.model.errors import Conflict, HostUnsupported, NotFound
 from conftest import Require
-from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, running
+from kit.servers import ADMIN, ALICE, BOB, Server, error_of, new_sandbox, running
 from kit.waiting import wait_until
 
 ARGV = [sys.executable, "-m", "cellwall.apps.cli.main"]
@@ -182,6 +182,58 @@ def test_threads_are_left_behind_where_asked(door: Server) -> None:
             assert f"not copied: {left[0]}" in done.stderr.decode()
         for each in remote.snapshots.list():
             remote.snapshots.delete(each.id)
+
+
+def test_copies_and_snapshots_are_counted() -> None:
+    """By the server, for its operator; a tenant sees the number of its own snapshots."""
+    with running() as server:
+        client = server.client()
+        source = new_sandbox(client)
+        place = f"/sandboxes/{source}"
+        told(client, source, SET)
+        assert client.post(f"{place}/fork", json={"count": 2}).status_code == 201
+        kept = client.post(f"{place}/snapshots", json={}).json()
+        assert client.post(f"/snapshots/{kept['id']}/restore", json={}).status_code == 201
+        told(client, source, THREAD)
+        assert client.post(f"{place}/fork", json={}).status_code == 409
+        stats = server.client(ADMIN).get("/stats").json()["server"]["copies"]
+        assert stats == {
+            "forks": 2, "restores": 1, "snapshots_made": 1, "snapshots": 1,
+            "snapshots_bytes": kept["memory_bytes"] + kept["files_bytes"],
+            "refused": {"conflict": 1},
+        }  # fmt: skip
+        assert client.get("/stats").json()["snapshots"] == 1
+        assert server.client(BOB).get("/stats").json()["snapshots"] == 0
+
+
+def _ids(made: dict[str, Any]) -> list[str]:
+    """Return the ids in the answer of a fork, of a snapshot, or of a restore."""
+    if "forks" in made:
+        return [each["sandbox"]["id"] for each in made["forks"]]
+    return [made["id"]]
+
+
+def test_repeated_request_makes_no_second_copy(door: Server) -> None:
+    """Its key stands for the first one; another body under it is refused."""
+    client = door.client()
+    source = new_sandbox(client)
+    fork, keep = f"/sandboxes/{source}/fork", f"/sandboxes/{source}/snapshots"
+    bodies: dict[str, dict[str, Any]] = {fork: {"count": 2}, keep: {"name": "once"}}
+    bodies["/snapshots/once/restore"] = {}
+    for number, (place, body) in enumerate(bodies.items()):
+        headers = {"Idempotency-Key": f"copies-{number}"}
+        first, again = (client.post(place, json=body, headers=headers) for _ in range(2))
+        assert (first.status_code, again.status_code) == (201, 201), again.text
+        assert _ids(again.json()) == _ids(first.json())
+        assert [each.headers.get("idempotent-replay") for each in (first, again)] == [None, "true"]
+        other = client.post(place, json={**body, "threads": "x"}, headers=headers)
+        assert other.status_code == 400, other.text
+    other = client.post(fork, json={"count": 3}, headers={"Idempotency-Key": "copies-0"})
+    assert (other.status_code, error_of(other)["code"]) == (409, "idempotency")
+    assert len(client.get("/snapshots").json()["snapshots"]) == 1
+    client.delete("/snapshots/once")
+    late = client.post(keep, json=bodies[keep], headers={"Idempotency-Key": "copies-1"})
+    assert (late.status_code, error_of(late)["code"]) == (410, "gone")
 
 
 def test_copies_take_their_places_on_the_server() -> None:

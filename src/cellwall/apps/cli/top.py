@@ -206,14 +206,20 @@ def _head(picture: Picture) -> list[str]:
     stats, server = picture.stats, picture.stats["server"]
     lines = [
         f"{picture.url}   cellwall {stats['version']}   up {duration(stats['uptime_s'])}   "
-        f"yours: {stats['sandboxes']} sandboxes, {stats['executions']} executions"
+        f"yours: {stats['sandboxes']} sandboxes, {stats['snapshots']} snapshots, "
+        f"{stats['executions']} executions"
     ]
     if server is not None:
-        pool = server["pool"]
+        pool, copies = server["pool"], server["copies"]
         lines.append(
             f"server: {server['sandboxes']} sandboxes, {server['paused']} paused, "
             f"{server['running']} running, "
             f"{server['queued']} queued, {server['requests']} requests, {server['runs']} runs   "
             f"pool: {pool['parked']} parked, {pool['starting']} starting"
+        )
+        lines.append(
+            f"copies: {copies['forks']} forks, {copies['restores']} restores, "
+            f"{sum(copies['refused'].values())} refused   snapshots: {copies['snapshots']} kept, "
+            f"{mebibytes(copies['snapshots_bytes'])}"
         )
     return lines

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.parts.contexts import DEFAULT, MAIN
 from cellwall.engine.policy.levels import NO_FLOOR, Floor
+from cellwall.engine.state.copy_counts import CopyCounts, CopyStatistics, counted
 from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
 from cellwall.engine.state.durable import DurableSnapshots, Session
 from cellwall.model.errors import (
@@ -157,6 +158,7 @@ class Copies:
         """Nothing is kept yet."""
         self._host = host
         self._durable = host.durable
+        self.counts = CopyCounts()
         self._kept: dict[str, _Kept] = {}
         self.open()
 
@@ -166,8 +168,15 @@ class Copies:
             self._durable.sweep()
             self._look()
 
+    def statistics(self) -> CopyStatistics:
+        """Return what was made and refused, and what is kept."""
+        kept = [each.snapshot for each in self._kept.values()]
+        size = sum(each.memory_bytes + each.files_bytes for each in kept)
+        return self.counts.statistics(len(kept), size)
+
     # -- forks -----------------------------------------------------------------------------
 
+    @counted
     async def fork(
         self,
         source: AsyncSandbox,
@@ -215,6 +224,7 @@ class Copies:
 
     # -- snapshots -------------------------------------------------------------------------
 
+    @counted
     async def snapshot(
         self,
         source: AsyncSandbox,
@@ -266,6 +276,7 @@ class Copies:
         left_s = made.expires_at - time.time()
         return asyncio.get_running_loop().call_later(max(0.0, left_s), self._drop, made.id)
 
+    @counted
     async def restore(
         self, wanted: str, tenant: str, *, reseed: bool = True, floor: Floor = NO_FLOOR
     ) -> AsyncSandbox:

@@ -34,6 +34,14 @@ def engine_readings(statistics: Callable[[], EngineStatistics]) -> Callable[[], 
             {"parked": pool.parked, "starting": pool.starting, "destroying": pool.destroying},
             "state",
         )
+        copies = now.copies
+        made = {"fork": copies.forks, "restore": copies.restores}
+        yield total("copies", "Sandboxes made as copies of others.", made, "by")
+        yield total("snapshots_made", "Snapshots that were made.", copies.snapshots_made)
+        yield gauge("snapshots", "Snapshots that are kept.", copies.snapshots)
+        yield gauge("snapshots_bytes", "Bytes of these snapshots.", copies.snapshots_bytes)
+        words = "Copies and snapshots that were not made, by the code of the error."
+        yield total("copies_refused", words, copies.refused, "cause")
         claims = {"parked": pool.claims_parked, "started": pool.claims_started}
         yield total("claims", "Claims of a sandbox: parked, or started for it.", claims, "from")
         yield total("pool_failures", "Sandboxes that could not be started.", pool.failed)

@@ -97,6 +97,7 @@ async def stats(request: Request) -> None:
             "version": cellwall.__version__,
             "uptime_s": round(time.time() - state.began_at, 3),
             "sandboxes": len(mine),
+            "snapshots": len(state.engine.copies.snapshots(owner)),
             "executions": sum(r.owner == owner for r in state.executions.all.values()),
             "server": _server(state, request.caller) if request.caller.may("manage") else None,
         }
@@ -115,6 +116,7 @@ def _server(state: State, caller: Principal) -> dict[str, Any]:
         "paused": engine.paused,
         "background_failures": engine.background_failures + state.tasks.failed,
         "pool": asdict(engine.pool),
+        "copies": asdict(engine.copies),
         "promises": queue.machine.as_json(),
         "tenants": queue.tenants.all_json() if caller.may("admin") else None,
     }

@@ -6,13 +6,15 @@ in the store before the answer.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.scheduling.admission import Cost
-from cellwall.model.errors import CapacityError
+from cellwall.model.errors import CapacityError, NotFound
 from cellwall.server.core.errors import envelope
 from cellwall.server.core.request import ClientGone
 from cellwall.server.core.times import rfc3339
+from cellwall.server.executions.idempotency import gone
 from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
 from cellwall.server.schemas import responses
@@ -25,12 +27,54 @@ if TYPE_CHECKING:
     from cellwall.engine.scheduling.fair_queue import Promise
     from cellwall.model.snapshot import Fork, Snapshot
     from cellwall.server.core.request import Request
+    from cellwall.server.executions.idempotency import Use
+
+_REPLAY = {"idempotent-replay": "true"}
 
 
 async def fork(request: Request) -> None:
     """`POST /sandboxes/{sandbox_id}/fork`."""
     body = await body_of(request, schemas.ForkBody)
     source = sandbox(request)
+    async with request.state.replays.using(request, "fork") as use:
+        if use is not None and use.thing_id is not None:
+            await request.answer({"forks": _before(request, use.thing_id)}, 201, _REPLAY)
+            return
+        shown = await _forked(request, source, body)
+        if use is not None:
+            known = [[each["sandbox"] and each["sandbox"]["id"], each["error"]] for each in shown]
+            what = [shown[0]["left_behind"], shown[0]["carries"]]
+            await _remember(request, use, json.dumps([known, *what]))
+    await request.answer({"forks": shown}, 201)
+
+
+async def _remember(request: Request, use: Use, made: str) -> None:
+    """Note what a request has made; one that is repeated gets that."""
+    store = request.state.store
+    if store is not None:
+        await store.write(*use.changes(made))
+    use.made(made)
+
+
+def _before(request: Request, made: str) -> list[dict[str, Any]]:
+    """Return what an earlier fork with the same key made, as far as it is there."""
+    known, left, carries = json.loads(made)
+    shown: list[dict[str, Any]] = []
+    for sandbox_id, error in known:
+        record = request.state.sandboxes.all.get(sandbox_id)
+        if record is not None and record.owner == request.owner:
+            shown.append({"sandbox": record.as_json(), "error": None, "left_behind": left})
+        else:
+            why = error or _error(request, gone())
+            left_behind = left if error is None else []
+            shown.append({"sandbox": None, "error": why, "left_behind": left_behind})
+    return [{**each, "carries": carries} for each in shown]
+
+
+async def _forked(
+    request: Request, source: SandboxRecord, body: schemas.ForkBody
+) -> list[dict[str, Any]]:
+    """Make the copies; return what the answer shows of each."""
     promises, refusal = _promises(request, source, body.count)
     try:
         made = await request.unless_gone(
@@ -51,7 +95,7 @@ async def fork(request: Request) -> None:
     }
     shown += [refused] * (body.count - len(promises))
     source.log("forked", count=len(promises))
-    await request.answer({"forks": shown}, 201)
+    return shown
 
 
 def _promises(
@@ -141,7 +185,11 @@ def _facts(template: str, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def _record(
-    request: Request, made: AsyncSandbox, promise: Promise, facts: dict[str, Any]
+    request: Request,
+    made: AsyncSandbox,
+    promise: Promise,
+    facts: dict[str, Any],
+    use: Use | None = None,
 ) -> SandboxRecord:
     """Make a copy one of the server's sandboxes."""
     made.on_ended(lambda _reason: promise.release())
@@ -154,12 +202,14 @@ async def _record(
         state.sandboxes.begun(record)
     audit = state.audit
     try:
-        await state.sandboxes.keep(
-            record, *(() if audit is None else (audit.made(request, record),))
-        )
+        replay = () if use is None else use.changes(record.id)
+        noted = () if audit is None else (audit.made(request, record),)
+        await state.sandboxes.keep(record, *replay, *noted)
     except BaseException:
         await record.close()
         raise
+    if use is not None:
+        use.made(record.id)
     return record
 
 
@@ -174,14 +224,28 @@ async def create(request: Request) -> None:
     """`POST /sandboxes/{sandbox_id}/snapshots`."""
     body = await body_of(request, schemas.SnapshotBody)
     source = sandbox(request)
-    request.state.kept.check(request.owner, 0)
-    made = await request.unless_gone(
-        source.sandbox.snapshot(
-            body.name, expires_s=body.expires_s, scope=body.scope, threads=body.threads
-        )
-    )
-    source.log("snapshot", snapshot=made.id)
-    await request.answer(_shown(made), 201, {"location": f"/snapshots/{made.id}"})
+    headers: dict[str, str] = {}
+    async with request.state.replays.using(request, "snapshot") as use:
+        if use is not None and use.thing_id is not None:
+            headers, made = dict(_REPLAY), _kept_before(request, use.thing_id)
+        else:
+            request.state.kept.check(request.owner, 0)
+            made = await request.unless_gone(
+                source.sandbox.snapshot(
+                    body.name, expires_s=body.expires_s, scope=body.scope, threads=body.threads
+                )
+            )
+            source.log("snapshot", snapshot=made.id)
+            if use is not None:
+                await _remember(request, use, made.id)
+    await request.answer(_shown(made), 201, headers | {"location": f"/snapshots/{made.id}"})
+
+
+def _kept_before(request: Request, snapshot_id: str) -> Snapshot:
+    try:
+        return request.state.engine.copies.get(snapshot_id, request.owner)
+    except NotFound:
+        raise gone() from None
 
 
 async def index(request: Request) -> None:
@@ -206,6 +270,20 @@ async def remove(request: Request) -> None:
 async def restore(request: Request) -> None:
     """`POST /snapshots/{snapshot_id}/restore`."""
     body = await body_of(request, schemas.RestoreBody)
+    headers: dict[str, str] = {}
+    async with request.state.replays.using(request, "restore") as use:
+        if use is None or use.thing_id is None:
+            record = await _restored(request, body, use)
+        else:
+            found = request.state.sandboxes.all.get(use.thing_id)
+            if found is None or found.owner != request.owner:
+                raise gone()
+            headers, record = dict(_REPLAY), found
+    await request.answer(record.as_json(), 201, headers | {"location": f"/sandboxes/{record.id}"})
+
+
+async def _restored(request: Request, body: schemas.RestoreBody, use: Use | None) -> SandboxRecord:
+    """Make a sandbox of the snapshot that the path names."""
     state = request.state
     copies = state.engine.copies
     found = copies.get(request.params["snapshot_id"], request.owner)
@@ -227,9 +305,7 @@ async def restore(request: Request) -> None:
     except BaseException:
         _give_back(request, promise)
         raise
-    record = await _record(request, made, promise, _facts(found.template, {}))
-    headers = {"location": f"/sandboxes/{record.id}"}
-    await request.answer(record.as_json(), 201, headers)
+    return await _record(request, made, promise, _facts(found.template, {}), use)
 
 
 def _shown(snapshot: Snapshot) -> dict[str, Any]:
@@ -257,6 +333,7 @@ ENDPOINTS = (
         "Copy a sandbox, its Python session and its files, any number of times",
         {201: Answer("One entry for each copy: a sandbox, or the error.", schemas.Forks)},
         body=schemas.ForkBody,
+        headers=("Idempotency-Key",),
         tags=_TAGS,
     ),
     Endpoint(
@@ -266,6 +343,7 @@ ENDPOINTS = (
         "Keep a sandbox's session and files as they are now",
         {201: Answer("It is kept until it expires.", schemas.Snapshot)},
         body=schemas.SnapshotBody,
+        headers=("Idempotency-Key",),
         tags=_TAGS,
     ),
     Endpoint(
@@ -291,6 +369,7 @@ ENDPOINTS = (
         "Make a new sandbox of a snapshot",
         {201: Answer("The sandbox.", responses.Sandbox)},
         body=schemas.RestoreBody,
+        headers=("Idempotency-Key",),
         tags=_TAGS,
     ),
     Endpoint(

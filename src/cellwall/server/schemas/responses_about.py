@@ -162,6 +162,22 @@ class Promises(Shown):
     disk_mb_most: int | None
 
 
+class Copies(Shown):
+    """Copies of sandboxes since the start, and the snapshots that are kept."""
+
+    forks: int
+    """Number of sandboxes that forks made."""
+    restores: int
+    """Number of sandboxes that were made of snapshots."""
+    snapshots_made: int
+    snapshots: int
+    """Number of the snapshots that are kept now."""
+    snapshots_bytes: int
+    """Bytes of these: their memory and their files."""
+    refused: dict[str, int]
+    """Number of copies and snapshots that were not made, by the code of the error."""
+
+
 class ServerStats(Shown):
     """Numbers of the whole server."""
 
@@ -174,6 +190,7 @@ class ServerStats(Shown):
     """Number of the sandboxes that are paused."""
     background_failures: int
     pool: Pool
+    copies: Copies
     promises: Promises
     tenants: list[Quota] | None
     """Of every tenant seen since the start; only for scope `admin`."""
@@ -185,6 +202,8 @@ class Stats(Shown):
     version: str
     uptime_s: float
     sandboxes: int
+    snapshots: int
+    """Number of the caller's snapshots."""
     executions: int
     server: ServerStats | None
 

@@ -74,7 +74,8 @@ def picture(server: dict[str, Any] | None, *rows: Row) -> str:
     from rich.console import Console
 
     stats = {
-        "version": "1", "uptime_s": 61, "sandboxes": len(rows), "executions": 4, "server": server,
+        "version": "1", "uptime_s": 61, "sandboxes": len(rows), "snapshots": 2,
+        "executions": 4, "server": server,
     }  # fmt: skip
     console = Console(file=io.StringIO(), width=160)
     console.print(drawn(Picture("http://there", stats, rows)))
@@ -100,7 +101,7 @@ def test_picture_has_a_line_for_each_sandbox() -> None:
         "3",
         "1m",
     ]
-    assert "yours: 1 sandboxes, 4 executions" in shown
+    assert "yours: 1 sandboxes, 2 snapshots, 4 executions" in shown
     assert "server:" not in shown
 
 
@@ -109,7 +110,12 @@ def test_picture_shows_the_servers_numbers_to_who_may_see_them() -> None:
         "requests": 9, "runs": 8, "running": 1, "queued": 2, "sandboxes": 3,
         "paused": 2,
         "pool": {"parked": 4, "starting": 0},
+        "copies": {
+            "forks": 5, "restores": 6, "refused": {"conflict": 7, "quota": 1},
+            "snapshots": 9, "snapshots_bytes": 10 << 20,
+        },
     }  # fmt: skip
+    assert "copies: 5 forks, 6 restores, 8 refused   snapshots: 9 kept, 10M" in picture(server)
     assert "server: 3 sandboxes, 2 paused, 1 running, 2 queued, 9 requests, 8 runs" in picture(
         server
     )
