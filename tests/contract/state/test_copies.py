@@ -271,6 +271,18 @@ def test_session_that_cannot_be_copied_is_told_why(arena: Arena, has: str) -> No
         arena.do(forked())
 
 
+def test_session_that_was_refused_gets_its_next_cell(arena: Arena) -> None:
+    """At once: it stands still when it is refused, and goes on before it gets one."""
+
+    async def refused() -> None:
+        async with arena.sandbox() as source:
+            await _said(source, "import mmap; m = mmap.mmap(-1, 4096)")
+            for _ in range(40):
+                await _refused(source, Conflict)
+
+    arena.do(refused())
+
+
 def test_start_by_exec_is_refused(arena: Arena) -> None:
     async def forked() -> None:
         async with arena.sandbox(start="exec") as source:

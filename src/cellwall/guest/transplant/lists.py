@@ -233,7 +233,7 @@ def image_message(source: Source, base: Base, pipes: Pipes, image_fd: int) -> Im
 
     `image_fd`: the number that the image will have in the process that becomes one. Raises Unlike.
     """
-    change = memory_map.change(base.maps, source.maps)
+    change = memory_map.change(base.maps, source.maps, base.lines, base.same)
     readable = _readable(change.new)
     blob = Program(walker.BLOB)
     blob.put(bytes(_SIGACTION_BYTES * 65))  # at _ACTIONS
@@ -267,12 +267,14 @@ def like_message(maps: str, pagemap: int, base: Base, pipes: Pipes, told: bytes)
     It says so by the bytes `told`, and waits for `become_message`. Raises Unlike.
     """
     made = Program(walker.LIST, 1)
-    change = memory_map.change(maps, base.maps)
+    change = memory_map.change(maps, base.maps, base.lines, base.kept)
     if any(not region.is_anonymous for region in change.new):
         raise Unlike("it is of another fork-server")
     made.map_base(pipes.base, base)
     _rebuild(made, change, {}, -1)
     for region, (flags, place) in base.kept.items():
+        if region in base.same:
+            continue
         exist = _existing(pagemap, region.start, region.end)
         if not region.is_anonymous:  # the base has the others as they are in the file
             for start, end in memory_map.runs(memory_map.without(exist, flags), region.start):
@@ -420,6 +422,8 @@ def _compare(
         made.add(walker.COMPARE, piece.start, piece.end, walker.ZEROS, 0, longest)
         return count
     base, pagemap = known
+    if piece.kept in base.same:
+        return 0
     found = _existing(pagemap, piece.start, piece.end)
     if piece.kept is not None:
         kinds = base.kinds(piece.kept, piece.start, piece.end, found)

@@ -7,6 +7,7 @@ still, so it is exact.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import NamedTuple
 
 from cellwall.guest.transplant.walker import AS_IN_BASE, PAGE, SCRATCH, SCRATCH_END, ZERO
@@ -93,10 +94,14 @@ class Base:
         """The flags of each region, and where the file has its first page, in bytes."""
         self._equal: dict[Region, bytes] = {}
         """Which pages of a process are known to be the base's, if that is known."""
+        self.same: set[Region] = set()
+        """Regions that the base has whole, and of which a process has every page as the base."""
+        self.lines: dict[str, Region] = {}
+        """The kept regions by their lines."""
         position = place = 0
         for line in self.maps.splitlines():
             if _KEPT in line:
-                region = read_line(line)
+                region = self.lines[line] = read_line(line)
                 own = flags[position : position + (region.end - region.start) // PAGE]
                 self.kept[region] = (own, place)
                 position += len(own)
@@ -110,14 +115,18 @@ class Base:
         A byte for each page of all kept regions, from the first to the last that the base has.
         """
         self._equal.clear()
+        self.same.clear()
         kept = [(region, own) for region, (own, _place) in self.kept.items() if 1 in own]
         ends = [(own.index(1), own.rindex(1) + 1) for _region, own in kept]
         if len(flags) != sum(last - first for first, last in ends):
             return
         position = 0
-        for (region, _own), (first, last) in zip(kept, ends):
-            self._equal[region] = bytes(first) + flags[position : position + last - first]
+        for (region, own), (first, last) in zip(kept, ends):
+            part = flags[position : position + last - first]
             position += last - first
+            self._equal[region] = bytes(first) + part
+            if part.count(1) == len(own) == own.count(1):
+                self.same.add(region)
 
     @property
     def has_equal(self) -> bool:
@@ -173,11 +182,15 @@ def kept_regions(text: str) -> list[Region]:
     return [read_line(line) for line in lines_of(text) if _KEPT in line]
 
 
-def change(base: str, target: str) -> Change:
+def change(
+    base: str, target: str, known: dict[str, Region] | None = None, same: Container[Region] = ()
+) -> Change:
     """Return how a process with the map `base` becomes one with the map `target`.
 
-    Raises Unlike.
+    `known`: regions of lines of either that were read before; `same`: those of both that have no
+    page that differs. Raises Unlike.
     """
+    known = known or {}
     ours, theirs = lines_of(base), lines_of(target)
     in_both = set(ours) & set(theirs)
     left = [read_line(line) for line in ours if line not in in_both]
@@ -187,7 +200,9 @@ def change(base: str, target: str) -> Change:
     made = Change([], [], _heap_end(left, others), [])
     for line in theirs:
         if line in in_both and _KEPT in line:
-            region = read_line(line)
+            region = known.get(line) or read_line(line)
+            if region in same:
+                continue
             made.pieces.append(_piece(region, region.start, region.end, region))
     for region in others:
         if region.rights[3] == "s":
