@@ -137,7 +137,7 @@ def _wrap_take_on(kill: str) -> None:
             _kill()
         return made
 
-    Commands.take_on = take_on  # type: ignore[method-assign]  # a fail point, from outside
+    Commands.take_on = take_on  # type: ignore[method-assign, assignment]  # a fail point
 
 
 def _wrap_clock(offset: str) -> None:

@@ -52,6 +52,7 @@ class Started:
         self, server: Server, command: str, limits: dict[str, int] | None = None, **body: object
     ) -> None:
         self.server = server
+        self._clients: dict[int, httpx.Client] = {}
         self.sandbox = f"/sandboxes/{new_sandbox(self.client, limits=limits or {})}"
         answer = self.client.post(
             f"{self.sandbox}/commands", json={"command": command, "background": True, **body}
@@ -62,7 +63,10 @@ class Started:
 
     @property
     def client(self) -> httpx.Client:
-        return self.server.client()
+        """One for each server: a new one reads all certificates of the machine."""
+        if self.server.port not in self._clients:
+            self._clients[self.server.port] = self.server.client()
+        return self._clients[self.server.port]
 
     def say(self, line: str) -> None:
         assert self.client.post(f"{self.path}/stdin", content=line.encode()).status_code == 200
