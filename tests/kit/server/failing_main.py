@@ -5,7 +5,9 @@ for comes from the environment:
 
 `CELLWALL_TEST_KILL`   `before:Accept`, `after:Ended`…: the process kills itself around the first
                        write to the store that holds such a change; `at:collect` and `at:code`
-                       when the engine collects artifacts and when it hands code over.
+                       when the engine collects artifacts and when it hands code over;
+                       `before:take_on` and `after:take_on` when it goes on with the second
+                       command of an earlier server, and when it has with the first.
 `CELLWALL_TEST_FULL`   `Accept:/path`: while that file exists, such writes find a full disk.
 `CELLWALL_TEST_LEDGER` a file that gets one line for each program that code is handed over for,
                        before the first byte of it goes into a sandbox, or before it is let go
@@ -27,6 +29,7 @@ from typing import Any
 
 from cellwall.apps.cli.main import main
 from cellwall.engine.attempts.attempt import Attempt
+from cellwall.engine.parts.commands import Command, Commands
 from cellwall.engine.programs import oneshot, programs
 from cellwall.store.records.errors import StoreFull
 from cellwall.store.store import Store
@@ -121,6 +124,22 @@ def _wrap_engine(kill: str, ledger: str) -> None:
     programs.Programs._collect = collect  # type: ignore[method-assign]
 
 
+def _wrap_take_on(kill: str) -> None:
+    real, taken = Commands.take_on, 0
+
+    async def take_on(self: Commands, *arguments: Any) -> Command:
+        nonlocal taken
+        if kill == "before:take_on" and taken:
+            _kill()
+        made = await real(self, *arguments)
+        taken += 1
+        if kill == "after:take_on":
+            _kill()
+        return made
+
+    Commands.take_on = take_on  # type: ignore[method-assign, assignment]  # a fail point
+
+
 def _wrap_clock(offset: str) -> None:
     real = time.time
 
@@ -141,6 +160,7 @@ def _patched(run: Callable[[], Awaitable[None] | None]) -> None:
     )
     _wrap_take(kill, os.environ.get("CELLWALL_TEST_FULL", ""))
     _wrap_engine(kill, os.environ.get("CELLWALL_TEST_LEDGER", ""))
+    _wrap_take_on(kill)
     run()
 
 
