@@ -61,6 +61,22 @@ def test_langchain_message_with_a_chart() -> None:
         assert len(message.artifact.images) == 1
 
 
+def test_copies_of_frameworks_tools_are_tools() -> None:
+    """Of LangChain's kind and of LlamaIndex's, by their own ways to call one."""
+    with langchain.CodeTool() as tool:
+        tool.invoke({"code": "x = 1"})
+        (branch,) = tool.fork()
+        with branch:
+            branch.invoke({"code": "x = 2"})
+            assert (tool.invoke({"code": "x"}), branch.invoke({"code": "x"})) == ("1", "2")
+    with llamaindex.CodeTool() as other:
+        other.call(code="x = 1")
+        (twin,) = other.fork()
+        with twin:
+            twin.call(code="x = 2")
+            assert (other.call(code="x").content, twin.call(code="x").content) == ("1", "2")
+
+
 def test_langchain_call_that_makes_no_sense() -> None:
     with langchain.CodeTool() as tool:
         message = tool.invoke(ask({"kode": "1"}))

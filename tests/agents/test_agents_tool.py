@@ -128,6 +128,41 @@ def test_a_sandbox_that_the_server_has_forgotten_is_replaced() -> None:
         assert NEW in tool.call({"code": "print(2)"}).text
 
 
+def test_copies_of_a_tool_go_on_in_their_own_ways() -> None:
+    """Each copy has a sandbox of its own, and closes it; one that died is replaced as ever."""
+    with CodeTool(limits={"memory_mb": 256}) as tool:
+        tool.call({"code": "x = [1]"})
+        copies = tool.fork(2)
+        for number, each in enumerate(copies):
+            each.call({"code": f"x.append({number})"})
+        assert [each.call({"code": "x"}).text for each in (tool, *copies)] == [
+            "[1]", "[1, 0]", "[1, 1]",
+        ]  # fmt: skip
+        assert len({each.sandbox.id for each in (tool, *copies)}) == 3
+        copies[0].sandbox.close()
+        assert NEW in copies[0].call({"code": "1"}).text
+        for each in copies:
+            each.close()
+        assert tool.call({"code": "x"}).text == "[1]"
+
+
+def test_a_tool_begins_from_a_snapshot_each_time() -> None:
+    with CodeTool() as tool:
+        tool.call({"code": "x = 41"})
+        kept = tool.sandbox.snapshot()
+    try:
+        with CodeTool(snapshot=kept.id) as later:
+            assert later.call({"code": "x + 1"}).text == "42"
+            later.sandbox.close()
+            assert later.call({"code": "x"}).text.endswith("\n41")
+        with pytest.raises(cellwall.UsageError, match="limits"):
+            CodeTool(snapshot=kept.id, limits={"memory_mb": 256})
+    finally:
+        cellwall.Snapshots().delete(kept.id)
+    with CodeTool(snapshot=kept.id) as gone, pytest.raises(cellwall.NotFound):
+        gone.call({"code": "1"})
+
+
 def test_a_closed_tool_makes_no_sandbox() -> None:
     tool = CodeTool()
     tool.call({"code": "1"})

@@ -8,8 +8,9 @@ surrounding program is raised.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import cellwall
 from cellwall.integrations.answers import Answer
@@ -19,6 +20,7 @@ from cellwall.integrations.keeper import Files, Keeper
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 if TYPE_CHECKING:
+    from cellwall.model.snapshot import Threads
     from cellwall.surface.sync.sandbox import SyncSandbox
 
 _NEXT = "call again: the next call gets a new sandbox, without the variables and files from before"
@@ -51,7 +53,7 @@ class CodeTool(Closing):
         closes it. `timeout` is for each call, in seconds. Of `languages`, those that keep state do
         so as Python does; the others run as programs beside it. `files` are written into each new
         sandbox. `budget_chars` is the approximate length of an answer's text. `options` are those
-        of `Sandbox`: `limits`, `isolation`, `volumes` …
+        of `Sandbox`: `limits`, `isolation`, `volumes` …; or `snapshot`, of which each is made.
         """
         self.definition = Definition.of(name, languages, description)
         self.timeout = timeout
@@ -103,6 +105,20 @@ class CodeTool(Closing):
             return answer
         except cellwall.CellwallError as error:
             return self._refusal(error)
+
+    def fork(
+        self, count: int = 1, *, reseed: bool = True, threads: Threads = "refuse"
+    ) -> list[Self]:
+        """Return copies of the tool, each with a copy of its sandbox as it is now.
+
+        For conversations that go on in several ways. Close each. Raises as `Sandbox.fork`, also if
+        one of the copies failed, and then makes none.
+        """
+        made = []
+        for keeper in self._keeper.fork(count, reseed=reseed, threads=threads):
+            made.append(copy.copy(self))
+            made[-1]._keeper = keeper
+        return made
 
     def no_such_tool(self, name: object) -> Answer:
         """Return the answer to a call of a tool of another name."""

@@ -78,7 +78,8 @@ class CellwallBackend(Closing, BaseSandbox):
         none, and `limits` default to `Limits.agent()`.
         """
         super().__init__()
-        options.setdefault("limits", cellwall.Limits.agent())
+        if "snapshot" not in options:  # it has limits of its own
+            options.setdefault("limits", cellwall.Limits.agent())
         self.timeout = timeout
         self._id = new_id()
         self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cellwall
@@ -27,16 +28,25 @@ class Keeper:
         *,
         client: Any = None,  # noqa: ANN401 - what `cellwall.connect` returned
         files: Files | None = None,
+        snapshot: str | None = None,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
         """Start nothing yet.
 
         `sandbox` is the caller's own, never closed or replaced here. Otherwise sandboxes are
-        created with `options`, by the server of `client` or embedded, and `files` are written into
-        each.
+        created with `options`, by the server of `client` or embedded, or are made of `snapshot`,
+        which has a template and options of its own; `files` are written into each.
         """
         self._given = sandbox
         self._make = cellwall.Sandbox if client is None else client.Sandbox
+        if snapshot is not None:
+            self._make = partial(_restored, client or cellwall.Sandbox, snapshot)
+            options.pop("template", None)
+            if options:
+                raise cellwall.UsageError(
+                    f"snapshot: it has its own {', '.join(sorted(options))}",
+                    remedy="leave them out, or make the snapshot of a sandbox that has them",
+                )
         self._files = dict(files or {})
         self._options = options
         self._lock = threading.Lock()
@@ -67,6 +77,23 @@ class Keeper:
                 self._sandbox = self._new()
             return self._sandbox, self._is_replaced
 
+    def fork(self, count: int, **options: Any) -> list[Keeper]:  # noqa: ANN401 - of `Sandbox.fork`
+        """Return keepers of `count` copies of the sandbox; of none if one of them failed."""
+        forks = self.take()[0].fork(count, **options)
+        failed = [each.error for each in forks if each.error is not None]
+        if failed:
+            for each in forks:
+                if each.made is not None:
+                    each.made.close()
+            raise failed[0]
+        return [self._of(each.sandbox) for each in forks]
+
+    def _of(self, sandbox: SyncSandbox) -> Keeper:
+        """Return a keeper of its own for a copy; it replaces one that died as this one does."""
+        made = Keeper(files=self._files, **self._options)
+        made._make, made._sandbox = self._make, sandbox
+        return made
+
     def told(self, sandbox: SyncSandbox) -> None:
         """Record that the caller has reported, or set up, the new sandbox."""
         with self._lock:
@@ -95,3 +122,8 @@ class Keeper:
         with self._lock:
             self._is_closed = True
         self.forget()
+
+
+def _restored(maker: Any, snapshot: str) -> SyncSandbox:  # noqa: ANN401 - a client, or `Sandbox`
+    made: SyncSandbox = maker.restore(snapshot)
+    return made

@@ -5,7 +5,7 @@ Needs `langchain-core`; `pip install 'cellwall[langchain]'`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cellwall.integrations import code_tool
 from cellwall.integrations.closing import Closing
@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from cellwall.integrations.answers import Answer
+    from cellwall.model.snapshot import Threads
     from cellwall.surface.sync.sandbox import SyncSandbox
 
 Content = str | list[dict[str, Any]]
@@ -74,6 +75,20 @@ class CodeTool(Closing, BaseTool):
             {"type": "image", "base64": image, "mime_type": "image/png"} for image in answer.images
         ]
         return blocks, answer.execution
+
+    def fork(
+        self, count: int = 1, *, reseed: bool = True, threads: Threads = "refuse"
+    ) -> list[Self]:
+        """Return copies of the tool, each with a copy of its sandbox as it is now.
+
+        For conversations that go on in several ways. Close each. Raises as `Sandbox.fork`, also if
+        one of the copies failed, and then makes none.
+        """
+        made = []
+        for tool in self._tool.fork(count, reseed=reseed, threads=threads):
+            made.append(self.model_copy())
+            made[-1]._tool = tool
+        return made
 
     def close(self) -> None:
         """Destroy its sandbox, if it created it; idempotent."""

@@ -6,7 +6,8 @@ Needs `llama-index-core`; `pip install 'cellwall[llamaindex]'`.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any, Literal
+import copy
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cellwall.integrations import code_tool
 from cellwall.integrations.closing import Closing
@@ -22,6 +23,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from cellwall.integrations.answers import Answer
     from cellwall.integrations.calls import Definition
+    from cellwall.model.snapshot import Threads
     from cellwall.surface.sync.sandbox import SyncSandbox
 
 
@@ -71,6 +73,20 @@ class CodeTool(Closing, AsyncBaseTool):
             raw_output=answer.execution,
             is_error=answer.is_error,
         )
+
+    def fork(
+        self, count: int = 1, *, reseed: bool = True, threads: Threads = "refuse"
+    ) -> list[Self]:
+        """Return copies of the tool, each with a copy of its sandbox as it is now.
+
+        For conversations that go on in several ways. Close each. Raises as `Sandbox.fork`, also if
+        one of the copies failed, and then makes none.
+        """
+        made = []
+        for tool in self._tool.fork(count, reseed=reseed, threads=threads):
+            made.append(copy.copy(self))
+            made[-1]._tool = tool
+        return made
 
     def close(self) -> None:
         """Destroy its sandbox, if it created it; idempotent."""
