@@ -272,15 +272,17 @@ class GuestChannel:
 
         The descriptors are this method's: it closes them once they are sent. Only over a unix
         socket. If it is cancelled, the guest is told to give up. `told` is called with a chunk that
-        comes before the reply, and returns the operation and the body that are sent for it under
-        the same id. A cancellation waits up to `patience_s` for the guest to have given up. Raises
-        GuestRefused, ChannelLost.
+        comes before the reply, one at most, and returns the operation and the body that are sent
+        for it under the same id. A cancellation waits up to `patience_s` for the guest to have
+        given up. Raises GuestRefused, ChannelLost.
         """
-        number = 0
+        number, waiting = 0, [told]
 
         def on_chunk(chunk: bytes) -> None:
-            assert told is not None  # noqa: S101  for the type checker only
-            answer, more = told(chunk)
+            look = waiting.pop() if waiting else None
+            if look is None:
+                raise FrameError("a chunk that was not asked for")
+            answer, more = look(chunk)
             self.send({"op": answer, "id": number}, more)
 
         future: asyncio.Future[Reply] = self._loop.create_future()

@@ -554,3 +554,33 @@ def test_strict_json_replaces_lone_surrogates() -> None:
     value = strict_json(b'{"a": ["\\ud800", "\\ud83d\\ude00"], "\\udfff": {"\\ud800": 1}}')
     assert json.dumps(value, ensure_ascii=False).encode()
     assert value["a"][1] == "\U0001f600"
+
+
+def test_guest_is_looked_at_once_for_a_request() -> None:
+    """Each look takes the host's time; the guest cannot ask for another one."""
+
+    async def body(pair: Pair) -> None:
+        looks: list[bytes] = []
+
+        def look(chunk: bytes) -> tuple[str, bytes]:
+            looks.append(chunk)
+            return "equal", b"flags"
+
+        loop = asyncio.get_running_loop()
+        pair.guest.setblocking(False)
+        asking = asyncio.ensure_future(pair.channel.request_with_files("copy", [], told=look))
+        heard = await loop.sock_recv(pair.guest, 4096)
+        assert b"expect_files" in heard
+        pair.say(frame({"ev": "reply", "id": 1}))
+        assert b'"op":"copy"' in await loop.sock_recv(pair.guest, 4096)
+        pair.say(frame({"ev": "chunk", "id": 2}, b"17"))
+        heard = await loop.sock_recv(pair.guest, 4096)
+        assert b'"op":"equal","id":2' in heard
+        assert heard.endswith(b"flags")
+        pair.say(frame({"ev": "chunk", "id": 2}, b"17"))
+        with pytest.raises(ChannelLost) as caught:
+            await asyncio.wait_for(asking, 5)
+        assert caught.value.is_hostile
+        assert looks == [b"17"]
+
+    with_pair(body)
