@@ -35,6 +35,7 @@ from cellwall.apps.state_lock import locked
 from cellwall.apps.store_place import open_store, store_disk, store_url
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates.store import TemplateStore, state_dir
+from cellwall.linux import uid_ranges
 from cellwall.linux.cgroups.delegation import step_aside
 from cellwall.model.errors import UsageError
 from cellwall.server.app import create_app
@@ -271,9 +272,15 @@ async def opened(
 
 
 def _with_snapshots(loaded: Loaded, directory: Path) -> EngineSettings:
-    """Return the engine's settings, with a place for snapshots if anything outlives the server."""
+    """Return the engine's settings, with a place for snapshots if anything outlives the server.
+
+    An ordinary user with ids of its own for sandboxes may not read what a stored session is
+    compared by: there nothing is stored unless the operator asks, and then that is refused.
+    """
     settings = loaded.engine
     if settings.snapshots_dir or loaded.server.store == "none":
+        return settings
+    if os.geteuid() != 0 and not uid_ranges.find().are_shared:
         return settings
     return replace(settings, snapshots_dir=str(directory.absolute() / "snapshots"))
 

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 
-_KERNELS = ("[vvar", "[vsyscall]")
-"""What the kernel maps and no other process may read."""
+_VDSO = "[vdso]"
 _LOADER = re.compile(r"/ld(-linux|-musl|64|\.so)[^/]*$")
 """The C library's loader: what it only reads from its start on has times and its guard."""
 _CHUNK_BYTES = 1 << 20
@@ -114,7 +113,7 @@ def _mapped(text: str) -> Iterator[_Mapped]:
 
 
 def _digest_of_code(pid: int, mapped: list[_Mapped]) -> str:
-    """Return the digest of all pages that are only read, in the order of their addresses."""
+    """Return the digest of the pages that are only read, in the order of their addresses."""
     digest = hashlib.blake2b(digest_size=16)
     memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -134,7 +133,14 @@ def _digest_of_code(pid: int, mapped: list[_Mapped]) -> str:
 
 
 def _is_code(mapped: _Mapped) -> bool:
-    if mapped.rights[:2] != "r-" or mapped.rights[3] != "p" or mapped.path.startswith(_KERNELS):
+    """Report whether pages are only read, and of a file or the vdso.
+
+    Not those of no file: workers make machine code of their own when they first need it, which is
+    the guest's.
+    """
+    if mapped.rights[:2] != "r-" or mapped.rights[3] != "p":
+        return False
+    if not mapped.path.startswith("/") and mapped.path != _VDSO:
         return False
     return not (mapped.rights == "r--p" and _LOADER.search(mapped.path))
 
