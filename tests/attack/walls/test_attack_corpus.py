@@ -241,6 +241,7 @@ def test_every_attack_runs_here_or_says_why_not() -> None:
         "test_attack_docker",
         "test_attack_gvisor",
         "test_attack_in_copies",
+        "test_attack_in_gvisor_copies",
     }
     forgotten, known = [], set[str]()
     for path in (TESTS / "attack").rglob("test_*.py"):
@@ -265,6 +266,7 @@ def test_every_attack_runs_on_images_or_says_why_not() -> None:
         "test_attack_docker",
         "test_attack_gvisor",
         "test_attack_in_copies",
+        "test_attack_in_gvisor_copies",
     }
     on_images = {path.stem for path in (TESTS / "attack" / "images").glob("test_*.py")}
     assert found - here - walls - on_images == image_corpus.NOT_AGAIN.keys()

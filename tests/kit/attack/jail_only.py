@@ -17,7 +17,9 @@ _ENGINE = "refused or counted by our own process, before or outside of any wall"
 _GUEST = "the guest's code, the same on every wall; the contract runs it on each"
 _PROBED = "its probes run there, in `test_attack_docker` and `test_attack_gvisor`"
 _ROOTLESS = "a jail without root, or without cgroups; the others need both"
-_COPIES = "only jails are copied; `test_attack_in_copies` has the corpus in copies"
+_COPIES = (
+    "images of a jail's sessions; `test_attack_in_gvisor_copies` has the corpus in copies of gVisor"
+)
 _SHARED = "what jails share of the host: its files and its kernel's numbers for a user"
 
 MODULES: Mapping[str, str] = {

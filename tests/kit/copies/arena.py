@@ -21,10 +21,13 @@ _OF_A_SESSION = {"limits", "timeout"}
 class CopyArena(Arena):
     """An arena of copies."""
 
-    def __init__(self) -> None:
-        """The base of its fork-server exists from here on."""
-        super().__init__(lambda: Engine(settings=EngineSettings(pool_min=0, pool_max=0)))
+    def __init__(self, **choice: Any) -> None:
+        """What copies of this runtime share, as the base of a fork-server, exists from here on."""
+        made = lambda: Engine(settings=EngineSettings(pool_min=0, pool_max=0))  # noqa: E731
+        super().__init__(made, **choice)
         self.copies = 0
+        # A fork inside costs a large process on gVisor, and a probe has hundreds.
+        self._patience = 6 if choice.get("runtime") == "gvisor" else 1
         self.run("0")
         self.settle()
 
@@ -35,7 +38,7 @@ class CopyArena(Arena):
         if language != "python" or not options.keys() <= _OF_A_SESSION:
             raise AssertionError(f"no cell of a copy: {language} with {sorted(options)}")
         nonce = secrets.token_hex(8)
-        timeout = options.get("timeout", 5)
+        timeout = options.get("timeout", 5) * self._patience
         async with self.sandbox(limits=options.get("limits", {})) as copy:
             done = await copy.run(_SAY[language].format(nonce) + code, timeout=timeout)
         # A cell has no exit code, and a program that came to its end has one.
@@ -49,7 +52,7 @@ class CopyArena(Arena):
     async def sandbox(self, **options: Any) -> AsyncIterator[AsyncSandbox]:
         """Have a copy, whose source has ended."""
         options["limits"] = {**LIMITS, **options.get("limits", {})}
-        source = await self.engine.create_sandbox(**options)
+        source = await self.engine.create_sandbox(**{**self.choice, **options})
         try:
             await source.run("0")
             (fork,) = await source.fork()

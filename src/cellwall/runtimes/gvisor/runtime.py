@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -470,12 +470,17 @@ class GvisorRuntime:
         flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
         runsc = [chosen.binary.path, *flags]
 
-        async def trial(_binary: Binary, _name: str) -> str:
+        async def tried(_binary: Binary, _name: str) -> str:
             async with self._tried(chosen, abilities.ECHO) as (keeper, line):
                 return await abilities.shown(keeper, line, runsc, self._trees)
 
         platforms = gvisor_binary.Platforms(self._folder)
-        return await abilities.of(chosen.binary, runsc, chosen.platform, platforms, trial)
+        name = f"{chosen.platform} copies"
+        trial = None
+        if gvisor_binary.leaves_running(chosen.binary):
+            trial = partial(platforms.why_not, chosen.binary, name, tried)
+        known = await asyncio.to_thread(gvisor_binary.flags_of, chosen.binary.path, "checkpoint")
+        return await abilities.of(chosen.binary, runsc, known, trial)
 
     async def _bring_back(self, sandbox: GvisorSandbox, saved: SavedTree) -> None:
         """Start a sandbox again, in its own cgroups, from what was written down of it."""

@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.model.errors import CellwallError, HostUnsupported
-from cellwall.runtimes.gvisor import binary as gvisor_binary
 from cellwall.runtimes.gvisor.trees import writing
 
 if TYPE_CHECKING:
-    from cellwall.runtimes.gvisor.binary import Binary, Platforms, TryPlatform
+    from cellwall.runtimes.gvisor.binary import Binary
     from cellwall.runtimes.gvisor.keeper import Keeper
 
 ECHO = ("/usr/bin/sh", "-c", 'while read line; do echo "$line"; done')
 """Program of a trial: it says what it reads, and nothing else shows that it goes on."""
+Trial = Callable[[], Awaitable[str]]
 _TRY_S = 15.0
 _LOOK_S = 0.05
 _OPTIONAL = {"compression": "--compression=none"}
@@ -42,15 +42,16 @@ class Abilities(NamedTuple):
 
 
 async def of(
-    binary: Binary, runsc: Sequence[str], name: str, platforms: Platforms, trial: TryPlatform
+    binary: Binary, runsc: Sequence[str], known: Set[str], trial: Trial | None
 ) -> Abilities:
-    """Return what a binary can do; `trial` runs at most once. Raises HostUnsupported."""
-    stays = gvisor_binary.leaves_running(binary)
-    known = await asyncio.to_thread(gvisor_binary.flags_of, binary.path, "checkpoint")
+    """Return what a binary can do whose `checkpoint` has flags. Raises HostUnsupported.
+
+    `trial` returns why it does not leave running what it writes down; None: its version says that.
+    """
     flags = [flag for word, flag in _OPTIONAL.items() if word in known]
-    if not stays:
+    if trial is None:
         return Abilities(runsc, False, flags)
-    reason = await platforms.why_not(binary, f"{name} copies", trial)
+    reason = await trial()
     if reason:
         raise HostUnsupported(
             "copies",

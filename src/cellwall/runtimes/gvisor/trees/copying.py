@@ -93,7 +93,15 @@ class TreeCopier:
     ) -> SessionImage:
         """Write a sandbox to files; a caller that goes away does not stop it half way."""
         del drop_threads  # they come along
-        source, into = _ours(sandbox), cast("TreeFiles", files)
+        into = cast("TreeFiles", files)
+        work = asyncio.ensure_future(self._write(_ours(sandbox), into, budget))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
+
+    async def _write(self, source: GvisorSandbox, files: TreeFiles, budget: Budget) -> SessionImage:
         writing.check_tools()
         ability = await self._abilities()
         if not ability.stays and source.has_way_out:
@@ -104,14 +112,9 @@ class TreeCopier:
             )
         expected = _size_of(source)
         # A full disk would end the source with a `runsc` that does not leave it running.
-        if not budget.take(expected) or writing.free_bytes(into.archive) < expected:
+        if not budget.take(expected) or writing.free_bytes(files.archive) < expected:
             raise _no_room(expected)
-        work = asyncio.ensure_future(self._written(source, into, ability))
-        try:
-            image = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])
-            raise
+        image = await self._written(source, files, ability)
         if not budget.take(image.memory_bytes + image.files_bytes - expected):
             raise _no_room(image.memory_bytes + image.files_bytes)
         return image
