@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench ledger soak mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench ledger soak proofs mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -69,6 +69,18 @@ vm:
 # on purpose and has to be found out.
 soak: dev templates
 	PYTHONPATH=tests $(BIN)/python -m soak
+
+# Copies, pauses and restarts in full, as root; an hour. CI has the same tests with small counts. With
+# packages of a systemd in CELLWALL_TEST_SYSTEMD, tests/deploy/test_restart.py goes beside it.
+proofs: dev templates
+	CELLWALL_TEST_PROGRAMS=200 CELLWALL_TEST_ROOTLESS=40 $(PYTEST) -s tests/contract/state/test_copies_property.py \
+		tests/contract/state/test_copies_rootless.py
+	CELLWALL_TEST_FORKS=1000 $(PYTEST) -s -k many tests/attack/jail/test_attack_copies_ends.py
+	CELLWALL_TEST_MUTATIONS=10000 $(PYTEST) -s tests/attack/jail/test_attack_copies_mutated.py
+	CELLWALL_TEST_STEPS=100000 $(PYTEST) -s -k "not engine" tests/faults/sandboxes/test_faults_copy_steps.py
+	CELLWALL_TEST_STEPS=40 $(PYTEST) -s -k engine tests/faults/sandboxes/test_faults_copy_steps.py
+	CELLWALL_TEST_KEPT=100 CELLWALL_TEST_KILLS=50 $(PYTEST) -s tests/server/durable/test_durable_kills.py
+	CELLWALL_TEST_PAUSED=500 CELLWALL_TEST_PAUSED_S=60 $(PYTEST) -s tests/server/state/test_server_pause_crowd.py
 
 # Some ten minutes; BENCH="--quick --only soak" takes those rows in seconds and writes nothing.
 bench: dev templates

@@ -29,7 +29,7 @@ from kit.places import ROOT, TESTS
 from kit.servers import state_of
 from kit.waiting import is_alive
 
-pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.timeout(120 + 5 * min(MOST, 1000))]
+pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.timeout(240 + 20 * min(MOST, 500))]
 
 Operation = Callable[["Scene"], Awaitable[None]]
 KEPT = "kept"
