@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 COUNTS = 'n=0; while read x; do n=$((n+1)); echo "$n $x $$"; done; exit 5'
 SPINS = """
 import time
-while time.process_time() < 0.5: pass
+while time.process_time() < 0.8: pass
 open("on", "w")
 input()
 while True: pass
@@ -195,7 +195,7 @@ def test_wall_time_goes_on_as_it_was(tmp_path: Path) -> None:
 
 
 def test_cpu_time_from_before_counts(tmp_path: Path) -> None:
-    """It has used half of a second before; the control is that others' time does not count."""
+    """It has used most of its second before; the control is that others' time does not count."""
     with kept(tmp_path) as house:
         limits = {"cpu_s": 1, "wall_s": 60}
         work = Started(server := house.start(), f"python3 -c '{SPINS}'", limits, timeout=60)
@@ -209,7 +209,7 @@ def test_cpu_time_from_before_counts(tmp_path: Path) -> None:
         work.say("\n")
         found = work.ended()
         assert found["verdict"] == "cpu_time", found
-        assert found["outcome"]["usage"]["cpu_s"] < 2
+        assert found["outcome"]["usage"]["cpu_s"] < 1.5
 
 
 def test_kill_and_signals_reach_it(tmp_path: Path) -> None:
