@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -117,7 +117,7 @@ class AsyncSandbox:
         """Have it outlive this process, if its kind can; again when what is kept has changed."""
         held = self.live.runtime_sandbox
         if isinstance(held, Keepable):
-            self.is_kept = held.keep(asdict(Facts.of(self, self._tenant)))
+            self.is_kept = held.keep(Facts.of(self, self._tenant).as_json())
 
     def _keep_again(self) -> bool:
         """Write anew what is kept; False if it is not kept, or there would be too much."""

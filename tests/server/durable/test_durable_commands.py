@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 COUNTS = 'n=0; while read x; do n=$((n+1)); echo "$n $x $$"; done; exit 5'
 SPINS = """
 import time
-while time.process_time() < 2: pass
+while time.process_time() < 0.8: pass
 open("on", "w")
 input()
 while True: pass
@@ -195,12 +195,12 @@ def test_wall_time_goes_on_as_it_was(tmp_path: Path) -> None:
 
 
 def test_cpu_time_from_before_counts(tmp_path: Path) -> None:
-    """It has used two seconds of three before; the control is that others' time does not count."""
+    """It has used most of its second before; the control is that others' time does not count."""
     with kept(tmp_path) as house:
-        limits = {"cpu_s": 3, "wall_s": 60}
+        limits = {"cpu_s": 1, "wall_s": 60}
         work = Started(server := house.start(), f"python3 -c '{SPINS}'", limits, timeout=60)
         wait_until(partial(has_file, work, "on"), "it has spun")
-        busy = "import time\nt = time.process_time()\nwhile time.process_time() < t + 2: pass"
+        busy = "import time\nt = time.process_time()\nwhile time.process_time() < t + 0.6: pass"
         assert run_cell(work.client, work.sandbox, busy)["verdict"] == "ok"
         house.kill(server)
         work.server = house.start()
@@ -209,7 +209,7 @@ def test_cpu_time_from_before_counts(tmp_path: Path) -> None:
         work.say("\n")
         found = work.ended()
         assert found["verdict"] == "cpu_time", found
-        assert found["outcome"]["usage"]["cpu_s"] < 4.5
+        assert found["outcome"]["usage"]["cpu_s"] < 1.5
 
 
 def test_kill_and_signals_reach_it(tmp_path: Path) -> None:

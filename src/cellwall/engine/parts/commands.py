@@ -180,7 +180,7 @@ class Commands:
         """Return what outlives this process, with what was kept and is not taken on yet."""
         known = self._background
         found = [KeptCommand.of(known[n], note) for n, note in self._notes.items() if n in known]
-        return [*self.left, *(each for each in found if each is not None)]
+        return [*(each for each in found if each is not None), *self.left]
 
     async def take_on(
         self, kept: KeptCommand, on_event: OnEvent | None = None, after: int = 0

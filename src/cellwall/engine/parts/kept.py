@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.parts.kept_commands import KeptCommand
@@ -55,7 +55,7 @@ class Facts:
     kills: int = 0
     """Number of the kernel's memory kills that were reported as the reason of an end."""
     commands: Sequence[Any] = ()
-    """What is kept of its background commands: a `KeptCommand` each, or that as JSON."""
+    """What is kept of its background commands: a `KeptCommand` each, or that as JSON's values."""
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox, tenant: str) -> Facts:
@@ -66,6 +66,11 @@ class Facts:
         facts = (sandbox.created_at, sandbox.ends_at, live.trust, tenant, network, is_opened)
         pauses, commands = sandbox.pauses, sandbox.commands.kept()
         return cls(*facts, pauses.auto_pause_s, pauses.resume, live.claimed_kills, commands)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them as JSON's values."""
+        found: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**found, "commands": [each.as_json() for each in self.commands]}
 
     @property
     def left_commands(self) -> tuple[KeptCommand, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.attempts.attempt import Attempt, Earlier, Work
@@ -68,6 +68,10 @@ class KeptCommand:
             at=None if clocks.is_held else time.time(),
             note=note,
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON's values."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def left_now_s(self) -> float:

@@ -31,7 +31,7 @@ def follow(
     owner.log("command started", command=record.id)
     if keeps and owner.sandbox.is_kept:
         record.is_kept = owner.sandbox.commands.keep(made, note_of(record))
-        if not record.is_kept:
+        if not record.is_kept and made.is_running:
             owner.log("command not kept", command=record.id)
     record.task = state.tasks.spawn(_follow(state, owner, record, made))
 

@@ -63,6 +63,7 @@ class Spool:
         self._before: Mapping[str, Any] = {}
         """Facts about the events up to number `_begins_after`, which an earlier server had."""
         self.is_closed = False
+        self._is_left = False
         self.on_pressure: Callable[[bool], None] | None = None
         """Called with True when the source should wait, with False when it may go on."""
         self.overflow: Overflow | None = None
@@ -94,6 +95,8 @@ class Spool:
 
     def append(self, event: Event) -> None:
         """Take the next event of the engine, whose numbers have no holes either."""
+        if self._is_left:
+            return
         if event.kind == "value":
             # Kept as text: as objects it may take 24 times as much, uncounted.
             line = Line(event.seq, event.kind, one_line(event_line(event)))
@@ -111,6 +114,7 @@ class Spool:
 
     def leave(self) -> None:
         """Have readers stop without an `end`: the work goes on in the next server."""
+        self._is_left = True
         self._close()
 
     def _put(self, seq: int, size: int, content: Event | Line | Mapping[str, Any]) -> None:
