@@ -65,9 +65,8 @@ def _be_copied(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: 
             from cellwall.guest.context import dropping
 
             told["threads"] = dropping.told()
-            alone = dropping.parked(scratch, first)
+            alone = dropping.parked(lambda: scratch.park(first) == 1)
             pid, told["held"] = alone.pid, alone.why
-            told["own"] += alone.numbers
         else:
             pid = scratch.park(first, walker.CLONE_PARENT)
         if pid == 1:

@@ -23,7 +23,6 @@ import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.guest.process import processes
-from cellwall.guest.transplant import walker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +55,6 @@ class Parked(NamedTuple):
 
     pid: int
     """Its number; 1 in the process that it became."""
-    numbers: list[int]
-    """Descriptors that it has and the copy must not get."""
     promises: list[Any]
     """In the copy: executors, and work of theirs that no thread will end."""
     why: str = ""
@@ -82,15 +79,16 @@ def told() -> list[list[Any]]:
     return named[:_MOST_NAMED]
 
 
-def parked(scratch: walker.Scratch, first: bytes) -> Parked:
-    """Have a clone without other threads walk the list `first`, as `Scratch.park`.
+def parked(park: Callable[[], bool]) -> Parked:
+    """Have a process without other threads stand still by `park`, which is true in the copy.
 
-    There is none if a thread does not let go of something in time. Raises OSError.
+    It is a child of init. There is none if a thread does not let go of something in time. Raises
+    OSError.
     """
     _end_pools()
     over = time.monotonic() + _TRY_S
     while True:
-        found, code = _tried(lambda: scratch.park(first, int(signal.SIGCHLD)))
+        found, code = _tried(park)
         if found.pid:
             return found
         if code not in _HELD:
@@ -100,7 +98,7 @@ def parked(scratch: walker.Scratch, first: bytes) -> Parked:
         time.sleep(_PAUSE_S)
 
 
-def _tried(park: Callable[[], int]) -> tuple[Parked, int]:
+def _tried(park: Callable[[], bool]) -> tuple[Parked, int]:
     """Make one process; return its clone, or none and the process's exit code."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     random: Any = getattr(sys.modules.get("random"), "_inst", None)
@@ -117,12 +115,12 @@ def _tried(park: Callable[[], int]) -> tuple[Parked, int]:
     if not child:
         if random is not None:
             random.setstate(state)  # a handler of its own has renewed it
-        promises = _stand(park, writing, others)
-        return Parked(1, [], promises), 0  # no number is closed here: they are the copy's
+        promises = _stand(park, (reading, writing), others)
+        return Parked(1, promises), 0  # no number is closed here: they are the copy's
     os.close(writing)
     said = _said(reading, child)
     os.close(reading)
-    return Parked(int(said or 0), [reading, writing], []), _reaped(child)
+    return Parked(int(said or 0), []), _reaped(child)
 
 
 def _said(reading: int, child: int) -> bytes:
@@ -158,9 +156,9 @@ def _end_pools() -> None:
 # -- in the process without threads --------------------------------------------------------------
 
 
-def _stand(park: Callable[[], int], writing: int, others: set[int]) -> list[Any]:
-    """Leave a clone that stands still, and end; return only in the process that it becomes."""
-    code, pid = 1, 0
+def _stand(park: Callable[[], bool], pipe: tuple[int, int], others: set[int]) -> list[Any]:
+    """Leave a process that stands still, and end; return only in the one that it becomes."""
+    code = 1
     try:
         things = gc.get_objects()
         _free_files(things, others)
@@ -168,10 +166,14 @@ def _stand(park: Callable[[], int], writing: int, others: set[int]) -> list[Any]
         del things
         code = _what_is_held()
         if not code:
-            pid = park()
-            if pid == 1:
-                return promises
-            os.write(writing, b"%d" % pid)
+            pid = processes.fork_quietly()
+            if not pid:
+                for number in pipe:
+                    os.close(number)  # else the copy would have it
+                if park():
+                    return promises
+                os._exit(1)
+            os.write(pipe[1], b"%d" % pid)
     except BaseException:  # noqa: BLE001  it must end here, whatever it is
         code = 1
     os._exit(code)
