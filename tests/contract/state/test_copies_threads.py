@@ -15,7 +15,7 @@ from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.model.errors import Conflict, UsageError
 from kit.arena import Arena
 
-pytestmark = [pytest.mark.root]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 BEGIN = """
 import threading, time

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cellwall.guest.channel.init_link import Link
-    from cellwall.guest.context.dropping import Parked
+    from cellwall.guest.context import dropping
 
 _PR_GET_TID_ADDRESS = 40
 _MOST_MAIL_BYTES = walker.PAGE
@@ -54,15 +54,14 @@ def _be_copied(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: 
     try:
         other.connect()
         scratch = walker.Scratch()
-        said = {
-            "ev": "copy",
-            "request": request,
+        told: dict[str, Any] = {
             "files": files,
             "link": other.fileno(),
             "own": [link.fileno(), *_descriptors_of(loop)],
-            "tid_address": _tid_address(),
         }
-        result, alone = _stand(scratch, said, drops_threads=header.get("drop_threads") is True)
+        told["tid_address"] = _tid_address()
+        said = {"ev": "copy", "request": request, **told}
+        result, alone = _stood(scratch, other.fileno(), said, bool(header.get("drop_threads")))
         if result == walker.IS_COPY:
             other.forget()
             _renew(loop)
@@ -70,12 +69,12 @@ def _be_copied(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: 
             if alone is not None:
                 alone.give_up()
             return True
-        answer = {"ev": "copied", "pid": result}
-        if alone is not None and alone.why:
-            answer = {"ev": "copied", "held": alone.why}
-        elif result == walker.FAILED:
+        if result == walker.FAILED:
             _signal.sigtimedwait((signal.SIGPIPE,), 0)  # else it comes with the old mask
             raise scratch.error()
+        answer = {"ev": "copied", "pid": result}
+        if alone is not None:
+            answer["held"] = alone.why
     except OSError as error:
         answer = {"ev": "copied", "errno": error.errno, "why": str(error.strerror)}
     finally:
@@ -89,23 +88,26 @@ def _be_copied(link: Link, header: dict[str, Any], loop: Any) -> bool:  # noqa: 
     return False
 
 
-def _stand(
-    scratch: walker.Scratch, said: dict[str, Any], *, drops_threads: bool
-) -> tuple[int, Parked | None]:
-    """Stand still as init says; or have a process do so that has no other threads."""
-    link: int = said["link"]
-    if not drops_threads or len(os.listdir("/proc/self/task")) == 1:
-        return scratch.park(_said_first(link, said), returns=True), None
+def _stood(
+    scratch: walker.Scratch, descriptor: int, said: dict[str, Any], drops: bool
+) -> tuple[int, dropping.Parked | None]:
+    """Stand still to be copied, or have a process without other threads do it; return what came.
+
+    As `Scratch.park`, and the second if there was one.
+    """
+    if not drops or len(os.listdir("/proc/self/task")) == 1:
+        return scratch.park(_said_first(descriptor, said), returns=True), None
     from cellwall.guest.context import dropping
 
     said["threads"] = dropping.told()
+    alone = dropping.parked(lambda: _stands_alone(scratch, descriptor, said))
+    return alone.pid, alone
 
-    def first(numbers: list[int]) -> bytes:
-        own = [*said["own"], *numbers]
-        return _said_first(link, {**said, "pid": os.getpid(), "own": own})
 
-    alone = dropping.parked(scratch, first)
-    return alone.result, alone
+def _stands_alone(scratch: walker.Scratch, descriptor: int, said: dict[str, Any]) -> bool:
+    """Stand still as a process without the context's other threads; true in the copy."""
+    first = _said_first(descriptor, {**said, "pid": os.getpid()})
+    return scratch.park(first) == walker.IS_COPY
 
 
 def _said_first(descriptor: int, message: dict[str, Any]) -> bytes:

@@ -23,7 +23,6 @@ import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.guest.process import processes
-from cellwall.guest.transplant import walker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,12 +53,12 @@ _FILES = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader)
 class Parked(NamedTuple):
     """A clone that stands still, as its source sees it, or as the copy does."""
 
-    result: int
-    """As `Scratch.park` returns it: here, or in the process that it became."""
+    pid: int
+    """Its number; 1 in the process that it became."""
     promises: list[Any]
     """In the copy: executors, and work of theirs that no thread will end."""
     why: str = ""
-    """Why there is none."""
+    """Why there is none, if the number is 0."""
 
     def give_up(self) -> None:
         """End the work that no thread will do, with an error; executors get threads again later."""
@@ -80,31 +79,27 @@ def told() -> list[list[Any]]:
     return named[:_MOST_NAMED]
 
 
-def parked(scratch: walker.Scratch, first: Callable[[list[int]], bytes]) -> Parked:
-    """Have a process without other threads walk a list, as `Scratch.park`.
+def parked(park: Callable[[], bool]) -> Parked:
+    """Have a process without other threads stand still by `park`, which is true in the copy.
 
-    It makes the list by `first`, of the descriptors that it has and the copy must not get. There is
-    no such process if a thread does not let go of something in time. Raises OSError.
+    It is a child of init. There is none if a thread does not let go of something in time. Raises
+    OSError.
     """
     _end_pools()
     over = time.monotonic() + _TRY_S
     while True:
-        found, code = _tried(lambda numbers: scratch.park(first(numbers), returns=True))
-        if found is not None:
+        found, code = _tried(park)
+        if found.pid:
             return found
         if code not in _HELD:
-            return _none("a process without its other threads does not end")
+            return found._replace(why="a process without its other threads does not end")
         if time.monotonic() >= over:
-            return _none(f"one of its threads holds {_HELD[code]}")
+            return found._replace(why=f"one of its threads holds {_HELD[code]}")
         time.sleep(_PAUSE_S)
 
 
-def _none(why: str) -> Parked:
-    return Parked(walker.FAILED, [], why)
-
-
-def _tried(park: Callable[[list[int]], int]) -> tuple[Parked | None, int]:
-    """Make one process; return what became of it, or none and its exit code."""
+def _tried(park: Callable[[], bool]) -> tuple[Parked, int]:
+    """Make one process; return its clone, or none and the process's exit code."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     random: Any = getattr(sys.modules.get("random"), "_inst", None)
     state = None if random is None else random.getstate()
@@ -120,18 +115,16 @@ def _tried(park: Callable[[list[int]], int]) -> tuple[Parked | None, int]:
     if not child:
         if random is not None:
             random.setstate(state)  # a handler of its own has renewed it
-        promises = _stand(lambda: park([reading, writing]), writing, others)
-        # No number is closed here: they are the copy's.
-        return Parked(walker.IS_COPY, promises), 0
+        promises = _stand(park, (reading, writing), others)
+        return Parked(1, promises), 0  # no number is closed here: they are the copy's
     os.close(writing)
     said = _said(reading, child)
     os.close(reading)
-    code = _reaped(child)
-    return (Parked(int(said), []) if said else None), code
+    return Parked(int(said or 0), []), _reaped(child)
 
 
 def _said(reading: int, child: int) -> bytes:
-    """Return the result that a process says; end it if it says nothing for too long."""
+    """Return what a process says of its clone; end it if it says nothing for too long."""
     poller = select.poll()
     poller.register(reading, select.POLLIN)
     if not poller.poll(_LONGEST_S * 1000):
@@ -163,8 +156,8 @@ def _end_pools() -> None:
 # -- in the process without threads --------------------------------------------------------------
 
 
-def _stand(park: Callable[[], int], writing: int, others: set[int]) -> list[Any]:
-    """Stand still, say the result, and end; return only in the process that it becomes."""
+def _stand(park: Callable[[], bool], pipe: tuple[int, int], others: set[int]) -> list[Any]:
+    """Leave a process that stands still, and end; return only in the one that it becomes."""
     code = 1
     try:
         things = gc.get_objects()
@@ -173,13 +166,14 @@ def _stand(park: Callable[[], int], writing: int, others: set[int]) -> list[Any]
         del things
         code = _what_is_held()
         if not code:
-            result = park()
-            if result == walker.IS_COPY:
-                return promises
-            if result != walker.FAILED:
-                os.write(writing, b"%d" % result)
-            else:
-                code = 1
+            pid = processes.fork_quietly()
+            if not pid:
+                for number in pipe:
+                    os.close(number)  # else the copy would have it
+                if park():
+                    return promises
+                os._exit(1)
+            os.write(pipe[1], b"%d" % pid)
     except BaseException:  # noqa: BLE001  it must end here, whatever it is
         code = 1
     os._exit(code)

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 _MOST_MAPS_BYTES = 4 << 20
 _MOST_NUMBER = 2**20
-_SAID = ("files", "link", "own", "tid_address", "threads", "pid")
-"""What a source says of itself before it stands still; the last two only without its threads."""
-_MOVED = "it did not stand still"
+_SAID = ("files", "link", "own", "tid_address", "pid", "threads")
+"""What a source says of itself before it stands still."""
 _MADE_ANEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 _FILE, _BASE, _LINK = range(3)
 """Order of the descriptors of a process that becomes a copy, below the most that it may have."""
@@ -59,10 +58,10 @@ class Copying(NamedTuple):
     """The connection of the source that stands still, or of its clone, once it has one."""
 
     @property
-    def pid(self) -> int:
-        """The process that stands still: the context, or a child of it without other threads."""
-        found = self.said.get("pid")
-        return found if type(found) is int else self.context.pid
+    def alone(self) -> int:
+        """Pid of the process without threads that stands in for the source; 0: there is none."""
+        pid = self.said.get("pid")
+        return pid if type(pid) is int and pid > 1 else 0
 
 
 class Ready(NamedTuple):
@@ -159,7 +158,7 @@ class Copies:
             copying.said.update((name, header.get(name)) for name in _SAID)
             if "refusal" in copying.said:
                 connection.close()  # so that it goes on
-            else:
+            elif not copying.alone or "is_back" in copying.said:
                 self._stands(copying, self._write_down)
             return True
         is_target = not copying.is_source and connection is context.idle_connection
@@ -178,9 +177,10 @@ class Copies:
 
     def _stands(self, copying: Copying, go_on: Callable[[Copying], None]) -> None:
         """Go on with a context that stands still; first tell the host if it wants to look."""
-        if copying.is_told and copying.pid == copying.context.pid:
+        if copying.is_told:
             copying.said["go_on"] = go_on
-            self._channel.send({"ev": "chunk", "id": copying.request}, b"%d" % copying.pid)
+            pid = b"%d" % (copying.alone or copying.context.pid)
+            self._channel.send({"ev": "chunk", "id": copying.request}, pid)
         else:
             go_on(copying)
 
@@ -204,12 +204,17 @@ class Copies:
         pid, message = header.get("pid"), copying.said.get("message")
         if type(pid) is int and pid > 1:
             self._clones[pid] = copying
+        if header.get("held"):
+            held = str(header["held"])[:200]
+            copying.said.setdefault("refusal", Refusal("busy", f"copy: {held}"))
         if "refusal" in copying.said:
             self._give_up(copying, copying.said["refusal"])
+        elif header.get("held") is not None:
+            if copying.alone == pid:  # else it has still to say that it stands
+                self._stands(copying, self._write_down)
         elif type(pid) is not int or message is None or (pid > 1) == (message == b""):
-            held = header.get("held")
-            code, why = ("busy", held) if held else ("internal", header.get("why", _MOVED))
-            self._give_up(copying, Refusal(code, f"copy: {str(why)[:200]}"))
+            why = str(header.get("why", "it did not stand still"))
+            self._give_up(copying, Refusal("internal", f"copy: {why}"))
         elif pid > 1:
             copying.standing[0].send_raw(message)
         else:
@@ -228,16 +233,13 @@ class Copies:
             self._give_up(copying, Refusal("internal", f"copy: it cannot be read: {error}"))
             return
         copying.said.update(answer=answer, body=body, message=b"")
-        if copying.said.get("is_for_clone"):
+        if copying.said.get("is_for_clone") and not copying.alone:
             copying.said["message"] = message
-            by_init = copying.pid == copying.context.pid
-            message = lists.clone_message(int(copying.said["link"]), reaped_by_parent=by_init)
+            message = lists.clone_message(int(copying.said["link"]))
         copying.standing[0].send_raw(message)
 
     def _listed(self, copying: Copying) -> tuple[bytes, Header, bytes]:
-        said, pid = copying.said, copying.pid
-        if pid != copying.context.pid and _parent_of(pid) != copying.context.pid:
-            raise ValueError("a process that is not the context's")
+        said, pid = copying.said, copying.alone or copying.context.pid
         files = [int(each) for each in said["files"]]
         maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
         pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
@@ -255,7 +257,7 @@ class Copies:
     ) -> tuple[bytes, Header, bytes]:
         """Return what the source is told, the host's answer, and its body."""
         assert copying.base is not None  # noqa: S101  for the type checker only
-        said, pid = copying.said, copying.pid
+        said, pid = copying.said, copying.alone or copying.context.pid
         own = {*files, int(said["link"]), *(int(each) for each in said["own"])}
         opened, left = _files_of(pid, own, copying.numbers)
         source = Source(
@@ -268,21 +270,21 @@ class Copies:
         )
         pipes = Pipes(int(said["link"]), *files)
         image_fd = copying.numbers[_FILE]
-        made = lists.image_message(source, copying.base, pipes, image_fd)
+        is_alone = bool(copying.alone)
+        made = lists.image_message(source, copying.base, pipes, image_fd, is_alone=is_alone)
         said["is_for_clone"] = made.is_for_clone
-        left += self._others(copying)
-        left += _threads_left(copying.context.pid, said["threads"] or [])
+        left += self._others(copying.context)
+        left += _threads_left(copying.context.pid, said.get("threads") or [])
         from cellwall.guest.files.areas import are_empty  # only a source needs it
 
         answer: Header = {"records": made.records, "strings": made.strings, "left": left}
         has_files = not are_empty(str(self._config["home"]))
         return made.message, answer | {"has_files": has_files}, b""
 
-    def _others(self, copying: Copying) -> list[str]:
+    def _others(self, context: Context) -> list[str]:
         """Return what else runs in the sandbox, and is not copied."""
         names = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        own = {1, os.getpid(), copying.context.pid, copying.pid}
-        count = len(names - own - set(self._clones))
+        count = len(names - {1, os.getpid(), context.pid, *self._clones})
         return [f"other processes: {count}"] if count else []
 
     def _make_like(self, copying: Copying) -> None:
@@ -465,19 +467,10 @@ def _read(path: str) -> bytes:
 
 
 def _umask_of(pid: int) -> int:
-    return int(_status(pid, "Umask:") or "022", 8)
-
-
-def _parent_of(pid: int) -> int:
-    return int(_status(pid, "PPid:") or "0")
-
-
-def _status(pid: int, name: str) -> str:
-    """Return the value of a line of proc_pid_status(5); empty if there is no such line."""
-    for line in _read(f"/proc/{pid}/status").decode("utf-8", "replace").splitlines():
-        if line.startswith(name):
-            return line.split()[1]
-    return ""
+    for line in _read(f"/proc/{pid}/status").decode("ascii", "replace").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022
 
 
 def _files_of(pid: int, own: set[int], taken: list[int]) -> tuple[list[OpenFile], list[str]]:

@@ -217,21 +217,21 @@ def base_message(maps: str, pagemap: int, pipes: Pipes) -> tuple[bytes, bytes]:
     return made.message(pipes.link, {}), bytes(data)
 
 
-def clone_message(link: int, *, reaped_by_parent: bool) -> bytes:
-    """Return what makes a process go on, and a clone of it wait for the next list instead.
-
-    The clone's end is told to the process's parent, or to the process.
-    """
+def clone_message(link: int) -> bytes:
+    """Return what makes a process go on, and a clone of it wait for the next list instead."""
     made = Program(walker.LIST, 1)
-    made.add(walker.CLONE, walker.CLONE_FLAGS if reaped_by_parent else walker.CHILD_FLAGS)
+    made.add(walker.CLONE, walker.CLONE_FLAGS)
     made.add(walker.RECEIVE, link, walker.LIST)
     return made.message(link, {})
 
 
-def image_message(source: Source, base: Base, pipes: Pipes, image_fd: int) -> ImageMessage:
+def image_message(
+    source: Source, base: Base, pipes: Pipes, image_fd: int, *, is_alone: bool = False
+) -> ImageMessage:
     """Return what makes a process write its image.
 
-    `image_fd`: the number that the image will have in the process that becomes one. Raises Unlike.
+    `image_fd`: the number that the image will have in the process that becomes one. `is_alone`: the
+    process is for that only, and ends with it. Raises Unlike.
     """
     change = memory_map.change(base.maps, source.maps, base.lines, base.same)
     readable = _readable(change.new)
@@ -252,7 +252,7 @@ def image_message(source: Source, base: Base, pipes: Pipes, image_fd: int) -> Im
         (walker.COUNTS, _COUNTS_BYTES),
     ):
         made.add("write", pipes.file, place, size, expected=size)
-    is_for_clone = most > _MOST_ITSELF
+    is_for_clone = is_alone or most > _MOST_ITSELF
     if is_for_clone:
         made.add("exit", 0)
     else:

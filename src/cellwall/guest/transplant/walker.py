@@ -100,7 +100,6 @@ DONE, IS_COPY, FAILED = 0, 1, -1
 """Results of `park`: a list was walked; in the process that became a copy; a step failed."""
 CLONE_FLAGS = 0x8000 | signal.SIGCHLD
 """CLONE_PARENT: init reaps the child."""
-CHILD_FLAGS = int(signal.SIGCHLD)
 _MAP_FIXED_NOREPLACE = 0x100000
 _MAP_NORESERVE = 0x4000
 EXIT_FAILED = 113
