@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import cellwall
 from cellwall.client.connection.attempts import follow
 from cellwall.client.connection.retry import DELAYS_S
 from cellwall.client.connection.transport import Ask
+from cellwall.surface.sync.terminals import SyncTerminal
 from kit.server.cutting_proxy import CuttingProxy, Once
 
 if TYPE_CHECKING:
@@ -241,6 +243,34 @@ def test_terminal_whose_connection_is_lost_is_hung_up(
     proxy.cut()
     assert b"".join(terminal) == b""
     assert terminal.wait().outcome.signal in {signal.SIGHUP, signal.SIGKILL}
+
+
+def test_terminal_with_time_to_come_back_goes_on(
+    proxy: CuttingProxy, client: Client, shared: RemoteSandbox
+) -> None:
+    """The same terminal object, after a cut, and then another client's."""
+    counts = 'n=100; while :; do n=$((n+1)); echo "<$n>"; sleep 0.1; done'
+    commands = client.attach(shared.id).commands
+    terminal = commands.start(counts, pty=(24, 80), detach_s=60)
+    read_from(terminal, 102)
+    proxy.cut()
+    last = read_from(terminal, 120)
+    other = shared.commands.attach(terminal.id, (30, 90))
+    read_from(other, last + 1)
+    other.write("\x03")
+    assert other.wait().outcome.signal == terminal.wait().outcome.signal == signal.SIGINT
+
+
+def read_from(terminal: SyncTerminal, least: int) -> int:
+    """Read until it has counted as far; the number."""
+    found = b""
+    while True:
+        data = terminal.read()
+        assert data, found
+        found += data
+        for word in re.findall(rb"<([0-9]+)>", found):
+            if int(word) >= least:
+                return int(word)
 
 
 # -- leaving early -----------------------------------------------------------------------------
