@@ -45,6 +45,7 @@ for _ in range(100):
         time.sleep(0.1)
 """
 _TICKED = "before = list(ticks); time.sleep(0.3); print(all(b > a for a, b in zip(before, ticks)))"
+_VARIABLES = "import os; print(sorted(os.environ.items()))"
 _BEATS = "while :; do echo . >> beats; sleep 0.05; done"
 _BEAT = "size = os.stat('beats').st_size; time.sleep(1); print(os.stat('beats').st_size > size)"
 
@@ -93,7 +94,9 @@ def test_copy_is_confined_as_its_source(gvisor_arena: Arena) -> None:
     async def forked() -> None:
         async with gvisor_arena.sandbox() as source:
             fresh = dict(source.posture)
+            variables = await _said(source, _VARIABLES)
             (copy,) = await _copies(source)
+            assert await _said(copy, _VARIABLES) == variables
             for each in (copy, source):
                 assert _facts(each.posture) == _facts(fresh)
                 assert each.isolation == source.isolation
