@@ -208,7 +208,7 @@ def _tool_call(value: Json) -> Event:
 
 
 def _gap(value: Json) -> Event:
-    lost = {key: each for key, each in value.items() if key != "type"}
+    lost = {key: each for key, each in value.items() if key not in {"type", "seq"}}
     return Event(value["next"] - 1, "gap", value=lost)
 
 
