@@ -22,8 +22,8 @@ from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.engine.state.copies import _Written
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
-from cellwall.runtimes.base import SessionImage
 from cellwall.runtimes.channel.replies import GuestRefused
+from cellwall.runtimes.copies import SessionImage
 from kit.arena import Arena
 from kit.copies.images import Mutation, mutated
 from kit.figures import grown

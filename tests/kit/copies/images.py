@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cellwall.guest.transplant import walker
-from cellwall.runtimes.base import SessionImage
+from cellwall.runtimes.copies import SessionImage
 
 _REGISTERS, _COUNTS = 64, 16
 _WORDS = (

@@ -16,7 +16,8 @@ from cellwall.engine.policy import levels
 from cellwall.engine.policy.levels import IsolationRequest
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
-from cellwall.runtimes.base import AnswersFirst, KeepsReady, KeepsSandboxes, LaysOutAlike
+from cellwall.runtimes.base import AnswersFirst, KeepsReady, KeepsSandboxes
+from cellwall.runtimes.copies import LaysOutAlike
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Demand

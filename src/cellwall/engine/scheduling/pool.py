@@ -20,7 +20,8 @@ from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.policy.start_times import Starts
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
-from cellwall.runtimes.base import CopiesSessions, served_as
+from cellwall.runtimes.base import served_as
+from cellwall.runtimes.copies import CopiesSessions
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from cellwall.model.snapshot import (
     check_expiry,
     check_name,
 )
-from cellwall.runtimes.base import CopiesSessions
 from cellwall.runtimes.channel.replies import GuestRefused
+from cellwall.runtimes.copies import CopiesSessions
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
@@ -48,13 +48,8 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.snapshot import Scope
-    from cellwall.runtimes.base import (
-        Runtime,
-        SandboxSpec,
-        SessionCopier,
-        SessionFiles,
-        SessionImage,
-    )
+    from cellwall.runtimes.base import Runtime, SandboxSpec
+    from cellwall.runtimes.copies import SessionCopier, SessionFiles, SessionImage
     from cellwall.surface.tools.tools import Offer
 
 _MOST_AT_ONCE = 4

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from cellwall.engine.state.snapshot_files import BASE, SnapshotFiles
 from cellwall.engine.state.snapshot_header import Header
 from cellwall.model.errors import CapacityError, NotFound
-from cellwall.runtimes.base import STORED, LineageFacts, SessionImage, StoresLineages
+from cellwall.runtimes.copies import STORED, LineageFacts, SessionImage, StoresLineages
 
 if TYPE_CHECKING:
     from cellwall.engine.state.copies import Heritage
     from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
     from cellwall.model.snapshot import Snapshot
     from cellwall.model.template import BuiltTemplate
-    from cellwall.runtimes.base import Runtime, SessionCopier, SessionFiles
+    from cellwall.runtimes.base import Runtime
+    from cellwall.runtimes.copies import SessionCopier, SessionFiles
 
 R = TypeVar("R")
 _BASES = "\0bases"

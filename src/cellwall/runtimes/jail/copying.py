@@ -24,15 +24,16 @@ from cellwall.jail.inspect import page_frames, posture
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, Conflict, SandboxBroken
 from cellwall.model.ids import new_id
-from cellwall.runtimes.base import SessionFiles, SessionImage
 from cellwall.runtimes.channel.replies import Reply
+from cellwall.runtimes.copies import SessionFiles, SessionImage
 from cellwall.runtimes.jail.stored.base import Base
 from cellwall.runtimes.jail.stored.lineages import StoredLineages
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
     from cellwall.model.template import BuiltTemplate
-    from cellwall.runtimes.base import Budget, LineageFacts, RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.base import RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.copies import Budget, LineageFacts
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
 

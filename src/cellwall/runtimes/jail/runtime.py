@@ -29,7 +29,6 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
-    STORED,
     Finding,
     NotTakenOver,
     RuntimeStatistics,
@@ -39,6 +38,7 @@ from cellwall.runtimes.base import (
     refuse_hiding,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.runtimes.copies import STORED
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
 from cellwall.runtimes.jail.enforcement import hardness_of, shape_of

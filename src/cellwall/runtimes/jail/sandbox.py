@@ -22,8 +22,9 @@ from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
-from cellwall.runtimes.base import STORED, KernelReadings, SandboxSpec
+from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
+from cellwall.runtimes.copies import STORED
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.shared import network_listeners, work_area

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cellwall.runtimes.base import SessionFiles
+from cellwall.runtimes.copies import SessionFiles
 
 
 class SavedTree(NamedTuple):

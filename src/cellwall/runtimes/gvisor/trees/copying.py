@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, cast
 
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, Conflict, SandboxBroken
-from cellwall.runtimes.base import SessionImage
 from cellwall.runtimes.channel.replies import ChannelLost, Reply
 from cellwall.runtimes.channel.stand_by import stand_by, wake
+from cellwall.runtimes.copies import SessionImage
 from cellwall.runtimes.gvisor.trees import writing
 from cellwall.runtimes.shared.saved_tree import SavedTree, TreeFiles
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
-    from cellwall.runtimes.base import Budget, RuntimeSandbox, SandboxSpec, SessionFiles
+    from cellwall.runtimes.base import RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.copies import Budget, SessionFiles
     from cellwall.runtimes.gvisor.sandbox import GvisorSandbox
     from cellwall.runtimes.gvisor.trees.abilities import Abilities
 

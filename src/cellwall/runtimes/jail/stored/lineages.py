@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken
-from cellwall.runtimes.base import STORED, LineageFacts
+from cellwall.runtimes.copies import STORED, LineageFacts
 from cellwall.runtimes.jail.stored import fingerprint
 from cellwall.runtimes.jail.stored.base import Base
 

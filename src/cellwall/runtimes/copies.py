@@ -1,0 +1,160 @@
+"""Contract of copies: what a runtime offers that can copy live sandboxes (design/0041).
+
+It goes with `base`, the contract of every runtime; `engine.state.copies` asks for it. The
+invariant: a copy is a fresh sandbox, confined and compared as any other, before it reads a byte of
+an image.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cellwall.model.snapshot import Scope
+    from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.base import RuntimeSandbox, SandboxSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SessionImage:
+    """A session that was written down to two files: sizes, in bytes, and what is not in them."""
+
+    lineage: str
+    """The fork-server that the session came from: only its sandboxes can become this one."""
+    pages: int
+    """Size of the first part of the memory's file; the others follow it."""
+    table: int
+    records: int
+    strings: int
+    memory_bytes: int
+    files_bytes: int
+    """Size of the archive of the session's files; 0: it had none."""
+    left: tuple[str, ...] = ()
+    """What the session had and its copies have not, such as sockets and other processes."""
+    epoch: str = ""
+    """Word with which a guest that was written down whole goes on; empty: only a session was."""
+    last_id: int = 0
+    """Id of the latest request that a guest that was written down whole has got."""
+
+
+STORED = "stored-"
+"""Begins the name of a lineage of which only a stored base is left."""
+
+
+class LineageFacts(NamedTuple):
+    """What images of a lineage need besides themselves, to become sessions in another engine."""
+
+    fingerprint: Mapping[str, str]
+    """What has to be the same there."""
+    base: int
+    """Descriptor of the memory that the images were compared with."""
+    maps: bytes
+    """Where its parts lie."""
+
+
+class SessionFiles(NamedTuple):
+    """Descriptors of the two files of a session, which have no name."""
+
+    memory: int
+    archive: int
+
+    def close(self) -> None:
+        """Close both, which removes them once no sandbox has them mapped."""
+        for fd in self:
+            os.close(fd)
+
+
+class Budget(Protocol):
+    """Bytes of disk for one session."""
+
+    def take(self, count: int) -> bool:
+        """Take `count` bytes more; report whether there are so many. Called by threads."""
+
+
+class SessionCopier(Protocol):
+    """The part of a runtime that writes live sessions down and makes fresh sandboxes of them."""
+
+    carries: Scope
+    """What a copy has of its source."""
+
+    def spec_of(
+        self, spec: SandboxSpec, files: SessionFiles, image: SessionImage, *, reseed: bool
+    ) -> SandboxSpec:
+        """Return the spec of a fresh sandbox that can become the image's session."""
+
+    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
+        """Return the lineage of a sandbox, and of the images that are made of it."""
+
+    def keep_lineage(self, lineage: str) -> None:
+        """Keep what images of a lineage need until `let_lineage_go`. Raises NotFound."""
+
+    def let_lineage_go(self, lineage: str) -> None:
+        """Undo one `keep_lineage`."""
+
+    def new_files(self, folder: Path | None) -> SessionFiles:
+        """Make empty ones on the file system of a directory, or in memory. Raises OSError."""
+
+    async def write(
+        self,
+        sandbox: RuntimeSandbox,
+        files: SessionFiles,
+        budget: Budget,
+        *,
+        drop_threads: bool = False,
+    ) -> SessionImage:
+        """Write an idle session to empty files, as far as `budget` has bytes.
+
+        Threads beside its own are refused, or named as left behind if `drop_threads`.
+
+        The session goes on at once; only then its memory is written. Raises GuestRefused with the
+        reason if it cannot be copied, CapacityError if it is larger, SandboxBroken, ChannelLost.
+        """
+
+    async def make_ready(self, sandbox: RuntimeSandbox) -> None:
+        """Do ahead of time what `become` needs whatever the image is. Raises as `become`."""
+
+    async def become(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
+    ) -> None:
+        """Make a fresh sandbox of the image's lineage the session that the files describe.
+
+        Raises GuestRefused, SandboxBroken, ChannelLost; the sandbox must then be destroyed.
+        """
+
+
+@runtime_checkable
+class StoresLineages(Protocol):
+    """A `SessionCopier` whose images can become sessions in another engine, too."""
+
+    async def facts_of(self, lineage: str) -> LineageFacts:
+        """Return what images of a lineage need there. Raises HostUnsupported if they cannot."""
+
+    async def adopt_lineage(
+        self, lineage: str, template: BuiltTemplate, facts: LineageFacts
+    ) -> None:
+        """Know a lineage by a name that begins with `STORED`, and keep it until `let_lineage_go`.
+
+        Owns the descriptor of its base if it returns. Raises Conflict if it cannot go on here.
+        """
+
+
+@runtime_checkable
+class LaysOutAlike(Protocol):
+    """A runtime that can lay out the memory of sessions alike in every engine."""
+
+    are_alike: bool
+    """Whether it does; set before anything is started."""
+
+
+@runtime_checkable
+class CopiesSessions(Protocol):
+    """A runtime that can copy live sessions."""
+
+    @property
+    def copier(self) -> SessionCopier:
+        """What does it."""
