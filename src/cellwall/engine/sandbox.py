@@ -154,6 +154,7 @@ class AsyncSandbox:
             return
         self._closed = True
         self._pausing.stop()
+        self.commands.on_changed = bool  # else a circle would keep it until a collection
         reason = "the server ended, and the sandbox goes on"
         for recorder in list(self.live.running):
             recorder.settle(Cause.CANCEL, reason)
@@ -581,6 +582,7 @@ class AsyncSandbox:
             return
         self._closed = True
         self._pausing.stop()
+        self.commands.on_changed = bool  # else a circle would keep it until a collection
         self.live.stop_all(reason)
         self.files.forget_history()
         self._on_closed(self)

@@ -211,6 +211,7 @@ NOT_AGAIN: Mapping[str, str] = {
     "test_rootless_counts": "a jail without root, where there are no images",
     "test_rootless_host_refusals": "a jail without root, where there are no images",
     "test_rootless_sandbox": "a jail without root, where there are no images",
+    "test_rootless_snapshots": "a jail without root, where there are no images",
 }
 """Modules of attacks that do not run on images once more, with the reason or where it is shown."""
 

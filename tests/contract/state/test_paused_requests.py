@@ -106,11 +106,15 @@ NO_REQUESTS = {
         *("download", "download_dir", "upload", "upload_dir"),  # made of the others
     },
     "Contexts": {
-        *("alone", "note_ended", "resume"),  # of the engine, when it takes sandboxes over
+        *("alone", "note_ended", "resume", "spoken", "take_over"),  # of the engine
         *("birth", "check", "ensure", "language", "mark_ended", "names", "turn"),
         "list",  # looks, and has its own test
     },
-    "Commands": {"get", "kill", "list", "send_stdin"},  # of commands: test_faults_paused.py
+    "Commands": {
+        *("get", "kill", "list", "send_stdin"),  # of commands: test_faults_paused.py
+        "attach",  # looks, and has its own test
+        *("keep", "kept", "take_on"),  # of the engine, when a server ends or begins
+    },
 }
 
 

@@ -39,15 +39,17 @@ ENGINE = Path(__file__).parents[2] / "kit" / "copies" / "killed_engine.py"
 class Scene:
     """One session that is copied or paused, and the host's view of what may be killed."""
 
-    def __init__(self, arena: Arena, source: AsyncSandbox, neighbour: AsyncSandbox) -> None:
+    def __init__(self, arena: Arena, source: AsyncSandbox, server: int) -> None:
+        """What is there now is spared: the neighbour, and what stands still for the base."""
         self.engine = arena.engine
         self.arena = arena
         self.source = source
         self.made: list[AsyncSandbox] = []
-        self._spared = {pid_of(source), pid_of(neighbour)}
+        self._spared: set[int] = set()
+        self._spared = set(self.inits(server))
 
     def inits(self, server: int) -> list[int]:
-        """Return the inits of every sandbox that is neither the source nor the neighbour."""
+        """Return the inits of every sandbox that has come since."""
         found = [pid for worker in children(server) for pid in children(worker)]
         return [pid for pid in found if pid not in self._spared]
 
@@ -132,8 +134,8 @@ async def _killed(arena: Arena, steps: Steps, operation: str, kind: str, at: int
         for each in (source, neighbour):
             await each.run("x = 1; big = bytearray(b'x' * (1 << 20)); open('f', 'w').write('y')")
         kept = await source.snapshot(KEPT)
-        scene = Scene(arena, source, neighbour)
         _, server = await arena.fork_server()
+        scene = Scene(arena, source, server)
         killed: list[int] = []
 
         def kill() -> None:

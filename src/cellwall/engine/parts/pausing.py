@@ -287,7 +287,7 @@ class Pausing:
 
     def stop(self) -> None:
         """Stop the clocks of a sandbox that has ended, and hold it no longer."""
-        self._end = _has_ended
+        self._end, self.on_turned = _has_ended, _nothing
         self._timer.cancel()
         self._stop_paging()
 
