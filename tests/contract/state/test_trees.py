@@ -44,10 +44,24 @@ for _ in range(100):
     except OSError:
         time.sleep(0.1)
 """
-_TICKED = "before = list(ticks); time.sleep(0.3); print(all(b > a for a, b in zip(before, ticks)))"
+_TICKED = """
+before = list(ticks)
+for _ in range(200):
+    time.sleep(0.1)
+    if all(b > a for a, b in zip(before, ticks)):
+        break
+print(all(b > a for a, b in zip(before, ticks)))
+"""
 _VARIABLES = "import os; print(sorted(os.environ.items()))"
 _BEATS = "while :; do echo . >> beats; sleep 0.05; done"
-_BEAT = "size = os.stat('beats').st_size; time.sleep(1); print(os.stat('beats').st_size > size)"
+_BEAT = """
+size = os.stat('beats').st_size
+for _ in range(200):
+    time.sleep(0.1)
+    if os.stat('beats').st_size > size:
+        break
+print(os.stat('beats').st_size > size)
+"""
 
 
 async def _said(sandbox: AsyncSandbox, code: str, language: str = "python") -> str:
