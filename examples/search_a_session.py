@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import cellwall
-from cellwall import NotFound
 from cellwall.client.blocking import Client, RemoteSandbox
 
 KEY = secrets.token_urlsafe(33)
@@ -40,10 +39,10 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def served() -> Iterator[Client]:
-    """Run a server for the length of a block; what is kept outlives it."""
+    """Run a server for the length of a block; snapshots outlive it, sandboxes do not."""
     argv = [sys.executable, "-m", "cellwall.apps.cli.main"]
     server = subprocess.Popen(
-        [*argv, "serve", "--port", "0", "--keep-sessions", "--log-level", "error"],
+        [*argv, "serve", "--port", "0", "--log-level", "error"],
         stdout=subprocess.PIPE, env={**os.environ, "CELLWALL_API_KEY": KEY}, text=True,
     )  # fmt: skip
     try:
@@ -83,20 +82,8 @@ def tried(sandbox: RemoteSandbox, number: int) -> float:
     return float(said(sandbox, TRY.format(window=10 * (number + 1)) + "print(score)"))
 
 
-def gone_on(client: Client, snapshot: str, sandbox: str) -> RemoteSandbox:
-    """Return the best session after the restart: of its snapshot, or itself.
-
-    A snapshot that the server kept in memory alone ended with it; the sandbox did not.
-    """
-    try:
-        return client.restore(snapshot)
-    except NotFound:
-        print("the snapshot ended with its server: on with the sandbox, which was kept")
-        return client.attach(sandbox)
-
-
 def search(client: Client) -> tuple[str, str]:
-    """Search; return the snapshot of the best fork, and the best fork."""
+    """Search; return the id of the best fork's snapshot, and what the fork has found."""
     limits = {"memory_mb": 768, "idle_s": 600, "life_s": 1200, "wall_s": 120}
     session = client.Sandbox(template="data", limits=limits)
     step(f"load {ROWS} rows", lambda: session.run(LOAD), lambda _: in_memory(session))
@@ -117,29 +104,26 @@ def search(client: Client) -> tuple[str, str]:
         lambda: best.snapshot("best", expires_s=3600),
         lambda made: made.memory_bytes + made.files_bytes,
     )
+    found = said(best, "print(window, score)")
     for each in (session, *forks):
-        if each is not best:
-            each.close()
-    return kept.id, best.id
+        each.close()
+    return kept.id, found
 
 
 def main() -> None:
     """Search, restart, and go on."""
     with served() as client:
-        snapshot, sandbox = search(client)
-        expected = said(client.attach(sandbox), "print(window, score)")
+        snapshot, found = search(client)
         stopping = time.monotonic()
     with served() as client:
         print(f"{'restart the server':<36}{(time.monotonic() - stopping) * 1000:>9.1f} ms")
-        best = step(
-            "go on from the snapshot", lambda: gone_on(client, snapshot, sandbox), in_memory
-        )
+        best = step("go on from the snapshot", lambda: client.restore(snapshot), in_memory)
+        if said(best, "print(window, score)") != found:
+            raise RuntimeError("the session is not what it was")
         again = step("try a window beside it", lambda: tried(best, 3), lambda _: in_memory(best))
-        print(f"it had {expected}; the next try gives {again:.2f}")
-        for each in client.sandboxes(state="live"):
-            each.close()
-        for kept in client.snapshots.list():
-            client.snapshots.delete(kept.id)
+        print(f"it had {found}; the next try gives {again:.2f}")
+        best.close()
+        client.snapshots.delete(snapshot)
 
 
 if __name__ == "__main__":
