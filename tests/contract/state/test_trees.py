@@ -14,6 +14,7 @@ import pytest
 
 from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.model.errors import CapacityError, Conflict, HostUnsupported, SandboxBroken
+from cellwall.runtimes.copies import CopiesSessions
 from cellwall.runtimes.gvisor import binary
 from cellwall.runtimes.shared.saved_tree import TreeFiles
 from kit.arena import Arena
@@ -371,3 +372,16 @@ def test_pool_parks_no_copy() -> None:
         made.do(forked())
     finally:
         made.close()
+
+
+def test_copies_that_may_be_on_no_disk_are_refused(gvisor_arena: Arena) -> None:
+    """Where snapshots are encrypted: runsc writes to a disk as it is."""
+
+    async def refused() -> None:
+        runtime = await gvisor_arena.engine.runtime("kernel", "gvisor")
+        assert isinstance(runtime, CopiesSessions)
+        with pytest.raises(HostUnsupported, match="encrypted") as caught:
+            runtime.copier.new_files(None)
+        assert "jail" in (caught.value.remedy or "")
+
+    gvisor_arena.do(refused())

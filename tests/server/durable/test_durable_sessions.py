@@ -24,7 +24,7 @@ import pytest
 from cellwall.engine.engine import Engine
 from cellwall.linux.cgroups import hierarchies
 from cellwall.runtimes.jail.keeping.client import KeeperClient
-from kit.arena import descendants
+from kit.arena import control_groups, descendants
 from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.server.crashes import House
 from kit.server.kept_house import keeper_of, kept, load
@@ -381,7 +381,7 @@ def test_deleted_ones_stay_deleted_and_nothing_is_left(tmp_path: Path) -> None:
         keeper = keeper_of(house)
         assert server.stop() == 0
         wait_until(lambda: not is_alive(keeper), "the keeper ends with its last sandbox")
-        assert list(Path("/sys/fs/cgroup").rglob(f"cellwall.*-{keeper}-*/[0-9]*")) == []
+        assert control_groups(keeper) == set()
 
 
 def test_network_policy_and_contexts_are_as_before(tmp_path: Path) -> None:

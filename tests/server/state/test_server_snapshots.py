@@ -352,7 +352,7 @@ def test_sdk_has_the_same_calls(door: Server) -> None:
         fork.sandbox.close()
         made = source.snapshot("by-sdk", expires_s=60)
         assert client.snapshots.get("by-sdk") == made
-        assert [each.id for each in client.snapshots.list()] == [made.id]
+        assert made in client.snapshots.list()
         with client.restore("by-sdk") as later:
             assert later.run(TELL).stdout == "41 kept\n"
         client.snapshots.delete(made.id)

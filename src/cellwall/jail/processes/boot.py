@@ -17,6 +17,7 @@ linear, short. It reads nothing that a program ever wrote. The steps, letter = p
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -33,8 +34,9 @@ from cellwall.linux.syscalls import id_maps, libc, mounts, process
 
 _STAGING = "/tmp"
 _STACK_BYTES = 8 << 20
-_FIRST_ALIKE = 512
-"""First of the numbers that descriptors get where layouts are alike; boot uses none so high."""
+_FIRST_ALIKE = 200
+"""First of the numbers that descriptors get where layouts are alike: below the limit of a host that
+gives only 256, and above what a fork-server uses."""
 _NAMESPACES = (
     process.CLONE_NEWPID | process.CLONE_NEWIPC | process.CLONE_NEWUTS | process.CLONE_NEWNET
 )
@@ -269,7 +271,11 @@ def _laid_out_alike(inherited: List[int]) -> List[int]:
     soft = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
     numbers = [_FIRST_ALIKE + index for index in range(len(inherited))]
-    for number, alike in zip(inherited, numbers):
+    behind = _FIRST_ALIKE + len(inherited)
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, behind) for number in inherited]
+    for number in inherited:  # any of them may be one of those that are given now
+        os.close(number)
+    for number, alike in zip(moved, numbers):
         os.dup2(number, alike)
         os.close(number)
     return numbers

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cellwall.linux import nameless
-from cellwall.model.errors import CapacityError, CellwallError, Conflict, SandboxBroken
+from cellwall.model.errors import (
+    CapacityError,
+    CellwallError,
+    Conflict,
+    HostUnsupported,
+    SandboxBroken,
+)
 from cellwall.runtimes.channel.replies import ChannelLost, Reply
 from cellwall.runtimes.channel.stand_by import stand_by, wake
 from cellwall.runtimes.copies import SessionImage
@@ -75,8 +81,14 @@ class TreeCopier:
         saved = _saved(cast("TreeFiles", files), image.lineage, at, reseed=reseed)
         return replace(spec, saved=saved)
 
-    def new_files(self, folder: Path) -> TreeFiles:
-        """Make the empty files of a sandbox."""
+    def new_files(self, folder: Path | None) -> TreeFiles:
+        """Make the empty files of a sandbox. Raises HostUnsupported if none may be on a disk."""
+        if folder is None:
+            raise HostUnsupported(
+                "copies",
+                "fork: runsc writes a sandbox to a disk as it is, and snapshots are encrypted here",
+                remedy="use runtime 'jail', or have the operator leave snapshots_key_file out",
+            )
         image = nameless.made_in(folder)
         try:
             return TreeFiles(image, nameless.made_in(folder))
