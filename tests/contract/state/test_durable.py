@@ -31,6 +31,7 @@ from cellwall.model.network import NetworkPolicy
 from cellwall.model.snapshot import Snapshot
 from cellwall.runtimes.jail.stored.fingerprint import TRAITS
 from kit.arena import MADE_BY_A_TEST
+from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.copies.killed import answers, programs, run_killed, settings
 
 pytestmark = [pytest.mark.root]
@@ -149,6 +150,25 @@ def test_snapshot_goes_on_in_any_later_engine(tmp_path: Path) -> None:
     asyncio.run(twice())
     bases = [each.stat() for each in tmp_path.glob("snapshots/*/base")]
     assert [each.st_nlink for each in bases] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["image", "base"])
+def test_stored_files_carry_no_word_from_one_sandbox_to_another(tmp_path: Path, which: int) -> None:
+    """M09: two sandboxes of one snapshot have its image, and its base with those of all tenants."""
+    look = f"print(locked(fcntl.LOCK_SH), os.lseek(kept[{which}], 0, os.SEEK_CUR))"
+
+    async def spoken() -> None:
+        await _kept(tmp_path, code=KEEPS_FILES)
+        async with _engine(tmp_path) as engine, _restored(engine) as one, _restored(engine) as two:
+            for each in (one, two):
+                await _said(each, LOCKS.format(which=which))
+            before = await _said(two, look)
+            assert before.endswith("0"), before  # the control: it has the file, and tried
+            await _said(two, "locked(fcntl.LOCK_UN)")
+            await _said(one, f"locked(fcntl.LOCK_EX); os.lseek(kept[{which}], 1234, 0)")
+            assert await _said(two, look) == before
+
+    asyncio.run(spoken())
 
 
 def test_restored_sandbox_is_confined_as_a_fresh_one(tmp_path: Path) -> None:

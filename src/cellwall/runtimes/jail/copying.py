@@ -269,7 +269,14 @@ def _looker(base: Base | None, sandbox: JailSandbox) -> Callable[[bytes], tuple[
 
 
 def _new_file(folder: Path | None) -> int:
-    return nameless.in_memory() if folder is None else nameless.made_in(folder)
+    """Make a file that sandboxes may read, locked from its beginning."""
+    made = nameless.in_memory() if folder is None else nameless.made_in(folder)
+    try:
+        _lock(made)
+    except BaseException:
+        os.close(made)
+        raise
+    return made
 
 
 def _for_reading(fd: int) -> int:
@@ -370,16 +377,10 @@ class Copier:
         base = await self._base(source)
         source.hold(base.fd)
         archive_bytes = 0
-        try:
-            memory = await _taken(
-                source, "copy", files.memory, budget, base, drop_threads=drop_threads
-            )
-            if memory[0].header.get("has_files") is not False:
-                # Afterwards: a session has one processor, so at the same time it is no sooner.
-                _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)
-        finally:
-            for fd in files:
-                _lock(fd)
+        memory = await _taken(source, "copy", files.memory, budget, base, drop_threads=drop_threads)
+        if memory[0].header.get("has_files") is not False:
+            # Afterwards: a session has one processor, so at the same time it is no sooner.
+            _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)
         return _image(source.lineage, files, memory, archive_bytes)
 
     async def make_ready(self, sandbox: RuntimeSandbox) -> None:
@@ -446,10 +447,9 @@ class Copier:
         """
         fresh, standing = await self._start(spec), None
         try:
-            written = nameless.made_in(self._state_dir)
+            written = _new_file(self._state_dir)
             try:
                 reply, _size = await _taken(fresh, "copy", written, _NoBound())
-                _lock(written)
                 base = Base(written, reply.body)
                 standing = await self._standing(fresh, base)
                 return base._replace(standing=standing)
