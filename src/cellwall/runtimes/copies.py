@@ -128,7 +128,7 @@ class SessionCopier(Protocol):
 
 
 @runtime_checkable
-class StoresLineages(Protocol):
+class StoresLineages(SessionCopier, Protocol):
     """A `SessionCopier` whose images can become sessions in another engine, too."""
 
     async def facts_of(self, lineage: str) -> LineageFacts:

@@ -110,6 +110,25 @@ def test_quota_and_expiry_hold_after_a_restart(tmp_path: Path) -> None:
         assert server.client().get("/quota").json()["use"]["snapshots_mb"] == 0
 
 
+def test_limits_above_what_is_allowed_now_are_refused(tmp_path: Path) -> None:
+    """The operator has lowered a ceiling since; with the one before it goes on."""
+    with _server(tmp_path) as server:
+        client = server.client()
+        sandbox = new_sandbox(client, limits={"memory_mb": 640})
+        run_cell(client, f"/sandboxes/{sandbox}", SET)
+        place = f"/sandboxes/{sandbox}/snapshots"
+        assert client.post(place, json={"name": "large"}).status_code == 201
+    with _server(tmp_path, "[most]\nmemory_mb = 600\n") as server:
+        refused = server.client().post("/snapshots/large/restore", json={})
+        assert refused.status_code == 400, refused.text
+        assert "memory_mb" in error_of(refused)["message"]
+        assert "[most]" in error_of(refused)["remedy"]
+        live = server.client().get("/sandboxes", params={"state": "live"})
+        assert live.json()["sandboxes"] == []
+    with _server(tmp_path) as server:  # the control
+        _restored(server.client(), "large")
+
+
 def test_server_with_another_key_refuses_and_says_so(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).write_text(os.urandom(32).hex(), encoding="ascii")

@@ -38,7 +38,7 @@ from cellwall.model.snapshot import (
     check_name,
 )
 from cellwall.runtimes.channel.replies import GuestRefused
-from cellwall.runtimes.copies import CopiesSessions
+from cellwall.runtimes.copies import CopiesSessions, StoresLineages
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
@@ -245,9 +245,9 @@ class Copies:
             written.left,
             written.copier.carries,
         )
-        header = None
-        if self._durable is not None and self._durable.can_keep(written.copier):
-            session = Session(written.copier, written.image, written.files)
+        header, copier = None, written.copier
+        if self._durable is not None and isinstance(copier, StoresLineages):
+            session = Session(copier, written.image, written.files)
             try:
                 header = await self._durable.keep(made, session, heritage, written.runtime.name)
             except BaseException:

@@ -17,8 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from cellwall.engine.state.snapshot_files import BASE, SnapshotFiles
 from cellwall.engine.state.snapshot_header import Header
-from cellwall.model.errors import CapacityError, NotFound
-from cellwall.runtimes.copies import STORED, LineageFacts, SessionImage, StoresLineages
+from cellwall.model.errors import CapacityError, Conflict, NotFound
+from cellwall.runtimes.copies import (
+    STORED,
+    CopiesSessions,
+    LineageFacts,
+    SessionImage,
+    StoresLineages,
+)
 
 if TYPE_CHECKING:
     from cellwall.engine.state.copies import Heritage
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from cellwall.model.snapshot import Snapshot
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import Runtime
-    from cellwall.runtimes.copies import SessionCopier, SessionFiles
+    from cellwall.runtimes.copies import SessionFiles
 
 R = TypeVar("R")
 _BASES = "\0bases"
@@ -36,7 +42,7 @@ _BASES = "\0bases"
 class Session(NamedTuple):
     """A session as it is stored, or loaded."""
 
-    copier: SessionCopier
+    copier: StoresLineages
     image: SessionImage
     files: SessionFiles
 
@@ -84,7 +90,7 @@ class DurableSnapshots:
         """Count a snapshot that an earlier engine stored, whether there is room or not."""
         budget = self._room.begin(header.taken_bytes, header.tenant)
         budget.hold(header.taken_bytes)
-        self._count_base(header, must=True)
+        self._count_base(header)
         return budget
 
     def sweep(self) -> int:
@@ -97,10 +103,8 @@ class DurableSnapshots:
         self, made: Snapshot, session: Session, heritage: Heritage, runtime: str
     ) -> Header:
         """Store a session that was written down. Raises CapacityError, HostUnsupported."""
-        copier = session.copier
-        assert isinstance(copier, StoresLineages)  # noqa: S101  `can_keep` was asked
         lineage = session.image.lineage
-        facts = await copier.facts_of(lineage)
+        facts = await session.copier.facts_of(lineage)
         header = _header(made, session.image, heritage, facts, runtime)
         maps = os.memfd_create("maps", os.MFD_CLOEXEC)
         parts = {
@@ -109,26 +113,25 @@ class DurableSnapshots:
             BASE: facts.base,
             "maps": maps,
         }
-        digest = self._digests.get(lineage, "")
+        digest, taken = self._digests.get(lineage, ""), None
         self._writing.add(made.id)
         try:
+            if digest not in self._bases:
+                taken = self._taken_for_base(os.fstat(facts.base).st_size)
             os.write(maps, facts.maps)
             stored = await _in_thread(lambda: self._files.write(header, parts, digest))
             self._digests[lineage] = stored.parts[BASE].digest
-            self._count_base(stored, must=False)
+            self._count_base(stored, taken)
             self._known.add(made.id)
         except BaseException:
+            if taken is not None:
+                taken.give_back()
             self.remove(made.id)
             raise
         finally:
             os.close(maps)
             self._writing.discard(made.id)
         return stored
-
-    @staticmethod
-    def can_keep(copier: SessionCopier) -> bool:
-        """Whether sessions of a runtime can outlive their engine."""
-        return isinstance(copier, StoresLineages)
 
     # -- loading ---------------------------------------------------------------------------
 
@@ -137,8 +140,7 @@ class DurableSnapshots:
 
         Raises Damaged, NotFound, Conflict with what is not the same here, CapacityError.
         """
-        copier: SessionCopier = runtime.copier  # type: ignore[attr-defined]  # it wrote it
-        assert isinstance(copier, StoresLineages)  # noqa: S101  the same
+        copier = _copier_of(runtime)
         lineage = STORED + header.lineage
         await self._adopt(header, copier, lineage, template)
         try:
@@ -156,10 +158,9 @@ class DurableSnapshots:
         return Session(copier, SessionImage(**image), files)
 
     async def _adopt(
-        self, header: Header, copier: SessionCopier, lineage: str, template: BuiltTemplate
+        self, header: Header, copier: StoresLineages, lineage: str, template: BuiltTemplate
     ) -> None:
         """Copy the base of a stored session, and have the runtime know it."""
-        assert isinstance(copier, StoresLineages)  # noqa: S101  see `load`
         with contextlib.suppress(NotFound):
             copier.keep_lineage(lineage)  # another snapshot brought it
             return
@@ -192,21 +193,31 @@ class DurableSnapshots:
             loop = asyncio.get_running_loop()
             loop.run_in_executor(None, self._files.removed, going)
 
-    def _count_base(self, header: Header, *, must: bool) -> None:
-        """Count the base of a snapshot once for all that share it. Raises CapacityError."""
+    def _taken_for_base(self, size: int) -> SessionBudget:
+        """Take the bytes of a base that no snapshot has yet. Raises CapacityError."""
+        budget = self._room.begin_shared(size, _BASES)
+        if not budget.take(size):
+            raise CapacityError(
+                f"snapshot: no room for the {size >> 20} MiB that it is compared with",
+                retry_after_s=60.0,
+                remedy="delete snapshots, or have the operator raise snapshots_mb",
+            )
+        return budget
+
+    def _count_base(self, header: Header, taken: SessionBudget | None = None) -> None:
+        """Count the base of a snapshot once for all that share it; `taken`: its bytes, if any are.
+
+        One that is on disk already is counted whether there is room or not.
+        """
         part = header.parts[BASE]
         counted = self._bases.get(part.digest)
         if counted is None:
-            budget = self._room.begin_shared(part.stored, _BASES)
-            if must:
-                budget.hold(part.stored)
-            elif not budget.take(part.stored):
-                raise CapacityError(
-                    f"snapshot: no room for the {part.stored >> 20} MiB that it is compared with",
-                    retry_after_s=60.0,
-                    remedy="delete snapshots, or have the operator raise snapshots_mb",
-                )
-            counted = self._bases[part.digest] = _Base(budget, set())
+            if taken is None:
+                taken = self._room.begin_shared(part.stored, _BASES)
+                taken.hold(part.stored)
+            counted = self._bases[part.digest] = _Base(taken, set())
+        elif taken is not None:
+            taken.give_back()
         counted.snapshots.add(header.id)
 
     def _forget_base(self, snapshot: str) -> None:
@@ -215,6 +226,17 @@ class DurableSnapshots:
             if not base.snapshots:
                 base.budget.give_back()
                 del self._bases[digest]
+
+
+def _copier_of(runtime: Runtime) -> StoresLineages:
+    """Return what continues stored sessions. Raises Conflict."""
+    copier = runtime.copier if isinstance(runtime, CopiesSessions) else None
+    if not isinstance(copier, StoresLineages):
+        raise Conflict(
+            f"restore: the runtime {runtime.name!r} continues no stored sessions",
+            remedy="restore it with the version of cellwall that made it",
+        )
+    return copier
 
 
 def _header(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cellwall.server.state import State
 
 
-class Guest:
+class Client:
     """One client that takes the place."""
 
     def __init__(self) -> None:
@@ -42,23 +42,23 @@ class Seat:
         self.terminal = terminal
         self.unsent = b""
         """Output that was taken for a client and not sent to it: the next one gets it."""
-        self._guest: Guest | None = None
+        self._client: Client | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def take(self, guest: Guest) -> None:
+    async def take(self, client: Client) -> None:
         """Give the place to a client; the one before it leaves first."""
-        before, self._guest = self._guest, guest
+        before, self._client = self._client, client
         self._stop_waiting()
         if before is not None:
             before.replaced.set()
             await before.gone.wait()
 
-    async def leave(self, guest: Guest) -> None:
+    async def leave(self, client: Client) -> None:
         """Give the place up, if another client has not taken it."""
-        guest.gone.set()
-        if self._guest is not guest:
+        client.gone.set()
+        if self._client is not client:
             return
-        self._guest = None
+        self._client = None
         if not self._record.detach_s and not is_left(self._state, self._owner, self._record):
             await self._hang_up()
         else:

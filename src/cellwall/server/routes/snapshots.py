@@ -17,7 +17,7 @@ from cellwall.server.core.times import rfc3339
 from cellwall.server.executions.idempotency import gone
 from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
-from cellwall.server.schemas import responses
+from cellwall.server.schemas import decode, responses
 from cellwall.server.schemas import snapshots as schemas
 
 if TYPE_CHECKING:
@@ -289,7 +289,9 @@ async def _restored(request: Request, body: schemas.RestoreBody, use: Use | None
     found = copies.get(request.params["snapshot_id"], request.owner)
     state.headroom.check()
     state.kept.check(request.owner, 0)
-    promise = _place(request, Cost.of(copies.limits(found.id, request.owner)))
+    limits = copies.limits(found.id, request.owner)
+    decode.check_allowed(limits, state.engine.settings.limits, state.settings.most)
+    promise = _place(request, Cost.of(limits))
     try:
         made = await request.unless_gone(
             copies.restore(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cellwall.engine.parts.commands import no_terminal
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.server.commands.following import follow
-from cellwall.server.commands.terminal_seat import Guest, Seat
+from cellwall.server.commands.terminal_seat import Client, Seat
 from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.request import ClientGone
 from cellwall.server.core.websockets import BAD_MESSAGE, Socket, wanted_subprotocol
@@ -45,9 +45,9 @@ async def terminal(request: Request) -> None:
     record.detach_s = min(query.detach_s, request.settings.detach_s)
     record.seat = Seat(request.state, owner, record, made)
     follow(request.state, owner, record, made, keeps=True)
-    guest = Guest()
-    await record.seat.take(guest)
-    await _serve(request, record, record.seat, guest, "started")
+    client = Client()
+    await record.seat.take(client)
+    await _serve(request, record, record.seat, client, "started")
 
 
 async def attach(request: Request) -> None:
@@ -61,11 +61,11 @@ async def attach(request: Request) -> None:
     sandbox(request).sandbox.live.enter()
     if query.rows is not None and query.cols is not None:
         record.terminal = Window(rows=query.rows, cols=query.cols)
-    await _serve(request, record, record.seat, Guest(), "attached")
+    await _serve(request, record, record.seat, Client(), "attached")
 
 
 async def _serve(
-    request: Request, record: CommandRecord, seat: Seat, guest: Guest, word: str
+    request: Request, record: CommandRecord, seat: Seat, client: Client, word: str
 ) -> None:
     """Have this client at the terminal until either ends, or another client comes."""
     socket = Socket(request)
@@ -73,14 +73,14 @@ async def _serve(
     try:
         await socket.accept(wanted_subprotocol(request))
         if word == "attached":
-            await seat.take(guest)
+            await seat.take(client)
         async with asyncio.timeout(request.settings.socket_s):
-            await cancel_on_disconnect(request, session.talk(word, guest.replaced))
+            await cancel_on_disconnect(request, session.talk(word, client.replaced))
     except TimeoutError:
         await socket.close(1001, "its whole life is over")
     finally:
-        await seat.leave(guest)
-    if guest.replaced.is_set():
+        await seat.leave(client)
+    if client.replaced.is_set():
         await socket.close(REPLACED, "another client has attached")
 
 

@@ -94,6 +94,20 @@ def clipped_limits(
     return _below(defaults.with_changes(wanted), most), clipped
 
 
+def check_allowed(limits: Limits, defaults: Limits, most: Limits) -> None:
+    """Raise UsageError if limits of an earlier time are above what is allowed now."""
+    above = [
+        each.name
+        for each in fields(limits)
+        if getattr(limits, each.name) > max(getattr(most, each.name), getattr(defaults, each.name))
+    ]
+    if above:
+        raise UsageError(
+            f"limits: {', '.join(above)}: it has more than this server allows now",
+            remedy="create a new sandbox, or have the operator raise the ceilings (`[most]`)",
+        )
+
+
 def content(given: str | FileBody, what: str) -> bytes:
     """Return the bytes of a file in a body."""
     return given.encode() if isinstance(given, str) else _decoded(given.content_b64, what)
