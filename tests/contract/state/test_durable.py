@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -369,6 +370,31 @@ def test_what_is_stored_counts_in_the_next_engine(tmp_path: Path) -> None:
             await sandbox.snapshot("more")  # the control
 
     asyncio.run(counted())
+
+
+def test_without_room_for_the_base_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes are counted before they are on the disk."""
+    written: list[str] = []
+    write = SnapshotFiles.write
+
+    def noted(files: SnapshotFiles, header: Any, *more: Any) -> Any:
+        written.append(header.name)
+        return write(files, header, *more)
+
+    monkeypatch.setattr(SnapshotFiles, "write", noted)
+
+    async def refused() -> None:
+        for room, names in ((16, []), (64, ["kept"])):  # the second is the control
+            async with _engine(tmp_path, snapshots_mb=room) as engine:
+                sandbox = await engine.create_sandbox(limits=SMALL)
+                with contextlib.suppress(CapacityError):
+                    await sandbox.snapshot("kept")
+                assert written == names
+                assert (engine.copies_room.used_bytes > 0) == bool(names)
+
+    asyncio.run(refused())
 
 
 def test_full_disk_refuses_a_snapshot_and_nothing_of_it_is_left(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ class GvisorRuntime:
         self._is_swept = False
         self._roots: dict[tuple[str, bool], _Kept] = {}
         self._chosen: Chosen | None = None
+        self._able: tuple[Chosen, abilities.Abilities] | None = None
+        """What `runsc` can copy, and of which choice that is said."""
         self._sinks = self._folder / "sinks"
         self._trees = self._folder / "trees"
         self.cpus = Cpus()
@@ -465,8 +467,10 @@ class GvisorRuntime:
         return TreeCopier(Ways(self._trees, self._abilities, self._bring_back))
 
     async def _abilities(self) -> abilities.Abilities:
-        """Return how the chosen `runsc` writes a sandbox down. Raises HostUnsupported."""
+        """Return how the chosen `runsc` writes a sandbox down, asked once. HostUnsupported."""
         chosen = await self.choose()
+        if self._able is not None and self._able[0] is chosen:
+            return self._able[1]
         flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
         runsc = [chosen.binary.path, *flags]
 
@@ -480,7 +484,9 @@ class GvisorRuntime:
         if gvisor_binary.leaves_running(chosen.binary):
             trial = partial(platforms.why_not, chosen.binary, name, tried)
         known = await asyncio.to_thread(gvisor_binary.flags_of, chosen.binary.path, "checkpoint")
-        return await abilities.of(chosen.binary, runsc, known, trial)
+        found = await abilities.of(chosen.binary, runsc, known, trial)
+        self._able = (chosen, found)
+        return found
 
     async def _bring_back(self, sandbox: GvisorSandbox, saved: SavedTree) -> None:
         """Start a sandbox again, in its own cgroups, from what was written down of it."""
