@@ -176,6 +176,34 @@ def test_what_is_left_out_would_break_the_jail(service: Service, name: str) -> N
     assert done.returncode == 125, done.stderr
 
 
+_DURABLE = (ROOT / "docs/snippets/state/durable.py").read_text(encoding="utf-8")
+_PLACE = """
+import pathlib
+from cellwall.apps.serve import _with_snapshots
+from cellwall.apps.settings_loader import load
+print(bool(_with_snapshots(load(None, {}), pathlib.Path.cwd()).snapshots_dir))
+"""
+
+
+def test_snapshots_outlive_an_engine_behind_the_units_walls(service: Service) -> None:
+    done = service.run({}, "-c", _DURABLE)
+    assert done.stdout == "durable: True\n42\n", done.stderr
+    assert service.run({}, "-c", _PLACE).stdout == "True\n"
+
+
+def test_a_locked_personality_would_break_durable_snapshots_alone(service: Service) -> None:
+    """A server with an older unit starts, and keeps nothing that was not asked for."""
+    locked = {"LockPersonality": "yes"}
+    doctor = service.cellwall(locked, "doctor", "--json")
+    assert failures(doctor) == set()
+    found = {each["feature"]: each for each in json.loads(doctor.stdout)["jail"]}
+    assert found["memory layouts"]["grade"] == "CAUTION"
+    assert service.run(locked, "-c", _PLACE).stdout == "False\n"
+    done = service.run(locked, "-c", _DURABLE)
+    assert "42" not in done.stdout
+    assert "personality" in done.stderr
+
+
 @pytest.mark.needs("node")
 def test_forbidding_written_code_would_break_javascript(service: Service) -> None:
     argv = ("run", "-l", "javascript", "-c", "console.log('ran')")

@@ -35,6 +35,7 @@ from cellwall.apps.state_lock import locked
 from cellwall.apps.store_place import open_store, store_disk, store_url
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates.store import TemplateStore, state_dir
+from cellwall.jail.inspect.probe import layout_choice_problem
 from cellwall.linux import uid_ranges
 from cellwall.linux.cgroups.delegation import step_aside
 from cellwall.model.errors import UsageError
@@ -275,12 +276,15 @@ def _with_snapshots(loaded: Loaded, directory: Path) -> EngineSettings:
     """Return the engine's settings, with a place for snapshots if anything outlives the server.
 
     An ordinary user with ids of its own for sandboxes may not read what a stored session is
-    compared by: there nothing is stored unless the operator asks, and then that is refused.
+    compared by, and a unit with LockPersonality may not choose how memory is laid out: there
+    nothing is stored unless the operator asks, and then that is refused. `doctor` says so.
     """
     settings = loaded.engine
     if settings.snapshots_dir or loaded.server.store == "none":
         return settings
     if os.geteuid() != 0 and not uid_ranges.find().are_shared:
+        return settings
+    if layout_choice_problem():
         return settings
     return replace(settings, snapshots_dir=str(directory.absolute() / "snapshots"))
 

@@ -363,7 +363,7 @@ def test_pool_parks_no_copy() -> None:
             for each in await _copies(source, 2):
                 assert await _said(each, "print(secret)") == "mine"
                 await each.close()
-            await asyncio.sleep(3)  # the pool refills
+            await made.engine.pool.wait_full()
             for _ in range(3):
                 async with made.sandbox() as other:
                     assert await _said(other, "print('secret' in globals())") == "False"

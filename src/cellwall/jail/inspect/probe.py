@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cellwall.jail.inspect import host_facts, overlay_depth, probe_counts, shared_counts
@@ -37,6 +38,7 @@ def run() -> list[Found]:
         _host_settings,
         _core_limit,
         _core_pattern,
+        _memory_layouts,
         _counts,
         _interpreters,
     )
@@ -293,6 +295,30 @@ def core_pattern(text: str) -> Found:
         f"{pattern}: a server of the host's is handed every crash, a sandbox's too",
         "sysctl -w kernel.core_pattern=core, or a pipe (|/path)",
     )
+
+
+def _memory_layouts() -> list[Found]:
+    problem = layout_choice_problem()
+    if not problem:
+        return [Found("memory layouts", "PASS", "snapshots can outlive the engine")]
+    return [
+        Found(
+            "memory layouts",
+            "CAUTION",
+            f"{problem}: snapshots end with the engine",
+            "allow personality(2) with ADDR_NO_RANDOMIZE: LockPersonality=no in a unit, or in the "
+            "container's seccomp profile",
+        )
+    ]
+
+
+def layout_choice_problem() -> str:
+    """Return why a fork-server could not be laid out as others of its template; "" if it could.
+
+    A snapshot is restored into the fork-server of another engine only if both have the same
+    layout (design/0042).
+    """
+    return trial(partial(process.choose_layouts, at_random=False))
 
 
 def _counts() -> list[Found]:
