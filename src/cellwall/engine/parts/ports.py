@@ -192,7 +192,6 @@ class Ports:
         self._tasks = tasks
         self._connections: set[Connection] = set()
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
-        live.channel.on_end(self._stop_listening)
 
     async def connect(
         self,
@@ -205,7 +204,7 @@ class Ports:
         `timeout` in seconds. Raises PortError (`refused`, `timeout`), CapacityError.
         """
         check_port(port, lowest=1)
-        self._live.enter()
+        await self._live.enter()
         if len(self._connections) >= MOST_CONNECTIONS:
             raise _too_many()
         connection = Connection(self._live, port, self._connections.discard)
@@ -215,7 +214,7 @@ class Ports:
 
     async def list(self) -> list[ListeningPort]:
         """Return the TCP ports with a listening server inside, as reported by the guest."""
-        self._live.enter()
+        await self._live.enter()
         try:
             reply = await self._live.channel.request("port_list")
             entries: object = self._live.channel.take_apart(reply.body)
@@ -240,7 +239,8 @@ class Ports:
         self._forwards.add(made)
         return made
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self) -> None:
+        """Have no local port lead to it any more, because it has ended."""
         for forward in list(self._forwards):
             forward.stop_listening()
 

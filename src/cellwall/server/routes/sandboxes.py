@@ -242,7 +242,7 @@ async def execute(request: Request) -> None:
         if use is not None and use.thing_id is not None:
             await again(request, use.thing_id, form)
             return
-        order = _order(request, body, use, is_streamed=form != "json")
+        order = await _order(request, body, use, is_streamed=form != "json")
         record = request.state.executions.start(order)
         request.holding().until(record.ended)
         if use is not None:
@@ -250,10 +250,10 @@ async def execute(request: Request) -> None:
     await give(request, record, form, leaving=ends)
 
 
-def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
+async def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
     state, owner = request.state, sandbox(request)
     live = owner.sandbox
-    live.live.enter()
+    await live.live.enter()
     state.queue.tenants.check_output(request.owner)
     source, stdin = decode.source(body), decode.stdin(body)
     spoken = live.contexts.language(body.context) if body.context != MAIN else None
