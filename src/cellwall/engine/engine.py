@@ -90,6 +90,8 @@ class EngineStatistics:
     """Number of the sandboxes that are paused."""
     hibernated: int
     """Number of the sandboxes that are hibernated."""
+    hibernated_bytes: int
+    """Bytes of disk that these take."""
     background_failures: int
     pool: PoolStatistics
     copies: CopyStatistics
@@ -562,6 +564,7 @@ class Engine:
             sandboxes=len(self._sandboxes),
             paused=statuses["paused"],
             hibernated=statuses["hibernated"],
+            hibernated_bytes=sum(s.hibernation.image_bytes for s in self._sandboxes.values()),
             background_failures=self._tasks.failed,
             pool=self._pool.statistics(),
             copies=self.copies.statistics() if "copies" in vars(self) else CopyStatistics(),

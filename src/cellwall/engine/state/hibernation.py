@@ -189,6 +189,12 @@ class Hibernation:
             raise
         self._sandbox.go_on_in_fresh()
 
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of disk that it takes while it is hibernated; 0: it is not."""
+        written = self._image
+        return 0 if written is None else written.image.memory_bytes + written.image.files_bytes
+
     def throw_away(self) -> None:
         """Give the image up, if there is one."""
         image, self._image = self._image, None
