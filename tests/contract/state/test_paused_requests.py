@@ -1,4 +1,4 @@
-"""Every request that needs the inside resumes a sandbox that is paused or hibernated, or is refused.
+"""Every request that needs the inside resumes a paused or a hibernated sandbox, or is refused.
 
 A request that forgets to waits for an answer that cannot come. So the table names each method of a
 sandbox and its parts; one that is new belongs into it.
