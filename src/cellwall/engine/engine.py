@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +22,6 @@ from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.history.room import HistoryRoom
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
-from cellwall.engine.parts.pausing import check_pausing
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_profile, check_start
@@ -37,7 +36,7 @@ from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.state.copy_counts import CopyStatistics
 from cellwall.engine.state.disk_budget import DiskBudget
-from cellwall.engine.state.hibernation import check_hibernation
+from cellwall.engine.state.hibernation import check_wishes
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
@@ -437,10 +436,11 @@ class Engine:
         from cellwall.engine.parts.kept import Facts, restore_network
 
         facts = Facts(**taken.owner)
-        live = ClaimedSandbox(taken.sandbox, taken.spec, taken.sandbox.readings())
+        spec = replace(taken.spec, sandbox_id=facts.id or taken.spec.sandbox_id)
+        live = ClaimedSandbox(taken.sandbox, spec, taken.sandbox.readings())
         live.trust = facts.trust
         self._pool.take_over(runtime, taken.spec)
-        pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings)
+        pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings, facts.hibernate_s)
         sandbox = self._held(live, runtime, None, (facts.tenant, pauses))
         sandbox.go_on(facts, taken.found.contexts)
         sandbox.lost_bytes = taken.found.lost_bytes
@@ -497,9 +497,7 @@ class Engine:
     def _check_pausing(self, live: ClaimedSandbox, runtime: Runtime, *, hibernates: bool) -> None:
         """Destroy a claimed sandbox that its owner wants to pause, and that cannot be."""
         try:
-            check_pausing(live)
-            if hibernates:
-                check_hibernation(live, runtime)
+            check_wishes(live, runtime, hibernates=hibernates)
         except (HostUnsupported, Conflict):
             live.kill("it cannot be paused or hibernated")
             self._release(live, runtime)

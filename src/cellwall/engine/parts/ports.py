@@ -59,8 +59,8 @@ class Connection(AsyncConnecting):
                 await self._opened
         except GuestRefused as refusal:
             raise _port_error(refusal, self.port) from None
-        except ChannelLost as error:
-            raise self._lost(error) from None
+        except ChannelLost:
+            raise self._lost() from None
         except TimeoutError:
             self.abort()
             message = f"connect to port {self.port}: no answer within {timeout_s:g} s"
@@ -125,8 +125,8 @@ class Connection(AsyncConnecting):
         self._check_open()
         try:
             return await self._stream.read(most_bytes)
-        except ChannelLost as error:
-            raise self._lost(error) from None
+        except ChannelLost:
+            raise self._lost() from None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield received bytes until the end of the server's output."""
@@ -139,8 +139,8 @@ class Connection(AsyncConnecting):
         self._live.knock()
         try:
             is_taken = await self._stream.write(data)
-        except ChannelLost as error:
-            raise self._lost(error) from None
+        except ChannelLost:
+            raise self._lost() from None
         if not is_taken:
             self._live.check_alive()
             self._check_open()
@@ -179,9 +179,9 @@ class Connection(AsyncConnecting):
         if self._is_closed:
             raise PortError(f"port {self.port}: this connection was closed", reason="closed")
 
-    def _lost(self, error: ChannelLost) -> Exception:
+    def _lost(self) -> Exception:
         self._live.check_alive()
-        return error
+        return self._reset()  # it was hibernated, and this left behind
 
 
 class Ports:

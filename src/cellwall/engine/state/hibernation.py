@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.contexts import DEFAULT, MAIN, called
+from cellwall.engine.parts.pausing import check_pausing
 from cellwall.model.errors import Conflict, HostUnsupported
 from cellwall.model.snapshot import CopyChoice
 from cellwall.runtimes.copies import CopiesSessions
@@ -118,7 +119,7 @@ class Hibernation:
         ]
         known = {command.attempt.recorder for command in background}
         named += [_called(recorder) for recorder in live.running - known]
-        if live.channel.is_used and not live.running:
+        if live.channel.listening > len(live.running):
             named.append("a connection to it, or a watch of its files")
         return tuple(named)
 
@@ -205,6 +206,13 @@ class Hibernation:
 def _called(recorder: Recorder) -> str:
     name = recorder.context
     return "a command" if name is None else f"a cell in {called(name)!r}"
+
+
+def check_wishes(live: ClaimedSandbox, runtime: Runtime, *, hibernates: bool) -> None:
+    """Raise HostUnsupported or Conflict if it can have no pauses, or no hibernation."""
+    check_pausing(live)
+    if hibernates:
+        check_hibernation(live, runtime)
 
 
 def check_hibernation(live: ClaimedSandbox, runtime: Runtime) -> None:

@@ -160,9 +160,9 @@ class GuestChannel:
         return self._lost
 
     @property
-    def is_used(self) -> bool:
-        """Whether anything waits for frames: a request, an execution, a connection, a watch."""
-        return bool(self._listeners)
+    def listening(self) -> int:
+        """Number of what waits for frames: requests, executions, connections, watches."""
+        return len(self._listeners)
 
     @property
     def is_asked(self) -> bool:
