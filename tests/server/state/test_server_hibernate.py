@@ -123,7 +123,8 @@ def test_odd_wishes_are_refused(server: Server, body: dict[str, object]) -> None
 @pytest.fixture
 def narrow(tmp_path: Path) -> Iterator[Server]:
     """A server that has room for one sandbox of 256 MiB at a time."""
-    made = start(tmp_path, "--port", "0", config=configuration(capacity_memory_mb=300, overcommit_memory=1.0))
+    room = configuration(capacity_memory_mb=300, overcommit_memory=1.0)
+    made = start(tmp_path, "--port", "0", config=room)
     yield made
     made.stop()
 
