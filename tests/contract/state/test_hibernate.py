@@ -48,6 +48,10 @@ async def _said(sandbox: AsyncSandbox, code: str) -> str:
     return done.stdout.strip()
 
 
+def _status(sandbox: AsyncSandbox) -> str:
+    return sandbox.status
+
+
 async def _until(sandbox: AsyncSandbox, status: str) -> None:
     async with asyncio.timeout(LEFT_SOON_S):
         while sandbox.status != status:  # noqa: ASYNC110 - a timer of the sandbox tells nothing
@@ -81,15 +85,16 @@ def test_session_goes_on_where_it_was(arena: Arena) -> None:
                 "import os\nx = 41\nos.mkdir('d')\nos.chdir('d')\n"
                 "f = open('note', 'w+')\n_ = f.write('first ')\nf.flush()",
             )
+            told = ""
             for _ in range(2):
                 assert await sandbox.hibernate() == ()
-                assert sandbox.status == "hibernated"
+                assert _status(sandbox) == "hibernated"
                 assert await sandbox.hibernate() == ()  # idempotent
                 told = await _said(
                     sandbox, "x += 1\n_ = f.write('more ')\nf.flush()\n"
                     "print(x, os.getcwd(), os.environ['OWN'], open('note').read())"
                 )  # fmt: skip
-                assert sandbox.status == "running"
+                assert _status(sandbox) == "running"
             assert told == "43 /home/user/d mine first more more"
             assert sandbox.id == name
             assert arena.engine.sandbox(name) is sandbox
@@ -122,7 +127,7 @@ def test_no_process_and_no_memory_is_left_of_it(arena: Arena) -> None:
             assert await sandbox.contexts.list() == ["python"]
             assert arena.engine.statistics().hibernated == 1
             assert 0 < arena.engine.statistics().hibernated_bytes < 5 << 20
-            assert sandbox.status == "hibernated"
+            assert _status(sandbox) == "hibernated"
             assert await _said(sandbox, "print(x)") == str(sum(range(3_000_000)))
             assert sandbox.live.readings().cpu_s > now.cpu_s
 
@@ -138,7 +143,7 @@ def test_clocks_stand_still_and_the_sum_of_pauses_is_bounded() -> None:
             left_s, began_s = sandbox.ends_at - time.time(), time.monotonic()
             while time.monotonic() - began_s < 3.5:  # noqa: ASYNC110 - longer than its idle time
                 await asyncio.sleep(0.1)
-            assert sandbox.status == "hibernated"
+            assert _status(sandbox) == "hibernated"
             assert abs(sandbox.ends_at - time.time() - left_s) < 0.1
             await _said(sandbox, "print()")
             await sandbox.hibernate()
@@ -171,15 +176,15 @@ def test_what_would_be_lost_is_refused_and_named(arena: Arena) -> None:
             await sandbox.run("y=5", "bash")
             with pytest.raises(Conflict, match="it would lose command "):
                 await sandbox.hibernate()
-            assert sandbox.status == "running"
+            assert _status(sandbox) == "running"
             await sandbox.pause()
             async with asyncio.timeout(LEFT_SOON_S):
                 while not sandbox.stays_because:  # noqa: ASYNC110 - a timer tells nothing
                     await asyncio.sleep(0.02)
             assert "sleep 1000" in sandbox.stays_because
-            assert sandbox.status == "paused"
+            assert _status(sandbox) == "paused"
             await sandbox.resume()
-            assert sandbox.stays_because == ""
+            assert str(sandbox.stays_because) == ""
             assert command.is_running
             await command.kill()
             await command.wait()
@@ -231,11 +236,11 @@ def test_cell_that_stands_still_half_way_keeps_it_paused(arena: Arena) -> None:
             await sandbox.pause()
             with pytest.raises(Conflict, match="a cell in it stands still half way"):
                 await sandbox.hibernate(drop=True)
-            assert sandbox.status == "paused"
+            assert _status(sandbox) == "paused"
             await sandbox.resume()
             await sandbox.hibernate()  # waits for the cell, as a fork does
             assert (await running).stdout == "go\ndone\n"
-            assert sandbox.status == "hibernated"
+            assert _status(sandbox) == "hibernated"
 
     arena.do(slept())
 
@@ -281,7 +286,7 @@ def test_wake_without_room_leaves_it_as_it_was(arena: Arena) -> None:
             for request in (sandbox.run("1"), sandbox.resume(), sandbox.files.read("f")):
                 with pytest.raises(CapacityError, match="all is promised"):
                     await request
-                assert sandbox.status == "hibernated"
+                assert _status(sandbox) == "hibernated"
             sandbox.hibernation.before_back = lambda: given_back.append(-1)
             assert await _said(sandbox, "print(x)") == "8"
             assert given_back == [1, -1]
@@ -306,7 +311,7 @@ def test_wake_that_fails_leaves_it_as_it_was(arena: Arena, monkeypatch: Any) -> 
             failed = await asyncio.gather(*asked, return_exceptions=True)
             assert [type(each) for each in failed] == [CapacityError] * 3
             monkeypatch.undo()
-            assert sandbox.status == "hibernated"
+            assert _status(sandbox) == "hibernated"
             done = await asyncio.gather(*(sandbox.run("print(x)") for _ in range(3)))
             assert [each.stdout for each in done] == ["8\n"] * 3
 
@@ -324,7 +329,7 @@ def test_closing_leaves_nothing(arena: Arena) -> None:
             assert _nameless() > before  # the control
             assert arena.engine.copies_room.used_bytes > 0
             await sandbox.close()
-            assert sandbox.status == "stopped"
+            assert _status(sandbox) == "stopped"
             assert _nameless() == before
             assert arena.engine.copies_room.used_bytes == 0
             with pytest.raises(SandboxUnavailable):
@@ -358,7 +363,7 @@ def test_network_goes_on(arena: Arena) -> None:
             assert used.refused > 0  # the control
             await sandbox.hibernate()
             assert await sandbox.network_usage() == used
-            assert sandbox.status == "hibernated"
+            assert _status(sandbox) == "hibernated"
             assert await _said(sandbox, code) == told
             assert (await sandbox.network_usage()).refused > used.refused
             assert sandbox.network.as_json()["allow"]
@@ -390,7 +395,7 @@ def test_where_it_cannot_be_is_refused_at_creation_and_at_the_call(
         sandbox = await made.engine.create_sandbox(**options)
         with pytest.raises(error, match=f"hibernate.*({match})"):
             await sandbox.hibernate()
-        assert sandbox.status == "running"
+        assert _status(sandbox) == "running"
         assert (await sandbox.run("print(1)")).stdout == "1\n"
         await sandbox.close()
         with pytest.raises(UsageError, match="hibernate_s"):
@@ -413,7 +418,7 @@ def test_operators_choice_holds_where_it_can_and_refuses_nothing() -> None:
                 while not sandbox.stays_because:  # noqa: ASYNC110 - a timer tells nothing
                     await asyncio.sleep(0.02)
             assert "share no layout" in sandbox.stays_because
-            assert sandbox.status == "paused"
+            assert _status(sandbox) == "paused"
 
     made.do(slept())
     made.close()
@@ -427,7 +432,7 @@ def test_volumes_are_refused(tmp_path: Path) -> None:
         async with wall.sandbox(engine, {"data": "/data"}) as sandbox:
             with pytest.raises(Conflict, match="it has volumes"):
                 await sandbox.hibernate()
-            assert sandbox.status == "running"
+            assert _status(sandbox) == "running"
         with pytest.raises(Conflict, match="it has volumes"):
             await wall.start(engine, {"data": "/data"}, hibernate_s=5)
 
