@@ -174,6 +174,7 @@ class AsyncClient(AsyncClosing):
         user: str | None = None,
         volumes: Mapping[str, str] | None = None,
         auto_pause_s: float | None = None,
+        hibernate_s: float | None = None,
         resume: str | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
@@ -186,8 +187,9 @@ class AsyncClient(AsyncClosing):
         users, by default the image's own. `volumes`: volumes of the caller's tenant, such as
         `{"data": "/data"}`. `profile`: `debug` if its programs may trace one another, where the
         operator permits it. `auto_pause_s`: seconds without activity after which it pauses instead
-        of ending. `resume`: `manual` if a request to a paused one is refused. Raises `ImageComing`
-        while the image is being pulled.
+        of ending. `hibernate_s`: seconds of a pause after which its session is written to disk and
+        its processes end, as far as nothing is lost. `resume`: `manual` if a request to a paused
+        one is refused. Raises `ImageComing` while the image is being pulled.
         """
         box = box_of(tools)
         body = {
@@ -204,6 +206,7 @@ class AsyncClient(AsyncClosing):
                 user=user,
                 volumes=asking.volumes(volumes),
                 auto_pause_s=auto_pause_s,
+                hibernate_s=hibernate_s,
                 resume=resume,
             ),
             **_place(template, (runtime, isolation, trust), demand_hard, start),

@@ -45,7 +45,7 @@ class RemoteSandbox(SyncSandbox):
 
     @property
     def status(self) -> str:
-        """`running` or `paused` until it is closed or has ended; asks the server."""
+        """`running`, `paused` or `hibernated` until it is closed or has ended; asks the server."""
         if self._remote.status != "stopped":
             self._thread.call(lambda _client, _put: self._remote.refresh())
         return self._remote.status

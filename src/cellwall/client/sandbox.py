@@ -59,11 +59,14 @@ class AsyncSandbox:
         return self._live.id
 
     @property
-    def status(self) -> Literal["running", "paused", "stopped"]:
+    def status(self) -> Literal["running", "paused", "hibernated", "stopped"]:
         """The server's last report; `refresh` asks again."""
         if not self._live.is_alive:
             return "stopped"
-        return "paused" if self._live.facts["status"] == "paused" else "running"
+        told = self._live.facts["status"]
+        if told == "hibernated":
+            return "hibernated"
+        return "paused" if told == "paused" else "running"
 
     @property
     def isolation(self) -> Isolation:
@@ -338,8 +341,24 @@ class AsyncSandbox:
         self._live.take(await self._live.json(Ask("POST", "/pause", is_repeatable=True)))
 
     async def resume(self) -> None:
-        """Let its processes go on; nothing happens if they run."""
+        """Let its processes go on; nothing happens if they run.
+
+        A hibernated one comes back in fresh ones. Raises CapacityError if there is no room for it
+        now; it is hibernated then as before.
+        """
         self._live.take(await self._live.json(Ask("POST", "/resume", is_repeatable=True)))
+
+    async def hibernate(self, *, drop: bool = False) -> tuple[str, ...]:
+        """Write its session and files to disk and end its processes; it uses no memory then.
+
+        It goes on under its id with the next request or `resume`, as after a pause. What a snapshot
+        leaves behind is refused as Conflict, unless `drop`: then it ends, and is returned by name.
+        """
+        ask = Ask("POST", "/hibernate", body={"drop": drop}, is_repeatable=True)
+        answer = await self._live.json(ask)
+        left: list[str] = answer.pop("left_behind")
+        self._live.take(answer)
+        return tuple(left)
 
     async def change(
         self,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,11 +22,11 @@ from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.history.room import HistoryRoom
 from cellwall.engine.parts.network import Outside, with_way_out
 from cellwall.engine.parts.packages import checked, install
-from cellwall.engine.parts.pausing import check_choice, check_pausing
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
 from cellwall.engine.policy.arguments import check_env, check_limits, check_profile, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
+from cellwall.engine.policy.pause_choice import check_choice
 from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.programs.programs import Host, Programs, Watch
@@ -35,6 +36,7 @@ from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.state.copy_counts import CopyStatistics
 from cellwall.engine.state.disk_budget import DiskBudget
+from cellwall.engine.state.hibernation import check_wishes
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
@@ -56,7 +58,7 @@ from cellwall.surface.tools.tools import Offer, Tools, box_of
 if TYPE_CHECKING:
     from cellwall.engine.images.image_store import ImageStore
     from cellwall.engine.parts.kept import Arrivals
-    from cellwall.engine.parts.pausing import PauseChoice
+    from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
@@ -85,6 +87,10 @@ class EngineStatistics:
     sandboxes: int
     paused: int
     """Number of the sandboxes that are paused."""
+    hibernated: int
+    """Number of the sandboxes that are hibernated."""
+    hibernated_bytes: int
+    """Bytes of disk that these take."""
     background_failures: int
     pool: PoolStatistics
     copies: CopyStatistics
@@ -289,6 +295,7 @@ class Engine:
         user: str | None = None,
         volumes: object = None,
         auto_pause_s: float | None = None,
+        hibernate_s: float | None = None,
         resume: str = "auto",
         tenant: str = "",
     ) -> AsyncSandbox:
@@ -305,11 +312,13 @@ class Engine:
         or `["data:/data:ro"]`, of volumes that exist. `profile`: `debug` if its programs may trace
         one another, where the operator permits it. `packages`: Python packages to install
         first, such as `["requests"]`. `auto_pause_s`: seconds without activity after which it
-        pauses instead of ending, at most the limit `idle_s`. `resume`: `auto` if a request to a
+        pauses instead of ending, at most the limit `idle_s`. `hibernate_s`: seconds of a pause
+        after which its session is written to disk and its processes end, as far as nothing is
+        lost; None is the operator's choice. `resume`: `auto` if a request to a
         paused one resumes it, `manual` if it is refused. `tenant`: whose it is, for the records of
         its connections.
         """
-        pauses = check_choice(auto_pause_s, resume, self.settings)
+        pauses = check_choice(auto_pause_s, resume, self.settings, hibernate_s)
         box = box_of(tools)
         wanted = self.check_packages(packages)
         policy = self.outside.checked(network, trust)
@@ -334,8 +343,8 @@ class Engine:
             live.trust = trust
             if spec.has_network:
                 await self._opened(live, chosen, egress, wanted, tenant)
-            if auto_pause_s is not None:
-                self._check_pausing(live, chosen)
+            if auto_pause_s is not None or hibernate_s is not None:
+                self._check_pausing(live, chosen, hibernates=hibernate_s is not None)
             return await self._made(live, chosen, box, (tenant, pauses))
 
     async def _made(
@@ -427,10 +436,11 @@ class Engine:
         from cellwall.engine.parts.kept import Facts, restore_network
 
         facts = Facts(**taken.owner)
-        live = ClaimedSandbox(taken.sandbox, taken.spec, taken.sandbox.readings())
+        spec = replace(taken.spec, sandbox_id=facts.id or taken.spec.sandbox_id)
+        live = ClaimedSandbox(taken.sandbox, spec, taken.sandbox.readings())
         live.trust = facts.trust
         self._pool.take_over(runtime, taken.spec)
-        pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings)
+        pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings, facts.hibernate_s)
         sandbox = self._held(live, runtime, None, (facts.tenant, pauses))
         sandbox.go_on(facts, taken.found.contexts)
         sandbox.lost_bytes = taken.found.lost_bytes
@@ -484,12 +494,12 @@ class Engine:
             self._release(live, runtime)
             raise
 
-    def _check_pausing(self, live: ClaimedSandbox, runtime: Runtime) -> None:
+    def _check_pausing(self, live: ClaimedSandbox, runtime: Runtime, *, hibernates: bool) -> None:
         """Destroy a claimed sandbox that its owner wants to pause, and that cannot be."""
         try:
-            check_pausing(live)
-        except HostUnsupported:
-            live.kill("it cannot be paused")
+            check_wishes(live, runtime, hibernates=hibernates)
+        except (HostUnsupported, Conflict):
+            live.kill("it cannot be paused or hibernated")
             self._release(live, runtime)
             raise
 
@@ -497,8 +507,12 @@ class Engine:
         await install(live, self.outside, packages, self._tasks, tenant=tenant)
 
     def _released(self, runtime: Runtime, sandbox: AsyncSandbox) -> None:
-        if self._sandboxes.pop(sandbox.id, None) is not None:
+        if self._sandboxes.pop(sandbox.id, None) is None:
+            return
+        if sandbox.live.asleep is None:
             self._release(sandbox.live, runtime)
+        else:
+            self.outside.close(sandbox.live)
 
     def _release(self, live: ClaimedSandbox, runtime: Runtime) -> None:
         self.outside.close(live)
@@ -542,10 +556,13 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
+        statuses = Counter(each.status for each in self._sandboxes.values())
         return EngineStatistics(
             runs=self._programs.runs,
             sandboxes=len(self._sandboxes),
-            paused=sum(each.status == "paused" for each in self._sandboxes.values()),
+            paused=statuses["paused"],
+            hibernated=statuses["hibernated"],
+            hibernated_bytes=sum(s.hibernation.image_bytes for s in self._sandboxes.values()),
             background_failures=self._tasks.failed,
             pool=self._pool.statistics(),
             copies=self.copies.statistics() if "copies" in vars(self) else CopyStatistics(),

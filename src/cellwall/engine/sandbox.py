@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
+from cellwall.engine.attempts.event_stream import events_of
 from cellwall.engine.attempts.stages import Stages
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.commands import Commands
@@ -23,9 +24,10 @@ from cellwall.engine.parts.contexts import Contexts, called, inside
 from cellwall.engine.parts.files import Files, file_error
 from cellwall.engine.parts.kept import Facts
 from cellwall.engine.parts.network import change, policy_of
-from cellwall.engine.parts.pausing import PauseChoice, Pausing
+from cellwall.engine.parts.pausing import Pausing
 from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
 from cellwall.engine.programs.session_program import SessionProgram
+from cellwall.engine.state.hibernation import Hibernation
 from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
@@ -41,18 +43,19 @@ if TYPE_CHECKING:
     from cellwall.engine.history.room import Share
     from cellwall.engine.parts.network import Outside
     from cellwall.engine.parts.ports import Ports
+    from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.snapshot import Fork, Scope, Snapshot, Threads
+    from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.runtimes.channel.take_over import ContextFound
     from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
 
-Status = Literal["running", "paused", "stopped"]
-_STREAM_HIGH = 256
+Status = Literal["running", "paused", "hibernated", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,12 @@ class AsyncSandbox:
         self._pausing = Pausing(live, tasks, pauses, self._end)
         self._pausing.on_turned = self._on_turned
         live.pausing = self._pausing
-        live.channel.on_end(self._on_channel_ended)
+        self.hibernation = self._pausing.hibernation = Hibernation(
+            self, self._copies, parts.outside
+        )
+        """What hibernates it, for the engine and the server."""
+        self._was_kept = False
+        self._follow()
 
     # -- beyond this process ---------------------------------------------------------------
 
@@ -177,9 +185,11 @@ class AsyncSandbox:
 
     @property
     def status(self) -> Status:
-        """`running` or `paused` until it is closed or has ended."""
+        """`running`, `paused` or `hibernated` until it is closed or has ended."""
         if not self.live.is_alive:
             return "stopped"
+        if self._pausing.has_hibernated:
+            return "hibernated"
         return "paused" if self._pausing.has_paused else "running"
 
     @property
@@ -243,6 +253,8 @@ class AsyncSandbox:
         the runtime cannot enforce it.
         """
         self.live.check_alive()
+        if self.live.asleep is not None:
+            await self.live.enter()
         self.live.touch()
         checked = self._outside.checked(policy, self.trust)
         await change(self._outside, self.live, checked, self._tenant)
@@ -280,7 +292,7 @@ class AsyncSandbox:
         from cellwall.engine.parts import packages as parts
 
         wanted = parts.checked(packages)
-        self.live.enter()
+        await self.live.enter()
         return await parts.install(
             self.live,
             self._outside,
@@ -313,7 +325,7 @@ class AsyncSandbox:
         `output_kb` replaces the sandbox's limit of each stream; `tools` replace the sandbox's own
         for this run, and none is available if it is empty.
         """
-        self.live.enter()
+        await self.live.enter()
         source, data = check_source(code), check_stdin(stdin)
         wanted = None if language is None else registry.find(language)
         limits = self.limits
@@ -324,7 +336,7 @@ class AsyncSandbox:
             self._box(tools, wanted)
             return await self._run_file(wanted, source, data, limits, watch)
         async with self.contexts.turn(context, wanted) as (name, spoken):
-            self.live.check_alive()
+            await self.live.enter()  # it may have been hibernated meanwhile
             language = spoken.name
             work = self._cell(name, source, data, limits, self._box(tools, spoken))
             try:
@@ -442,39 +454,13 @@ class AsyncSandbox:
 
         A slow reader pauses the guest instead of filling this process's memory.
         """
-        events: asyncio.Queue[Event | None] = asyncio.Queue()
-        channel = self.live.channel
-        is_paused = is_left = False
-
-        def on_event(event: Event) -> None:
-            nonlocal is_paused
-            if is_left:
-                return  # the reader that would call `resume` has left
-            events.put_nowait(event)
-            if events.qsize() > _STREAM_HIGH and not is_paused:
-                is_paused = True
-                channel.pause()
-
-        running = asyncio.ensure_future(self.run(code, on_event=on_event, **options))
-        running.add_done_callback(lambda _: events.put_nowait(None))
-        try:
-            while (event := await events.get()) is not None:
-                if is_paused and events.qsize() < _STREAM_HIGH // 2:
-                    is_paused = False
-                    channel.resume()
-                yield event
-            await running
-        finally:
-            is_left = True
-            if is_paused:
-                channel.resume()
-            if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+        run = partial(self.run, code, **options)
+        async for event in events_of(self.live, lambda on_event: run(on_event=on_event)):
+            yield event
 
     async def interrupt(self, context: str = "main") -> None:
         """Raise KeyboardInterrupt in the code that the context runs now."""
-        self.live.enter()
+        await self.live.enter()
         self.contexts.check(context)
         name = inside(called(context))
         for recorder in self.live.running:
@@ -490,11 +476,6 @@ class AsyncSandbox:
         return await for_model(self, result, budget_chars)
 
     # -- state -----------------------------------------------------------------------------
-
-    @property
-    def has_secrets(self) -> bool:
-        """Whether the proxy opens its TLS, for secrets or rules about requests."""
-        return self.live.network is not None and self.live.network.is_opened
 
     async def fork(
         self,
@@ -514,7 +495,7 @@ class AsyncSandbox:
         refused, unless `threads` is "drop": copies go on without them. Raises Conflict with the
         reason if the session cannot be copied, HostUnsupported, CapacityError.
         """
-        heritage = self._heritage()
+        heritage = self.heritage()
         choice = CopyChoice(scope, threads)
         return await self._copies().fork(self, heritage, count, choice, reseed=reseed)
 
@@ -531,7 +512,7 @@ class AsyncSandbox:
         Raises as `fork`, and CapacityError if snapshots have no room.
         """
         choice = CopyChoice(scope, threads)
-        return await self._copies().snapshot(self, self._heritage(), name, expires_s, choice)
+        return await self._copies().snapshot(self, self.heritage(), name, expires_s, choice)
 
     @staticmethod
     async def restore(snapshot: str, *, reseed: bool = True) -> AsyncSandbox:
@@ -543,7 +524,8 @@ class AsyncSandbox:
 
         return await loop_engine().copies.restore(snapshot, "", reseed=reseed)
 
-    def _heritage(self) -> Heritage:
+    def heritage(self) -> Heritage:
+        """Return what its copies get of it besides memory and files."""
         from cellwall.engine.state.copies import Heritage
 
         policy, choice = self.network, self.pauses
@@ -569,10 +551,47 @@ class AsyncSandbox:
         await self._pausing.pause()
 
     async def resume(self) -> None:
-        """Let its processes go on; nothing happens if they run."""
+        """Let its processes go on; nothing happens if they run.
+
+        A hibernated one comes back in fresh ones. Raises CapacityError if there is no room for it
+        now; it is hibernated then as before.
+        """
         await self._pausing.resume()
 
-    def _on_channel_ended(self) -> None:
+    async def hibernate(self, *, drop: bool = False) -> tuple[str, ...]:
+        """Write its session and files to disk and end its processes; it uses no memory then.
+
+        It goes on under its id with the next request or `resume`, as after a pause. What a snapshot
+        leaves behind is refused as Conflict, unless `drop`: then it ends, and is returned by name.
+        Idempotent. Raises HostUnsupported and Conflict where it cannot be written down,
+        CapacityError if that has no room.
+        """
+        return await self._pausing.hibernate(drop=drop)
+
+    @property
+    def stays_because(self) -> str:
+        """Why its present pause has not become a hibernation (`hibernate_s`); empty: no reason."""
+        return self._pausing.stays_because
+
+    def on_laid_down(self) -> None:
+        """Note that its processes have ended, and it has not: nothing of them is kept."""
+        self._was_kept, self.is_kept = self._was_kept or self.is_kept, False
+
+    def go_on_in_fresh(self) -> None:
+        """Note that it has the processes of another sandbox from now on."""
+        self._follow()
+        if self._was_kept:
+            with contextlib.suppress(CellwallError):  # then it ends with this process
+                self.keep()
+
+    def _follow(self) -> None:
+        """Hear of the end of its processes."""
+        channel = self.live.channel
+        channel.on_end(partial(self._on_channel_ended, channel))
+
+    def _on_channel_ended(self, channel: GuestChannel) -> None:
+        if self.live.asleep is not None or channel is not self.live.channel:
+            return  # they ended, and it goes on
         # An execution that runs in it gets a verdict, which says more (`_after`).
         self._end(str(self.live.channel.lost) if self.live.running else self.live.why_it_ended())
 
@@ -584,7 +603,10 @@ class AsyncSandbox:
         self._pausing.stop()
         self.commands.on_changed = bool  # else a circle would keep it until a collection
         self.live.stop_all(reason)
+        if "ports" in vars(self):
+            self.ports.stop_listening()
         self.files.forget_history()
+        self.hibernation.throw_away()
         self._on_closed(self)
         listeners, self._listeners = self._listeners, []
         for listener in listeners:

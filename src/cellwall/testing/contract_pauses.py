@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,14 @@ def _wait_for(sandbox: Sandbox, status: str, within_s: float = 10.0) -> None:
     while sandbox.status != status:
         assert time.monotonic() < until, f"it is {sandbox.status}"
         time.sleep(0.02)
+
+
+def _refusal(step: Callable[[], object]) -> HostUnsupported | None:
+    try:
+        step()
+    except HostUnsupported as error:
+        return error
+    return None
 
 
 class PausesContract:
@@ -222,6 +230,21 @@ class PausesContract:
             assert sandbox.status == "paused"
             assert sandbox.run("print(x)").stdout == "1\n"
             _wait_for(sandbox, "paused")
+
+    def test_hibernated_sandbox_goes_on_or_says_why_not(self, subject: Subject) -> None:
+        """It has no processes and then its state, or a refusal with a remedy and it runs on."""
+        with subject.sandbox() as sandbox:
+            sandbox.run("x = 41")
+            refusal = _refusal(sandbox.hibernate)
+            if refusal is None:
+                assert sandbox.status == "hibernated"
+            else:
+                assert refusal.remedy
+                assert sandbox.status == "running"
+                with pytest.raises(HostUnsupported):
+                    subject.sandbox(hibernate_s=60)
+            assert sandbox.run("print(x + 1)").stdout == "42\n"
+            assert sandbox.status == "running"
 
     def test_running_command_keeps_its_sandbox_awake(self, subject: Subject) -> None:
         """A command in the background is activity."""

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from cellwall import AsyncSandbox, Engine, EngineSettings
-from cellwall.engine.state.copies import _Written
+from cellwall.engine.state.copies import Written
 from cellwall.jail.inspect import posture
 from cellwall.runtimes.jail import copying
 from cellwall.runtimes.jail.sandbox import JailSandbox
@@ -216,7 +216,7 @@ def test_writes_of_a_copy_reach_no_other(arena: Arena) -> None:
     arena.do(written())
 
 
-def _digest(written: _Written) -> tuple[str, ...]:
+def _digest(written: Written) -> tuple[str, ...]:
     import hashlib
 
     found = []

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cellwall import AsyncSandbox, Engine, EngineSettings
-from cellwall.engine.state.copies import _Written
+from cellwall.engine.state.copies import Written
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.runtimes.channel.replies import GuestRefused
@@ -57,7 +57,7 @@ async def _witness(sandbox: AsyncSandbox, code: str, wanted: str, what: object) 
 class _Real:
     """A snapshot of a session, whose image is given to others in parts."""
 
-    def __init__(self, arena: Arena, written: _Written) -> None:
+    def __init__(self, arena: Arena, written: Written) -> None:
         self.arena = arena
         self.written = written
         size = os.fstat(written.files.memory).st_size

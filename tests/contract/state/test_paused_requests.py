@@ -1,4 +1,4 @@
-"""Every request that needs the inside resumes a paused sandbox, or is refused at once.
+"""Every request that needs the inside resumes a paused or a hibernated sandbox, or is refused.
 
 A request that forgets to waits for an answer that cannot come. So the table names each method of a
 sandbox and its parts; one that is new belongs into it.
@@ -97,6 +97,8 @@ REQUESTS: dict[str, Request] = {
 NO_REQUESTS = {
     "AsyncSandbox": {
         *("close", "create", "extend", "on_ended", "pause", "restore", "resume"),  # of its life
+        "hibernate",  # the same
+        *("go_on_in_fresh", "on_laid_down", "heritage"),  # of its hibernations
         *("network_log", "network_usage", "set_network"),  # of the host's side alone
         *("go_on", "keep", "leave", "pause_again"),  # of the engine, when a server ends or begins
         *("for_model", "install"),  # made of commands and files
@@ -107,12 +109,14 @@ NO_REQUESTS = {
     },
     "Contexts": {
         *("alone", "note_ended", "resume", "spoken", "take_over"),  # of the engine
+        *("end_others", "is_busy"),  # of hibernations
         *("birth", "check", "ensure", "language", "mark_ended", "names", "turn"),
         "list",  # looks, and has its own test
     },
     "Commands": {
         *("get", "kill", "list", "send_stdin"),  # of commands: test_faults_paused.py
         "attach",  # looks, and has its own test
+        "background",  # the same
         *("keep", "kept", "take_on"),  # of the engine, when a server ends or begins
     },
 }
@@ -151,6 +155,36 @@ def test_request_is_refused_if_the_owner_resumes_by_hand(arena: Arena, name: str
                 with pytest.raises(Conflict, match="it is paused"):
                     await REQUESTS[name](sandbox)
             assert sandbox.status == "paused"
+
+    arena.do(asked())
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_request_brings_a_hibernated_sandbox_back(arena: Arena, name: str) -> None:
+    async def asked() -> None:
+        async with arena.sandbox() as sandbox:
+            await sandbox.files.write("note", "text")
+            KEPT[sandbox.id] = (await sandbox.files.checkpoint()).id
+            await sandbox.hibernate()
+            assert sandbox.live.asleep is not None
+            async with asyncio.timeout(SOON_S):
+                await REQUESTS[name](sandbox)
+            assert sandbox.status == "running"
+
+    arena.do(asked())
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_request_leaves_it_hibernated_if_the_owner_resumes_by_hand(arena: Arena, name: str) -> None:
+    async def asked() -> None:
+        async with arena.sandbox(resume="manual") as sandbox:
+            await sandbox.files.write("note", "text")
+            KEPT[sandbox.id] = (await sandbox.files.checkpoint()).id
+            await sandbox.hibernate()
+            async with asyncio.timeout(SOON_S):
+                with pytest.raises(Conflict, match="it is paused"):
+                    await REQUESTS[name](sandbox)
+            assert sandbox.status == "hibernated"
 
     arena.do(asked())
 

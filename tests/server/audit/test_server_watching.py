@@ -71,6 +71,10 @@ def test_copies_and_snapshots_are_counted(watched: Server) -> None:
     code = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     client.post(f"/sandboxes/{source}/execute", json={"code": code})
     client.post(f"/sandboxes/{source}/fork", json={})
+    asleep = client.post("/sandboxes", json={}).json()["id"]
+    for _ in range(2):
+        client.post(f"/sandboxes/{asleep}/execute", json={"code": "1"})
+        client.post(f"/sandboxes/{asleep}/hibernate", json={})
     after = scrape(watched)
     size = kept["memory_bytes"] + kept["files_bytes"]
     for series, more in (
@@ -78,6 +82,9 @@ def test_copies_and_snapshots_are_counted(watched: Server) -> None:
         ("cellwall_snapshots", 1), ("cellwall_snapshots_bytes", size),
         ("cellwall_snapshots_made_total", 1),
         ('cellwall_copies_refused_total{cause="conflict"}', 1),
+        ("cellwall_sandboxes_hibernated", 1),
+        ('cellwall_hibernations_total{turn="hibernated"}', 2),
+        ('cellwall_hibernations_total{turn="back"}', 1),
     ):  # fmt: skip
         assert value(after, series) - value(before, series) == more, series
 

@@ -70,6 +70,23 @@ def test_killed_under_load_every_sandbox_is_there_once(tmp_path: Path) -> None:
         assert server.client(BOB).get(f"/sandboxes/{sandboxes[0]}").status_code == 404
 
 
+def test_one_that_came_back_from_hibernation_is_kept_under_its_id(tmp_path: Path) -> None:
+    """Its processes are those of another sandbox; one without processes ends with the server."""
+    with kept(tmp_path) as house:
+        server = house.start()
+        client = server.client()
+        sandboxes = begun(client, 2)
+        for sandbox in sandboxes:
+            assert client.post(f"/sandboxes/{sandbox}/hibernate", json={}).status_code == 200
+        assert client.post(f"/sandboxes/{sandboxes[0]}/resume").json()["status"] == "running"
+        house.kill(server)
+        client = house.start().client()
+        check_all(client, sandboxes[:1])
+        ended = client.get(f"/sandboxes/{sandboxes[1]}").json()
+        assert ended["status"] == "stopped"
+        assert "its server ended" in ended["ended_because"]
+
+
 def test_stopped_in_order_they_stay_too(tmp_path: Path) -> None:
     with kept(tmp_path) as house:
         server = house.start()

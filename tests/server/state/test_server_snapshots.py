@@ -200,7 +200,7 @@ def test_copies_and_snapshots_are_counted() -> None:
         assert stats == {
             "forks": 2, "restores": 1, "snapshots_made": 1, "snapshots": 1,
             "snapshots_bytes": kept["memory_bytes"] + kept["files_bytes"],
-            "refused": {"conflict": 1},
+            "hibernations": 0, "wakes": 0, "refused": {"conflict": 1},
         }  # fmt: skip
         assert client.get("/stats").json()["snapshots"] == 1
         assert server.client(BOB).get("/stats").json()["snapshots"] == 0

@@ -197,7 +197,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _used(row: Row) -> str:
-    if row.status == "paused":
+    if row.status in ("paused", "hibernated"):
         return row.status
     return "" if row.cpus is None else f"{row.cpus * 100:.0f}%"
 
@@ -213,12 +213,14 @@ def _head(picture: Picture) -> list[str]:
         pool, copies = server["pool"], server["copies"]
         lines.append(
             f"server: {server['sandboxes']} sandboxes, {server['paused']} paused, "
+            f"{server['hibernated']} hibernated, "
             f"{server['running']} running, "
             f"{server['queued']} queued, {server['requests']} requests, {server['runs']} runs   "
             f"pool: {pool['parked']} parked, {pool['starting']} starting"
         )
         lines.append(
             f"copies: {copies['forks']} forks, {copies['restores']} restores, "
+            f"{copies['hibernations']} hibernations, "
             f"{sum(copies['refused'].values())} refused   snapshots: {copies['snapshots']} kept, "
             f"{mebibytes(copies['snapshots_bytes'])}"
         )

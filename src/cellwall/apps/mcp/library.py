@@ -100,7 +100,7 @@ class Embedded:
         from cellwall.runtimes.channel.replies import GuestRefused
 
         live = cast("EngineSandbox", sandbox).live
-        live.enter()
+        await live.enter()
         try:
             with live.speaking():
                 return await read_file(live, check_path(path), most_bytes)

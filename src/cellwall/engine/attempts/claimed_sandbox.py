@@ -11,10 +11,11 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.attempts.verdicts import Cause
-from cellwall.model.errors import Conflict, SandboxUnavailable
+from cellwall.model.errors import CellwallError, Conflict, SandboxUnavailable
 from cellwall.runtimes.channel.replies import ChannelLost
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Pausing(Protocol):
     def enter(self) -> None:
         """Note a request: a paused sandbox begins to resume. Raises Conflict if it must not."""
 
+    async def arrive(self) -> None:
+        """Do that, and bring a hibernated sandbox back before. Raises the error of that."""
+
     def wake(self) -> None:
         """Begin to resume, for a request to end something, which is never refused."""
 
@@ -72,8 +76,10 @@ class ClaimedSandbox:
     """One claimed sandbox."""
 
     __slots__ = (
+        "_earlier_cpu_s",
         "_fresh",
         "active_at",
+        "asleep",
         "begun",
         "channel",
         "claimed_kills",
@@ -128,12 +134,16 @@ class ClaimedSandbox:
         """Its way out; None if it has none."""
         self.trust: str | None = None
         """Trust word of the request, repeated in its answers."""
+        self.asleep: KernelReadings | None = None
+        """The last readings of one that is hibernated: it has no processes."""
         self._fresh: KernelReadings | None = fresh
+        self._earlier_cpu_s = 0.0
+        """CPU seconds of its processes before it was hibernated."""
 
     @property
     def is_alive(self) -> bool:
         """Whether it can take requests."""
-        return not self.ended_because and self.channel.is_open
+        return not self.ended_because and (self.asleep is not None or self.channel.is_open)
 
     def touch(self) -> None:
         """Note that its owner uses it."""
@@ -141,7 +151,11 @@ class ClaimedSandbox:
 
     def readings(self) -> KernelReadings:
         """Read the kernel's counters now."""
-        return self.runtime_sandbox.readings()
+        if self.asleep is not None:
+            return self.asleep
+        now = self.runtime_sandbox.readings()
+        earlier_s = self._earlier_cpu_s
+        return replace(now, cpu_s=now.cpu_s + earlier_s) if earlier_s else now
 
     def readings_before(self) -> KernelReadings:
         """Return the counters from before the work that starts now.
@@ -181,17 +195,23 @@ class ClaimedSandbox:
         if not self.is_alive:
             raise self._unavailable()
 
-    def enter(self) -> None:
+    async def enter(self) -> None:
         """Begin a request of its owner's: it is in use, and resumes if it is paused.
 
-        What is sent meanwhile waits in the channel. Raises SandboxUnavailable, and Conflict if it
-        is paused and its owner resumes it by hand.
+        What is sent meanwhile waits in the channel; a hibernated one is there again before this
+        returns. Raises SandboxUnavailable, Conflict if it is paused and its owner resumes it by
+        hand, and what bringing it back raises, such as CapacityError.
         """
         self.check_alive()
-        self.knock()
+        if self.pausing is not None:
+            await self.pausing.arrive()
+        self.touch()
 
     def knock(self) -> None:
-        """Do what `enter` does for what has begun earlier, also if the sandbox has ended."""
+        """Do what `enter` does for what has begun earlier, also if the sandbox has ended.
+
+        Nothing that began before a hibernation goes on after it: this brings nothing back.
+        """
         if self.pausing is not None:
             self.pausing.enter()
         self.touch()
@@ -204,12 +224,38 @@ class ClaimedSandbox:
         except ChannelLost as lost:
             raise self._unavailable() from lost
 
-    def _unavailable(self) -> SandboxUnavailable:
+    def _unavailable(self) -> CellwallError:
+        if self.is_alive:
+            return Conflict(
+                f"sandbox {self.spec.sandbox_id}: it was hibernated in the middle of this request",
+                remedy="make the request again",
+            )
         reason = self.ended_because or str(self.channel.lost)
         return SandboxUnavailable(
             f"sandbox {self.spec.sandbox_id}: it has ended: {reason}",
             remedy="create a new sandbox",
         )
+
+    # -- without processes -----------------------------------------------------------------
+
+    def put_to_sleep(self) -> ClaimedSandbox:
+        """Go on without processes; return what has them, which is to be released."""
+        now = self.readings()
+        left = ClaimedSandbox(self.runtime_sandbox, self.spec, now)
+        left.on_released, self.on_released = self.on_released, None
+        self.asleep = replace(now, memory_bytes=0, work_bytes=0)
+        return left
+
+    def wake_as(self, fresh: ClaimedSandbox) -> None:
+        """Go on with the processes of a fresh sandbox, under the id that it has."""
+        if self.asleep is not None:
+            self._earlier_cpu_s = self.asleep.cpu_s
+        fresh.channel.go_past(self.channel.last_id)
+        self.runtime_sandbox, self.channel = fresh.runtime_sandbox, fresh.channel
+        self.isolation, self.on_released = fresh.isolation, fresh.on_released
+        self.spec = replace(fresh.spec, sandbox_id=self.spec.sandbox_id)
+        self.claimed_kills = self.unknown_kills = 0
+        self.asleep = self._fresh = None
 
     def kill(self, reason: str) -> None:
         """Kill every process in it; idempotent, the first reason is kept."""

@@ -240,6 +240,7 @@ class Commands:
         `user`: a user of the sandbox, by name or number, whom the command's process has; only in a
         sandbox on an image whose own user is root. Raises NotFound, FileError, UsageError.
         """
+        await self._live.enter()
         argv, work = self._work(command, cwd, env, timeout, merge_stderr=merge_stderr)
         work = _as_user(work, user)
         if stdin is not None:
@@ -298,6 +299,7 @@ class Commands:
         terminal has a single output stream of bytes without a limit: read it from the `Terminal`
         returned.
         """
+        await self._live.enter()
         argv, work = self._work(
             command, cwd, env, timeout or _BACKGROUND_S, merge_stderr=merge_stderr
         )
@@ -326,9 +328,13 @@ class Commands:
         self._background[command.id] = command
         command.on_ended(partial(self._background.pop, command.id, None))
 
-    async def list(self) -> list[Command]:
+    def background(self) -> builtins.list[Command]:
         """Return the background commands that are running."""
         return [command for command in self._background.values() if command.is_running]
+
+    async def list(self) -> list[Command]:
+        """Return the background commands that are running."""
+        return self.background()
 
     async def get(self, command_id: int) -> Command:
         """Return the running background command with that id."""
@@ -368,7 +374,6 @@ class Commands:
         *,
         merge_stderr: bool,
     ) -> tuple[tuple[str, ...], Work]:
-        self._live.enter()
         argv, script = script_of(command) if isinstance(command, str) else (command, b"")
         argv = check_words(argv, "command")
         if not argv or not argv[-1]:

@@ -80,6 +80,17 @@ class Contexts:
         """Return the language of each context that has an interpreter, by its name."""
         return {name: self._known[name].language.name for name in self.names()}
 
+    def is_busy(self, name: str) -> bool:
+        """Whether a cell has the turn of a context."""
+        context = self._known.get(name)
+        return context is not None and context.turn.locked()
+
+    def end_others(self) -> None:
+        """Record that the interpreters of all contexts but the default one have ended."""
+        for name, context in self._known.items():
+            if name != DEFAULT and context.state == "alive":
+                context.state = "ended"
+
     def take_over(self, spoken: Mapping[str, str]) -> None:
         """Know the contexts that a copy has had since its start."""
         for name, language in spoken.items():
@@ -221,7 +232,7 @@ class Contexts:
         self._live.check_alive()
         if self._live.pausing is not None and self._live.pausing.has_paused:
             return [ContextName(name, self._known[name].language.name) for name in self.names()]
-        self._live.enter()
+        await self._live.enter()
         with self._live.speaking():
             reply = await self._live.channel.request("context_list")
         try:
@@ -261,7 +272,7 @@ class Contexts:
         if name in self._leaving:
             await asyncio.wait([self._leaving[name]])
             self._check_still(name, context)
-        self._live.enter()
+        await self._live.enter()
         language = context.language
         try:
             with self._live.speaking():
@@ -285,7 +296,7 @@ class Contexts:
 
         The guest closes it even if this call is cancelled.
         """
-        self._live.enter()
+        await self._live.enter()
         self._leave(name)
         try:
             with self._live.speaking():

@@ -88,7 +88,7 @@ class Files:
         self._history: History | None = None
 
     async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
-        self._live.enter()
+        await self._live.enter()
         with self._translated(f"{op} {path!r}"):
             return await self._live.channel.request(op, body, path=check_path(path), **fields)
 
@@ -103,7 +103,7 @@ class Files:
 
     async def read_bytes(self, path: str) -> bytes:
         """Return a file's content."""
-        self._live.enter()
+        await self._live.enter()
         with self._translated(f"file_read {path!r}"):
             return await read_file(self._live, check_path(path), READ_CAP_BYTES)
 
@@ -173,7 +173,7 @@ class Files:
 
     async def read_piece(self, path: str, offset: int = 0, length: int = 1024 * 1024) -> Piece:
         """Return up to `length` bytes (at most 1 MiB) from `offset`."""
-        self._live.enter()
+        await self._live.enter()
         with self._translated(f"file_read {path!r}"):
             return await transfers.read_piece(self._live, check_path(path), offset, length)
 
@@ -181,7 +181,7 @@ class Files:
         self, path: str, offset: int, length: int, inode: int | None = None
     ) -> AsyncIterator[bytes]:
         """Yield exactly `length` bytes from `offset` of one file (with inode `inode`), or raise."""
-        self._live.enter()
+        await self._live.enter()
         with self._translated(f"file_read {path!r}"):
             name = check_path(path)
             async for data in transfers.read_stream(self._live, name, offset, length, inode):
@@ -195,21 +195,21 @@ class Files:
 
         The file appears under its name in one step.
         """
-        self._live.enter()
+        await self._live.enter()
         with self._translated(f"file_write {path!r}"):
             name = check_path(path)
             return await transfers.write_stream(self._live, name, self._noted(pieces), mode)
 
     async def append_stream(self, path: str, pieces: AsyncIterable[bytes]) -> int:
         """Append to a file, creating it if necessary; return the number of bytes appended."""
-        self._live.enter()
+        await self._live.enter()
         with self._translated(f"file_write {path!r}"):
             name = check_path(path)
             return await transfers.append_stream(self._live, name, self._noted(pieces))
 
     async def put_tree(self, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
         """Unpack a tar stream below `path`; return the numbers of files and bytes."""
-        self._live.enter()
+        await self._live.enter()
         with self._translated(f"tree_put {path!r}"):
             name = check_path(path)
             return await transfers.put_tree(self._live, name, self._noted(pieces))
@@ -238,7 +238,7 @@ class Files:
         that no earlier checkpoint has is stored. Raises FileError, QuotaExceeded, Conflict.
         """
         with self._of_history("checkpoint"):
-            return await self._opened_history().checkpoint(name)
+            return await (await self._opened_history()).checkpoint(name)
 
     async def checkpoints(self) -> builtins.list[Checkpoint]:
         """Return the checkpoints, the oldest first."""
@@ -253,7 +253,7 @@ class Files:
         Changed times alone are no difference. Raises NotFound, FileError, Conflict.
         """
         with self._of_history("diff"):
-            return await self._opened_history().diff(since, until)
+            return await (await self._opened_history()).diff(since, until)
 
     async def diff_text(self, path: str, since: str | None = None, until: str | None = None) -> str:
         """Return a unified diff of one file below the working directory, of up to 1 MiB.
@@ -261,7 +261,7 @@ class Files:
         It is empty if both are equal. Raises NotFound, FileError.
         """
         with self._of_history("diff"):
-            return await self._opened_history().diff_text(path, since, until)
+            return await (await self._opened_history()).diff_text(path, since, until)
 
     async def rollback(self, checkpoint_id: str) -> Rollback:
         """Make the work area what it was at a checkpoint: content, modes, times and links.
@@ -271,12 +271,12 @@ class Files:
         command runs, and FileError or Conflict if it is incomplete, which the message says.
         """
         with self._of_history("rollback"):
-            return await self._opened_history().rollback(checkpoint_id)
+            return await (await self._opened_history()).rollback(checkpoint_id)
 
     async def drop(self, checkpoint_id: str) -> None:
         """Forget a checkpoint. Raises NotFound."""
         with self._of_history("drop"):
-            await self._opened_history().drop(checkpoint_id)
+            await (await self._opened_history()).drop(checkpoint_id)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Checkpoint]:
@@ -289,8 +289,8 @@ class Files:
         if self._history is not None:
             self._history.close()
 
-    def _opened_history(self) -> History:
-        self._live.enter()
+    async def _opened_history(self) -> History:
+        await self._live.enter()
         if self._history is None:
             from cellwall.engine.history.history import History  # most sandboxes keep none
 
@@ -381,7 +381,7 @@ class Files:
                 yield piece
 
     async def _tar(self, op: str, **fields: str) -> AsyncGenerator[bytes, None]:
-        self._live.enter()
+        await self._live.enter()
         channel = self._live.channel
         steps: asyncio.Queue[bytes] = asyncio.Queue()
         pauses = 0

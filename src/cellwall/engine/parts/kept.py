@@ -54,6 +54,10 @@ class Facts:
     """What resumes it, as `PauseChoice.resume`."""
     kills: int = 0
     """Number of the kernel's memory kills that were reported as the reason of an end."""
+    hibernate_s: float | None = None
+    """Seconds of a pause after which it is hibernated, as `PauseChoice.hibernate_s`."""
+    id: str = ""
+    """Its id, which is not its runtime's once it was hibernated; empty: it is."""
     commands: Sequence[Any] = ()
     """What is kept of its background commands: a `KeptCommand` each, or that as JSON's values."""
 
@@ -65,7 +69,15 @@ class Facts:
         is_opened = live.network is not None and live.network.is_opened
         facts = (sandbox.created_at, sandbox.ends_at, live.trust, tenant, network, is_opened)
         pauses, commands = sandbox.pauses, sandbox.commands.kept()
-        return cls(*facts, pauses.auto_pause_s, pauses.resume, live.claimed_kills, commands)
+        return cls(
+            *facts,
+            auto_pause_s=pauses.auto_pause_s,
+            resume=pauses.resume,
+            kills=live.claimed_kills,
+            hibernate_s=pauses.hibernate_s,
+            id=sandbox.id,
+            commands=commands,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return them as JSON's values."""

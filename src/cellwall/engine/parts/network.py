@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -195,6 +195,18 @@ class Outside:
         if live.network is not None:
             self._closings.spawn(self._close(live.spec.sandbox_id))
 
+    def put_down(self, live: ClaimedSandbox) -> None:
+        """Close the way out of a sandbox whose processes end for a while, in the background."""
+        network = self._networks.get(live.spec.sandbox_id)
+        if network is not None:
+            self._closings.spawn(network.put_down())
+
+    async def bring_back(self, live: ClaimedSandbox) -> None:
+        """Open it again, in the processes that the sandbox has now. Raises as `open`."""
+        network = self._networks.get(live.spec.sandbox_id)
+        if network is not None:
+            await network.bring_back()
+
     async def _close(self, sandbox: str) -> None:
         await self.proxy.drop(sandbox)
         network = self._networks.get(sandbox)
@@ -274,6 +286,20 @@ class SandboxNetwork:
         if self._opened is not None:  # each proxy process makes an authority of its own
             await trust.install(self.live, certificate)
 
+    async def put_down(self) -> None:
+        """Have the proxy serve it no longer; what it counted stays."""
+        async with self._changing:
+            counted = await self._outside.proxy.drop(self._id)
+            if counted:
+                self._note(counted)
+            self._earlier = self._known
+            self.lose_open("the sandbox was hibernated")
+
+    async def bring_back(self) -> None:
+        """Serve it again in other processes, if its policy leads anywhere."""
+        if not self._in_force().is_none:
+            await self.serve()
+
     def _in_force(self) -> NetworkPolicy:
         """Return the sandbox's own policy, with packages while its caller installs some."""
         if self._lent is None or self.policy.packages is not None:
@@ -321,7 +347,7 @@ class SandboxNetwork:
 
     async def serve_again(self) -> None:
         """Give the sandbox its way out again, if it still wants one."""
-        if not self.live.is_alive or self._in_force().is_none:
+        if not self.live.is_alive or self._in_force().is_none or self.live.asleep is not None:
             return
         try:
             async with self._changing:
@@ -374,6 +400,11 @@ class SandboxNetwork:
             counted = await self._outside.proxy.usage(self._id)
         except CellwallError:
             return self._known  # the proxy has ended; the last that it said
+        self._note(counted)
+        return self._known
+
+    def _note(self, counted: Mapping[str, int]) -> None:
+        """Note what the proxy has counted since it serves the sandbox."""
         now, before = NetworkUsage(**counted), self._earlier
         self._known = NetworkUsage(
             before.connections + now.connections,
@@ -381,7 +412,6 @@ class SandboxNetwork:
             before.sent_bytes + now.sent_bytes,
             before.received_bytes + now.received_bytes,
         )
-        return self._known
 
     async def added_to(self, outcome: Outcome) -> Outcome:
         """Return an outcome with the use since the last one."""

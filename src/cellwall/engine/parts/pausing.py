@@ -13,56 +13,46 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from cellwall.model.errors import CellwallError, Conflict, SandboxBroken, UsageError
+from cellwall.model.errors import CellwallError, Conflict, SandboxBroken
 from cellwall.runtimes.base import PagesOut, Pauses, no_pause
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.attempts.recorder import Recorder
-    from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.model.limits import Limits
     from cellwall.surface.shared.tasks import Tasks
 
-Resume = Literal["auto", "manual"]
-State = Literal["running", "pausing", "paused", "resuming"]
+T = TypeVar("T")
+State = Literal[
+    "running", "pausing", "paused", "resuming", "hibernating", "hibernated", "coming_back"
+]
 _STEADY_S = 10.0
 """Seconds that a pause waits for executions that are being ended; each ends earlier by itself."""
 _LOOK_S = 0.005
 _LEAST_PAUSE_S = 0.05
-_IDLE_MOST_S = 604_800.0
 
 
-@dataclass(frozen=True, slots=True)
-class PauseChoice:
-    """What its owner chose about pauses, and the operator's bound."""
+class Hibernation(Protocol):
+    """What writes a sandbox down and brings it back, which `engine.state.hibernation` makes."""
 
-    auto_pause_s: float | None = None
-    """Seconds without activity after which it pauses; None: never, it ends after `idle_s`."""
-    resume: Resume = "auto"
-    """`auto`: a request resumes it. `manual`: only `resume` does, and a request is refused."""
-    paused_s: float = 86_400.0
-    """Most seconds that it is paused, altogether; then it ends."""
-    page_out_s: float | None = None
-    """Seconds of a pause after which its memory is written to swap."""
+    def alone(self, *, is_patient: bool) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold the turn of its session meanwhile; wait for it if `is_patient`."""
 
+    async def put_down(self, *, drop: bool) -> tuple[str, ...]:
+        """Write a sandbox down and give its processes up; return what is left behind.
 
-def check_choice(auto_pause_s: float | None, resume: str, settings: EngineSettings) -> PauseChoice:
-    """Return a caller's choice. Raises UsageError."""
-    if resume not in get_args(Resume):
-        raise UsageError(f"resume: {resume!r} is not known", remedy="say 'auto' or 'manual'")
-    if auto_pause_s is not None:
-        is_number = isinstance(auto_pause_s, (int, float)) and not isinstance(auto_pause_s, bool)
-        if not is_number or not 1 <= auto_pause_s <= _IDLE_MOST_S:
-            raise UsageError(
-                f"auto_pause_s: {auto_pause_s!r} is out of bounds",
-                remedy=f"give a number from 1 to {_IDLE_MOST_S:g}",
-            )
-    kind: Resume = "manual" if resume == "manual" else "auto"
-    return PauseChoice(auto_pause_s, kind, settings.paused_s, settings.page_out_s)
+        Nothing is awaited after that. If this raises, it is as it was.
+        """
+
+    async def settle(self) -> None:
+        """Wait until its processes are gone."""
+
+    async def bring_back(self) -> None:
+        """Have it go on in fresh processes. If this raises, it is as it was."""
 
 
 def check_pausing(live: ClaimedSandbox) -> Pauses:
@@ -103,14 +93,20 @@ class Pausing:
         self._state: State = "running"
         self._turn = asyncio.Lock()
         self._waking: asyncio.Task[None] | None = None
-        self._doing: set[asyncio.Task[None]] = set()
+        self._doing: set[asyncio.Task[Any]] = set()
         self._since_s = 0.0
         """The loop's time when the present pause began."""
         self._past_s = 0.0
         """Seconds of all earlier pauses."""
         self._used_s = 0.0
         """Seconds of earlier pauses, of those that the bound is for."""
-        self._paging: asyncio.TimerHandle | None = None
+        self._later: list[asyncio.TimerHandle] = []
+        """Timers of what saves memory in the present pause."""
+        self.hibernation: Hibernation | None = None
+        """What hibernates it; None: nothing does."""
+        self.stays_because = ""
+        """Why the present pause does not become a hibernation; empty: nothing stands against it."""
+        self._coming: asyncio.Task[None] | None = None
         self.on_turned: Callable[[], None] = _nothing
         """Called when it has paused, and when it goes on."""
         self._ends_s = self._loop.time() + self._limits.life_s
@@ -126,7 +122,12 @@ class Pausing:
     @property
     def has_paused(self) -> bool:
         """Whether its processes stand still, and no request has come since."""
-        return self._state == "paused"
+        return self._state in ("paused", "hibernating") or self.has_hibernated
+
+    @property
+    def has_hibernated(self) -> bool:
+        """Whether it has no processes."""
+        return self._state in ("hibernated", "coming_back")
 
     @property
     def paused_s(self) -> float:
@@ -154,18 +155,31 @@ class Pausing:
 
     def enter(self) -> None:
         """Note a request: a paused sandbox begins to resume, or refuses."""
-        if self._state == "running":
+        if self._state == "running" or self.has_hibernated:
             return
-        if self._choice.resume == "manual" and self._waking is None:
+        if self._waking is None:
+            self._check_resume()
+        self.wake()
+
+    async def arrive(self) -> None:
+        """Do the same, and bring a hibernated sandbox back before. Raises the error of that."""
+        while self.has_hibernated:
+            if self._coming is None:
+                self._check_resume()
+            await self._come_back()
+        self.enter()
+
+    def _check_resume(self) -> None:
+        if self._choice.resume == "manual":
             raise Conflict(
                 f"sandbox {self._live.spec.sandbox_id}: it is paused",
                 remedy="resume it first, or create sandboxes with resume='auto'",
             )
-        self.wake()
 
     def wake(self) -> None:
         """Begin to resume, if it does not run."""
-        if self._state != "running" and self._waking is None:
+        is_there = self._state == "running" or self.has_hibernated
+        if not is_there and self._waking is None:
             self._waking = self._tasks.spawn(self._wake())
 
     async def _wake(self) -> None:
@@ -175,14 +189,17 @@ class Pausing:
         finally:
             self._waking = None
 
-    async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Do what must not stop half way, also if its caller leaves."""
+        return await asyncio.shield(self._begun(work))
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         doing = self._loop.create_task(work)
         self._doing.add(doing)
         doing.add_done_callback(self._note)
-        await asyncio.shield(doing)
+        return doing
 
-    def _note(self, doing: asyncio.Task[None]) -> None:
+    def _note(self, doing: asyncio.Task[Any]) -> None:
         self._doing.discard(doing)
         if not doing.cancelled():
             doing.exception()  # its caller may have left
@@ -190,7 +207,7 @@ class Pausing:
     async def _pause(self, is_unwanted: Callable[[], bool] = bool) -> None:
         async with self._turn:
             self._live.check_alive()
-            if self._state == "paused":
+            if self._state in ("paused", "hibernated"):
                 return
             pauses = check_pausing(self._live)
             await self._wait_steady()
@@ -206,8 +223,16 @@ class Pausing:
             self._live.check_alive()
             self._state = "paused"
             self.on_turned()
-            if self._choice.page_out_s is not None:
-                self._paging = self._loop.call_later(self._choice.page_out_s, self._page_out)
+            self._save_later()
+
+    def _save_later(self) -> None:
+        """Have what saves memory begin later in this pause."""
+        for after_s, work in (
+            (self._choice.page_out_s, self._page_out),
+            (self._choice.hibernate_s, self._hibernate_later),
+        ):
+            if after_s is not None:
+                self._later.append(self._loop.call_later(after_s, work))
 
     def _page_out(self) -> None:
         found = self._live.runtime_sandbox
@@ -224,20 +249,113 @@ class Pausing:
             live.check_alive()
 
     async def _resume(self) -> None:
-        async with self._turn:
-            if self._state == "running":
-                return
+        if not self.has_hibernated:
+            async with self._turn:
+                await self._thaw()
+        if self.has_hibernated:
+            await self._come_back()
+
+    async def _thaw(self) -> None:
+        if self._state == "running" or self.has_hibernated:
+            return
+        self._live.check_alive()
+        self._state = "resuming"
+        try:
+            await check_pausing(self._live).resume()
+        except CellwallError as error:
             self._live.check_alive()
-            self._state = "resuming"
+            self._end(f"it could not be resumed: {error.message}")
+            raise SandboxBroken(f"resume: {error.message}", remedy="create a new one") from error
+        self._go_on()
+
+    # -- hibernation -----------------------------------------------------------------------
+
+    async def hibernate(self, *, drop: bool) -> tuple[str, ...]:
+        """Write it down and end its processes; return what is left behind.
+
+        Nothing happens if it is hibernated. What would be left behind is refused as Conflict unless
+        `drop`. Raises as a snapshot.
+        """
+        return await self._shielded(self._hibernate(drop=drop))
+
+    async def _hibernate(self, *, drop: bool, only_paused: bool = False) -> tuple[str, ...]:
+        hibernation = self.hibernation
+        self._live.check_alive()
+        if hibernation is None or self.has_hibernated:
+            return ()
+        async with hibernation.alone(is_patient=not self.is_paused), self._turn:
+            self._live.check_alive()
+            if self.has_hibernated or (only_paused and self._state != "paused"):
+                return ()
+            was_paused = self._state == "paused"
+            await self._stand_alone()
             try:
-                await check_pausing(self._live).resume()
-            except CellwallError as error:
+                left = await hibernation.put_down(drop=drop)
+            except BaseException:
+                await self._stay(is_wanted=was_paused)
+                raise
+            self._state = "hibernated"
+            self._stop_saving()
+            self.on_turned()
+        await hibernation.settle()
+        return left
+
+    async def _stand_alone(self) -> None:
+        """Let the clocks stand still while the guest can answer."""
+        if self._state == "paused":
+            await check_pausing(self._live).resume()
+        else:
+            await self._wait_steady()
+            self._hold()
+        self._state = "hibernating"
+
+    async def _stay(self, *, is_wanted: bool) -> None:
+        """Be paused again if that `is_wanted`, and no request has come since; else go on."""
+        if not self._live.is_alive:
+            return
+        if is_wanted and self._waking is None:
+            try:
+                await check_pausing(self._live).pause()
+            except CellwallError:
+                is_wanted = False
+            else:
+                self._state = "paused"
+                return
+        self._go_on()
+
+    def _hibernate_later(self) -> None:
+        if self._state == "paused" and self._live.is_alive:
+            self._tasks.spawn(self._hibernate_alone())
+
+    async def _hibernate_alone(self) -> None:
+        """Hibernate a sandbox that is paused; note why if it stays."""
+        try:
+            await self._hibernate(drop=False, only_paused=True)
+        except CellwallError as error:
+            if self._state == "paused":
+                self.stays_because = error.message
+
+    async def _come_back(self) -> None:
+        """Bring it back; those who ask at the same time wait for the same."""
+        if self._coming is None:
+            self._coming = self._begun(self._brought_back())
+        await asyncio.shield(self._coming)
+
+    async def _brought_back(self) -> None:
+        try:
+            async with self._turn:
                 self._live.check_alive()
-                self._end(f"it could not be resumed: {error.message}")
-                raise SandboxBroken(
-                    f"resume: {error.message}", remedy="create a new one"
-                ) from error
-            self._go_on()
+                if self._state != "hibernated" or self.hibernation is None:
+                    return
+                self._state = "coming_back"
+                try:
+                    await self.hibernation.bring_back()
+                except BaseException:
+                    self._state = "hibernated"
+                    raise
+                self._go_on()
+        finally:
+            self._coming = None
 
     def _hold(self) -> None:
         """Let every clock stand still."""
@@ -251,7 +369,8 @@ class Pausing:
         """Undo `_hold`."""
         paused_s = self._loop.time() - self._since_s
         self._state = "running"
-        self._stop_paging()
+        self._stop_saving()
+        self.stays_because = ""
         self._used_s += paused_s
         self._past_s += paused_s
         self._ends_s += paused_s
@@ -289,12 +408,12 @@ class Pausing:
         """Stop the clocks of a sandbox that has ended, and hold it no longer."""
         self._end, self.on_turned = _has_ended, _nothing
         self._timer.cancel()
-        self._stop_paging()
+        self._stop_saving()
 
-    def _stop_paging(self) -> None:
-        if self._paging is not None:
-            self._paging.cancel()
-            self._paging = None
+    def _stop_saving(self) -> None:
+        for timer in self._later:
+            timer.cancel()
+        self._later.clear()
 
     def _arm(self, delay_s: float, then: Callable[[], None]) -> None:
         self._timer.cancel()

@@ -59,8 +59,8 @@ class Connection(AsyncConnecting):
                 await self._opened
         except GuestRefused as refusal:
             raise _port_error(refusal, self.port) from None
-        except ChannelLost as error:
-            raise self._lost(error) from None
+        except ChannelLost:
+            raise self._lost() from None
         except TimeoutError:
             self.abort()
             message = f"connect to port {self.port}: no answer within {timeout_s:g} s"
@@ -125,8 +125,8 @@ class Connection(AsyncConnecting):
         self._check_open()
         try:
             return await self._stream.read(most_bytes)
-        except ChannelLost as error:
-            raise self._lost(error) from None
+        except ChannelLost:
+            raise self._lost() from None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield received bytes until the end of the server's output."""
@@ -139,8 +139,8 @@ class Connection(AsyncConnecting):
         self._live.knock()
         try:
             is_taken = await self._stream.write(data)
-        except ChannelLost as error:
-            raise self._lost(error) from None
+        except ChannelLost:
+            raise self._lost() from None
         if not is_taken:
             self._live.check_alive()
             self._check_open()
@@ -179,9 +179,9 @@ class Connection(AsyncConnecting):
         if self._is_closed:
             raise PortError(f"port {self.port}: this connection was closed", reason="closed")
 
-    def _lost(self, error: ChannelLost) -> Exception:
+    def _lost(self) -> Exception:
         self._live.check_alive()
-        return error
+        return self._reset()  # it was hibernated, and this left behind
 
 
 class Ports:
@@ -192,7 +192,6 @@ class Ports:
         self._tasks = tasks
         self._connections: set[Connection] = set()
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
-        live.channel.on_end(self._stop_listening)
 
     async def connect(
         self,
@@ -205,7 +204,7 @@ class Ports:
         `timeout` in seconds. Raises PortError (`refused`, `timeout`), CapacityError.
         """
         check_port(port, lowest=1)
-        self._live.enter()
+        await self._live.enter()
         if len(self._connections) >= MOST_CONNECTIONS:
             raise _too_many()
         connection = Connection(self._live, port, self._connections.discard)
@@ -215,7 +214,7 @@ class Ports:
 
     async def list(self) -> list[ListeningPort]:
         """Return the TCP ports with a listening server inside, as reported by the guest."""
-        self._live.enter()
+        await self._live.enter()
         try:
             reply = await self._live.channel.request("port_list")
             entries: object = self._live.channel.take_apart(reply.body)
@@ -240,7 +239,8 @@ class Ports:
         self._forwards.add(made)
         return made
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self) -> None:
+        """Have no local port lead to it any more, because it has ended."""
         for forward in list(self._forwards):
             forward.stop_listening()
 

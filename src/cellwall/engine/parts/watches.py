@@ -87,11 +87,13 @@ class Watch(AsyncClosing):
         async with self._starting:
             if self._is_started:
                 return
-            self._live.enter()
+            await self._live.enter()
             if len(self._opened) >= MOST_WATCHES:
                 raise _too_many(self.path)
             self._is_started = True
             self._opened.add(self)
+            channel = self._live.channel  # another one than before if it was hibernated meanwhile
+            self._stream, self._hearing = ByteStream(channel), channel.hearing
             fields = {"path": self.path, "recursive": self._recursive, "window": WINDOW_BYTES}
             self._stream.number = self._live.channel.open("watch", self, WATCH, fields)
             try:

@@ -112,6 +112,9 @@ class EngineSettings:
     page_out_s: float | None = None
     """Seconds of a pause after which a sandbox's memory is written to swap, where this machine has
     some (the jail and gVisor). None: never, so that nothing of a tenant's comes to a disk."""
+    hibernate_s: float | None = None
+    """Seconds of a pause after which a sandbox whose owner says nothing is hibernated (the jail),
+    as far as nothing would be lost. None: never."""
     collect_bytes: int = 64 * 1024 * 1024
     """Most bytes brought back by `collect` in one execution; they end up in our memory."""
     compile_cache_mb: int = 1024

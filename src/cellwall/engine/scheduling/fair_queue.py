@@ -61,21 +61,33 @@ class Place:
 
 
 class Promise:
-    """The cost promised to a sandbox for its whole life."""
+    """The cost promised to a sandbox for its whole life, but the times that it gives it back."""
 
-    __slots__ = ("_cost", "_counted", "_line", "_queue")
+    __slots__ = ("_cost", "_counted", "_is_held", "_line", "_queue")
 
     def __init__(self, queue: FairQueue, line: _Line, cost: Cost, counted: Cost) -> None:
         self._queue: FairQueue | None = queue
+        self._is_held = True
         self._line = line
         self._cost = cost
         self._counted = counted
 
     def release(self) -> None:
-        """Give the promise back; idempotent."""
-        queue, self._queue = self._queue, None
-        if queue is not None:
-            queue._left(self._line, self._cost, self._counted)
+        """Give the promise back for good; idempotent."""
+        self.give_back()
+        self._queue = None
+
+    def give_back(self) -> None:
+        """Give the promise back until `take_again`; idempotent."""
+        if self._queue is not None and self._is_held:
+            self._is_held = False
+            self._queue._left(self._line, self._cost, self._counted)
+
+    def take_again(self) -> None:
+        """Hold it again, unless it is held, or given back for good. Raises as `FairQueue.hold`."""
+        if self._queue is not None and not self._is_held:
+            self._queue._take(self._line, self._cost, self._counted, is_new=False)
+            self._is_held = True
 
 
 class Waiting:
@@ -229,7 +241,12 @@ class FairQueue:
         line = self._line(tenant)
         counted = self._overcommit.counted(cost)
         self.machine.check_ever(cost)
-        self.tenants.check_create(tenant, cost)
+        self._take(line, cost, counted, is_new=True)
+        return Promise(self, line, cost, counted)
+
+    def _take(self, line: _Line, cost: Cost, counted: Cost, *, is_new: bool) -> None:
+        tenant = line.use.tenant
+        self.tenants.check_create(tenant, cost, is_new=is_new)
         name = self.machine.lacks(counted)
         if name is not None:
             raise CapacityError(
@@ -237,11 +254,11 @@ class FairQueue:
                 retry_after_s=5,
                 remedy=f"wait, delete sandboxes that are not needed, or ask for less {name}",
             )
-        self.tenants.spend_create(tenant)
+        if is_new:
+            self.tenants.spend_create(tenant)
         self.machine.take(counted)
         line.use.held += cost
         line.use.sandboxes += 1
-        return Promise(self, line, cost, counted)
 
     def _left(self, line: _Line, cost: Cost, counted: Cost) -> None:
         self.machine.give_back(counted)

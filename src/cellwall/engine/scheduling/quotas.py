@@ -284,8 +284,11 @@ class Tenants:
         if bucket is not None:
             bucket.spend(size, self._clock())
 
-    def check_create(self, tenant: str, cost: Cost) -> None:
-        """Raise unless the tenant may create a sandbox of `cost` now."""
+    def check_create(self, tenant: str, cost: Cost, *, is_new: bool = True) -> None:
+        """Raise unless the tenant may have one more sandbox of `cost` now.
+
+        One that is not new was counted when it was made, and comes back.
+        """
         use = self.use(tenant)
         use.check_ever(cost)
         most = use.quotas.sandboxes
@@ -295,7 +298,7 @@ class Tenants:
         if name is not None:
             have = use.as_json()[name]
             raise exceeded(name, have, getattr(use.quotas, name), "delete a sandbox")
-        wait_s = 0.0 if use.creates is None else use.creates.wait_s(1, self._clock())
+        wait_s = 0.0 if use.creates is None or not is_new else use.creates.wait_s(1, self._clock())
         if wait_s > 0:
             per_min = use.quotas.creates_per_min
             raise QuotaExceeded(

@@ -42,7 +42,7 @@ from cellwall.runtimes.copies import CopiesSessions, StoresLineages
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
-    from cellwall.engine.parts.pausing import PauseChoice
+    from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.state.snapshot_header import Header
     from cellwall.model.limits import Limits
@@ -70,7 +70,7 @@ class Heritage(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Written:
+class Written:
     """A session that was written down, and what it needs as long as it is kept."""
 
     runtime: Runtime
@@ -124,7 +124,7 @@ class _Kept:
     limits: Limits
     """Limits of the sandboxes that it gives."""
     expiry: asyncio.TimerHandle = field(repr=False)
-    written: _Written | None
+    written: Written | None
     """The session as it was written down or loaded; None: it is in files alone."""
     header: Header | None = None
     """What is known of its files, if it has some."""
@@ -208,7 +208,7 @@ class Copies:
                     if each.made is not None:
                         await each.made.close()
 
-    async def _tried(self, written: _Written, *, reseed: bool) -> Fork[AsyncSandbox]:
+    async def _tried(self, written: Written, *, reseed: bool) -> Fork[AsyncSandbox]:
         try:
             made = await self._revived(written, reseed=reseed)
         except CellwallError as error:
@@ -257,7 +257,7 @@ class Copies:
         self._keep(made, written, header)
         return made
 
-    def _keep(self, made: Snapshot, written: _Written, header: Header | None) -> None:
+    def _keep(self, made: Snapshot, written: Written, header: Header | None) -> None:
         """Have a snapshot known; one that must not be on a disk as it is stays in files alone."""
         limits, tenant = written.heritage.spec.limits, written.heritage.tenant
         kept = _Kept(made, tenant, limits, self._timer(made), written, header)
@@ -286,7 +286,7 @@ class Copies:
         finally:
             written.let_go()
 
-    async def _loaded(self, kept: _Kept, floor: Floor) -> _Written:
+    async def _loaded(self, kept: _Kept, floor: Floor) -> Written:
         """Return the session of a snapshot, for one user; it is loaded first if it is in files."""
         async with kept.loading:
             if kept.written is None:
@@ -300,13 +300,13 @@ class Copies:
             kept.written.users += 1
             return kept.written
 
-    async def _load(self, header: Header, floor: Floor) -> _Written:
+    async def _load(self, header: Header, floor: Floor) -> Written:
         assert self._durable is not None  # noqa: S101  the header came from there
         runtime, heritage = await self._host.revive(header, floor)
         template = heritage.spec.template
         copier, image, files = await self._durable.load(header, runtime, template)
         left, budget = header.shown().left_behind, self._host.room.begin(0)
-        return _Written(runtime, copier, image, files, heritage, left, budget)
+        return Written(runtime, copier, image, files, heritage, left, budget)
 
     def _look(self) -> None:
         """Learn what other engines stored, and forget what they removed."""
@@ -371,24 +371,33 @@ class Copies:
 
     async def _write_down(
         self, source: AsyncSandbox, heritage: Heritage, choice: CopyChoice
-    ) -> _Written:
+    ) -> Written:
         """Write a session down; what it needs is kept until `let_go`."""
-        live, runtime = source.live, self._host.runtime_of(source)
-        copier = _copier_of(source, runtime, choice.scope)
-        live.enter()
+        live = source.live
+        copier_of(live, self._host.runtime_of(source), choice.scope)
+        await live.enter()
         async with source.contexts.turn(MAIN, None) as (name, _):
-            live.enter()  # another caller may have paused it meanwhile
+            await live.enter()  # another caller may have paused it meanwhile
             await source.contexts.ensure(name)
-            with live.being_copied():
-                written = await self._written(live, copier, heritage.tenant, choice)
+            written = await self.write_idle(source, heritage, choice)
             live.touch()
+        return written
+
+    async def write_idle(
+        self, source: AsyncSandbox, heritage: Heritage, choice: CopyChoice
+    ) -> Written:
+        """Write down a session whose turn the caller holds."""
+        live, runtime = source.live, self._host.runtime_of(source)
+        copier = copier_of(live, runtime, choice.scope)
+        with live.being_copied():
+            written = await self._written(live, copier, heritage.tenant, choice)
         image, files, budget = written
         contexts = source.contexts.spoken()
         if copier.carries == "tree":
-            return _Written(runtime, copier, image, files, heritage, image.left, budget, contexts)
+            return Written(runtime, copier, image, files, heritage, image.left, budget, contexts)
         others = [name for name in contexts if name != DEFAULT]
         left = (*(f"context {name!r}" for name in others), *image.left)
-        return _Written(runtime, copier, image, files, heritage, left, budget)
+        return Written(runtime, copier, image, files, heritage, left, budget)
 
     async def _written(
         self, live: ClaimedSandbox, copier: SessionCopier, tenant: str, choice: CopyChoice
@@ -417,8 +426,24 @@ class Copies:
                 raise _short("copy the session", error) from error
             raise
 
-    async def _revived(self, written: _Written, *, reseed: bool) -> AsyncSandbox:
-        """Return a fresh sandbox that has become a session."""
+    async def _revived(self, written: Written, *, reseed: bool) -> AsyncSandbox:
+        """Return a fresh sandbox that has become a session, as one of its owner's."""
+        runtime, heritage = written.runtime, written.heritage
+        live = await self.become(written, reseed=reseed)
+        made = await self._host.adopt(live, runtime, heritage)
+        made.contexts.take_over(written.contexts)
+        return made
+
+    def runtime_of(self, source: AsyncSandbox) -> Runtime:
+        """Return the runtime of a sandbox."""
+        return self._host.runtime_of(source)
+
+    def discard(self, live: ClaimedSandbox, runtime: Runtime) -> None:
+        """Destroy a claimed sandbox."""
+        self._host.discard(live, runtime)
+
+    async def become(self, written: Written, *, reseed: bool) -> ClaimedSandbox:
+        """Return a claimed sandbox that has become a session, and keeps it written as it lives."""
         runtime, heritage = written.runtime, written.heritage
         spec = replace(heritage.spec, sandbox_id=new_id(), saved=None)
         spec = written.copier.spec_of(spec, written.files, written.image, reseed=reseed)
@@ -438,9 +463,7 @@ class Copies:
                 raise _refused("make the copy", error) from None
             raise
         live.touch()
-        made = await self._host.adopt(live, runtime, heritage)
-        made.contexts.take_over(written.contexts)
-        return made
+        return live
 
 
 def _most_of(limits: Limits) -> int:
@@ -467,9 +490,12 @@ def _short(step: str, error: OSError) -> CapacityError:
     return CapacityError(f"{step}: {error.strerror}", retry_after_s=1.0, remedy=remedy)
 
 
-def _copier_of(source: AsyncSandbox, runtime: Runtime, scope: Scope | None) -> SessionCopier:
+def copier_of(
+    live: ClaimedSandbox, runtime: Runtime, scope: Scope | None, step: str = "fork"
+) -> SessionCopier:
     """Return what copies a sandbox, or raise what says why it cannot be copied."""
-    spec = source.live.spec
+    spec, network = live.spec, live.network
+    has_secrets = network is not None and network.is_opened
     if not isinstance(runtime, CopiesSessions):
         raise HostUnsupported(
             "copies",
@@ -486,8 +512,8 @@ def _copier_of(source: AsyncSandbox, runtime: Runtime, scope: Scope | None) -> S
         (spec.image is not None, "it is on an image", "use a template"),
         (bool(spec.volumes), "it has volumes", "keep what is to be copied in its own files"),
         (spec.start != "fork", "its interpreters share no layout", "leave start='exec' out"),
-        (source.has_secrets, "it has secrets", "create the copy's sandbox with them"),
+        (has_secrets, "it has secrets", "create the copy's sandbox with them"),
     ):
         if has:
-            raise Conflict(f"fork: {source.id}: {what}", remedy=remedy)
+            raise Conflict(f"{step}: {spec.sandbox_id}: {what}", remedy=remedy)
     return runtime.copier

@@ -6,9 +6,10 @@ line.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -32,6 +33,10 @@ class CopyStatistics:
     """Number of the snapshots that are kept now."""
     snapshots_bytes: int = 0
     """Bytes of these: their memory and their files."""
+    hibernations: int = 0
+    """Number of times that a sandbox was hibernated."""
+    wakes: int = 0
+    """Number of times that a hibernated sandbox came back."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Number of copies and snapshots that were not made, by the code of the error."""
 
@@ -52,6 +57,16 @@ class CopyCounts:
             else:
                 self.made[what] += 1
 
+    @contextlib.contextmanager
+    def counting(self, what: str) -> Iterator[None]:
+        """Count what the block makes, or why it does not."""
+        try:
+            yield
+        except CellwallError as error:
+            self.refuse(error)
+            raise
+        self.made[what] += 1
+
     def refuse(self, error: CellwallError | None) -> None:
         """Count what was not made."""
         self.refused["error" if error is None else error.code] += 1
@@ -64,6 +79,8 @@ class CopyCounts:
             self.made["snapshot"],
             snapshots,
             snapshots_bytes,
+            self.made["hibernate"],
+            self.made["wake"],
             dict(self.refused),
         )
 

@@ -274,6 +274,7 @@ def _header(
         tools=() if tools is None else tuple(sorted(tools.manifest["functions"])),
         auto_pause_s=heritage.pauses.auto_pause_s,
         resume=heritage.pauses.resume,
+        hibernate_s=heritage.pauses.hibernate_s,
         left_behind=made.left_behind,
         is_sealed=False,
         private={"env": dict(spec.env), "own_env": dict(spec.own_env)},

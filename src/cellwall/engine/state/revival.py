@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.engine.parts.pausing import check_choice
 from cellwall.engine.policy.arguments import check_profile, check_start
 from cellwall.engine.policy.levels import Floor, IsolationRequest
+from cellwall.engine.policy.pause_choice import check_choice
 from cellwall.engine.state.copies import Heritage
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.network import NetworkPolicy
@@ -44,7 +44,7 @@ class Reviver(NamedTuple):
         runtime = await self._runtime(header, floor)
         settings, outside = self.engine.settings, self.engine.outside
         policy = outside.checked(NetworkPolicy.of(header.network), header.trust)
-        pauses = check_choice(header.auto_pause_s, header.resume, settings)
+        pauses = check_choice(header.auto_pause_s, header.resume, settings, header.hibernate_s)
         facts = dict(header.spec)
         spec = SandboxSpec(
             "",

@@ -78,6 +78,7 @@ class Header:
     is_sealed: bool
     private: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Variables of its sandbox; empty if they are sealed and there is no key."""
+    hibernate_s: float | None = None
     refusal: str = ""
     """Why it cannot be restored with this key; empty: it can."""
 

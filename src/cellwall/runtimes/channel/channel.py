@@ -124,6 +124,8 @@ class GuestChannel:
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
         self._last_id = 0
+        self._copies = 0
+        """Number of the requests with descriptors, and of those that they need."""
         self._sends_files = False
         """Whether the guest takes descriptors that come with a frame."""
         self._held: list[bytes] | None = None
@@ -156,6 +158,11 @@ class GuestChannel:
     def lost(self) -> ChannelLost | None:
         """Reason why the channel ended, or None while it is open."""
         return self._lost
+
+    @property
+    def listening(self) -> int:
+        """Number of what waits for frames: requests, executions, connections, watches."""
+        return len(self._listeners)
 
     @property
     def is_asked(self) -> bool:
@@ -226,6 +233,15 @@ class GuestChannel:
         if not self._ready.done():
             self._ready.set_result({})
 
+    def go_past(self, number: int) -> None:
+        """Use no id up to `number`: what has such a one was asked of an earlier guest."""
+        self._last_id = max(self._last_id, number)
+
+    @property
+    def asked(self) -> int:
+        """Number of requests so far but those that copy the sandbox."""
+        return self._last_id - self._copies
+
     def go(self) -> None:
         """Begin the held request; nothing else may be sent before."""
         self.send({"op": "go"})
@@ -291,6 +307,7 @@ class GuestChannel:
             self._files = files
             fields["files"] = len(files)
             expected = REPLY if told is None else REPLY_WITH_CHUNKS
+            self._copies += 1
             number = self.open(op, Single(future, on_chunk), expected, fields, body)
         finally:
             self._files = ()
@@ -312,6 +329,7 @@ class GuestChannel:
         if not isinstance(self._sock, socket.socket):
             raise GuestRefused("unsupported", f"{op}: this channel carries no descriptors")
         if not self._sends_files:
+            self._copies += 1
             await self.request("expect_files")
             self._sends_files = True
         await self.wait_writable(0)

@@ -215,7 +215,7 @@ class SandboxRecord:
 
     @property
     def status(self) -> str:
-        """One of `running`, `paused` and `stopped`."""
+        """One of `running`, `paused`, `hibernated` and `stopped`."""
         return "stopped" if self._sandbox is None else self._sandbox.status
 
     async def close(self) -> None:
@@ -250,6 +250,13 @@ class SandboxRecord:
         self.commands[record.id] = record
         self.started += 1
 
+    def _sleep(self) -> dict[str, Any]:
+        found = self._sandbox
+        return {
+            "stays_because": None if found is None else found.stays_because or None,
+            "hibernated_bytes": None if found is None else found.hibernation.image_bytes or None,
+        }
+
     def _network(self) -> dict[str, Any]:
         policy = NO_NETWORK if self._sandbox is None else self._sandbox.network
         return policy.as_json()
@@ -274,7 +281,9 @@ class SandboxRecord:
             "metadata": self.metadata,
             "network": self._network(),
             "auto_pause_s": self._shown.get("auto_pause_s"),
+            "hibernate_s": self._shown.get("hibernate_s"),
             "resume": self._shown.get("resume", "auto"),
+            **self._sleep(),
             "ended_because": self.ended_because,
         }
 

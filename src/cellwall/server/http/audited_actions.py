@@ -32,6 +32,7 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("DELETE", _BOX): "sandbox.delete",
     ("POST", f"{_BOX}/pause"): "sandbox.pause",
     ("POST", f"{_BOX}/resume"): "sandbox.resume",
+    ("POST", f"{_BOX}/hibernate"): "sandbox.hibernate",
     ("POST", f"{_BOX}/contexts"): "context.create",
     ("DELETE", _CONTEXT): "context.end",
     ("POST", f"{_CONTEXT}/restart"): "context.restart",

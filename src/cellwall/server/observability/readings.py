@@ -28,6 +28,9 @@ def engine_readings(statistics: Callable[[], EngineStatistics]) -> Callable[[], 
         pool = now.pool
         yield gauge("sandboxes", "Live sandboxes.", now.sandboxes)
         yield gauge("sandboxes_paused", "Live sandboxes that are paused.", now.paused)
+        words = "Live sandboxes that are hibernated."
+        yield gauge("sandboxes_hibernated", words, now.hibernated)
+        yield gauge("hibernated_bytes", "Bytes of disk that these take.", now.hibernated_bytes)
         yield gauge(
             "pool",
             "Sandboxes of the warm pool.",
@@ -40,6 +43,8 @@ def engine_readings(statistics: Callable[[], EngineStatistics]) -> Callable[[], 
         yield total("snapshots_made", "Snapshots that were made.", copies.snapshots_made)
         yield gauge("snapshots", "Snapshots that are kept.", copies.snapshots)
         yield gauge("snapshots_bytes", "Bytes of these snapshots.", copies.snapshots_bytes)
+        turns = {"hibernated": copies.hibernations, "back": copies.wakes}
+        yield total("hibernations", "Hibernations of sandboxes, and their ends.", turns, "turn")
         words = "Copies and snapshots that were not made, by the code of the error."
         yield total("copies_refused", words, copies.refused, "cause")
         claims = {"parked": pool.claims_parked, "started": pool.claims_started}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.model.errors import CapacityError
+from cellwall.server.executions.promised import bind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -63,5 +64,5 @@ def _reserved(state: State, sandbox: AsyncSandbox, row: SandboxRow | None) -> st
         promise = state.queue.hold(row.tenant, Cost.of(sandbox.limits))
     except CapacityError as error:
         return str(error)
-    sandbox.on_ended(lambda _reason: promise.release())
+    bind(promise, sandbox, state.headroom)
     return ""

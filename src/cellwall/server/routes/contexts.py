@@ -35,7 +35,7 @@ async def create(request: Request) -> None:
 async def close(request: Request) -> None:
     """`DELETE /sandboxes/{id}/contexts/{name}`."""
     record, name = sandbox(request), request.params["context"]
-    record.sandbox.live.enter()
+    await record.sandbox.live.enter()
     await record.sandbox.contexts.close(name)
     record.log("context closed", name=name)
     await request.answer({"message": "closed", "name": name})
@@ -44,7 +44,7 @@ async def close(request: Request) -> None:
 async def restart(request: Request) -> None:
     """`POST /sandboxes/{id}/contexts/{name}/restart`."""
     record, name = sandbox(request), request.params["context"]
-    record.sandbox.live.enter()
+    await record.sandbox.live.enter()
     await record.sandbox.contexts.restart(name)
     record.log("context restarted", name=name)
     await request.answer({"message": "restarted", "name": name})

@@ -114,6 +114,8 @@ def _server(state: State, caller: Principal) -> dict[str, Any]:
         "queued": queue.queued,
         "sandboxes": engine.sandboxes,
         "paused": engine.paused,
+        "hibernated": engine.hibernated,
+        "hibernated_bytes": engine.hibernated_bytes,
         "background_failures": engine.background_failures + state.tasks.failed,
         "pool": asdict(engine.pool),
         "copies": asdict(engine.copies),

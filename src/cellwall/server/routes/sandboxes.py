@@ -15,13 +15,20 @@ from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.server.executions.idempotency import gone
 from cellwall.server.executions.order import Order
+from cellwall.server.executions.promised import bind
 from cellwall.server.executions.remote_tools import RemoteTools
 from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.routes.execute import again, give, leaving
 from cellwall.server.schemas import decode, responses
 from cellwall.server.schemas.network import value_of
-from cellwall.server.schemas.requests import CellBody, ListQuery, SandboxBody, SandboxChange
+from cellwall.server.schemas.requests import (
+    CellBody,
+    HibernateBody,
+    ListQuery,
+    SandboxBody,
+    SandboxChange,
+)
 from cellwall.server.schemas.scanning import look
 from cellwall.server.streaming.streams import MEDIA, chosen
 
@@ -100,6 +107,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
             "image": body.image,
             "volumes": body.volumes,
             "auto_pause_s": body.auto_pause_s,
+            "hibernate_s": body.hibernate_s,
             "resume": body.resume,
         }
         record = SandboxRecord(request.owner, made, facts)
@@ -131,13 +139,14 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             user=body.user,
             volumes=body.volumes,
             auto_pause_s=body.auto_pause_s,
+            hibernate_s=body.hibernate_s,
             resume=body.resume,
             tenant=request.owner,
         )
     except BaseException:
         promise.release()
         raise
-    made.on_ended(lambda _reason: promise.release())
+    bind(promise, made, state.headroom)
     return made
 
 
@@ -228,9 +237,20 @@ async def resume(request: Request) -> None:
     record = sandbox(request)
     was = record.status
     await record.sandbox.resume()
-    if was == "paused":
+    if was in ("paused", "hibernated"):
         record.log("resumed")
     await request.answer(record.as_json())
+
+
+async def hibernate(request: Request) -> None:
+    """`POST /sandboxes/{id}/hibernate`."""
+    body = await body_of(request, HibernateBody)
+    record = sandbox(request)
+    was = record.status
+    left = await record.sandbox.hibernate(drop=body.drop)
+    if was != "hibernated":
+        record.log("hibernated", left_behind=", ".join(left))
+    await request.answer(record.as_json() | {"left_behind": list(left)})
 
 
 async def execute(request: Request) -> None:
@@ -242,7 +262,7 @@ async def execute(request: Request) -> None:
         if use is not None and use.thing_id is not None:
             await again(request, use.thing_id, form)
             return
-        order = _order(request, body, use, is_streamed=form != "json")
+        order = await _order(request, body, use, is_streamed=form != "json")
         record = request.state.executions.start(order)
         request.holding().until(record.ended)
         if use is not None:
@@ -250,10 +270,10 @@ async def execute(request: Request) -> None:
     await give(request, record, form, leaving=ends)
 
 
-def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
+async def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
     state, owner = request.state, sandbox(request)
     live = owner.sandbox
-    live.live.enter()
+    await live.live.enter()
     state.queue.tenants.check_output(request.owner)
     source, stdin = decode.source(body), decode.stdin(body)
     spoken = live.contexts.language(body.context) if body.context != MAIN else None
@@ -365,6 +385,15 @@ ENDPOINTS = (
         resume,
         "Let the processes of a paused sandbox go on",
         {200: Answer("They go on.", responses.Sandbox)},
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/hibernate",
+        hibernate,
+        "Write its session to disk and end its processes, to go on later",
+        {200: Answer("It has no processes.", responses.Hibernated)},
+        body=HibernateBody,
         tags=("sandboxes",),
     ),
     Endpoint(

@@ -15,6 +15,7 @@ from cellwall.server.core.errors import envelope
 from cellwall.server.core.request import ClientGone
 from cellwall.server.core.times import rfc3339
 from cellwall.server.executions.idempotency import gone
+from cellwall.server.executions.promised import bind
 from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
 from cellwall.server.schemas import decode, responses
@@ -192,8 +193,8 @@ async def _record(
     use: Use | None = None,
 ) -> SandboxRecord:
     """Make a copy one of the server's sandboxes."""
-    made.on_ended(lambda _reason: promise.release())
     state = request.state
+    bind(promise, made, state.headroom)
     state.observer.created(request.owner)
     record: SandboxRecord | None = None
     try:

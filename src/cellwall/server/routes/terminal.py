@@ -58,7 +58,7 @@ async def attach(request: Request) -> None:
         raise no_terminal(record.id)
     if record.seat is None:
         raise Conflict(f"command {record.id}: it has ended", remedy="open another terminal")
-    sandbox(request).sandbox.live.enter()
+    await sandbox(request).sandbox.live.enter()
     if query.rows is not None and query.cols is not None:
         record.terminal = Window(rows=query.rows, cols=query.cols)
     await _serve(request, record, record.seat, Client(), "attached")

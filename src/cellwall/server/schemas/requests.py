@@ -221,6 +221,11 @@ class SandboxBody(_Placed):
         description="Seconds without activity after which it pauses instead of ending, at most the "
         "limit `idle_s`.",
     )
+    hibernate_s: Annotated[float, Field(ge=1, le=604_800)] | None = Field(
+        None,
+        description="Seconds of a pause after which its session is written to disk and its "
+        "processes end, as far as nothing is lost; the next request brings it back.",
+    )
     resume: Literal["auto", "manual"] = Field(
         "auto", description="`manual`: a request to it while it is paused is refused with 409."
     )
@@ -245,6 +250,16 @@ class SandboxChange(StrictModel):
     life_s: Annotated[float, Field(ge=1)] | None = None
     name: Name | None = None
     metadata: Metadata | None = None
+
+
+class HibernateBody(StrictModel):
+    """How a sandbox is hibernated."""
+
+    drop: bool = Field(
+        False,
+        description="Whether what an image has not, such as commands that run, may end; else it is "
+        "refused with 409 while there is some.",
+    )
 
 
 class ContextBody(StrictModel):
@@ -381,8 +396,8 @@ class ListQuery(BaseModel):
     """Filters of the list of sandboxes; `metadata.KEY=VALUE` may be added."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-    state: Literal["running", "paused", "live", "stopped"] | None = Field(
-        None, description="`live`: running or paused."
+    state: Literal["running", "paused", "hibernated", "live", "stopped"] | None = Field(
+        None, description="`live`: running, paused or hibernated."
     )
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     after: Annotated[str, Field(max_length=64)] | None = None

@@ -225,7 +225,7 @@ class Sandbox(Shown):
 
     id: str
     name: str | None
-    status: Literal["running", "paused", "stopped"]
+    status: Literal["running", "paused", "hibernated", "stopped"]
     language: str
     template: str
     created_at: str
@@ -240,8 +240,19 @@ class Sandbox(Shown):
     metadata: dict[str, str]
     network: dict[str, Any] = {}
     auto_pause_s: float | None = None
+    hibernate_s: float | None = None
     resume: Literal["auto", "manual"] = "auto"
+    stays_because: str | None = None
+    """Why the present pause has not become a hibernation, if it should have."""
+    hibernated_bytes: int | None = None
+    """Bytes of disk that it takes while it is hibernated."""
     ended_because: str | None
+
+
+class Hibernated(Sandbox):
+    """A sandbox that has no processes, and what ended with these for good."""
+
+    left_behind: list[str]
 
 
 class SandboxList(Shown):
@@ -384,7 +395,7 @@ class Metrics(Shown):
     """A sandbox's counters, from the kernel."""
 
     id: str
-    status: Literal["running", "paused", "stopped"]
+    status: Literal["running", "paused", "hibernated", "stopped"]
     cpu_s: float
     memory_bytes: int
     memory_peak_bytes: int

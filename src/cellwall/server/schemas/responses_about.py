@@ -174,6 +174,10 @@ class Copies(Shown):
     """Number of the snapshots that are kept now."""
     snapshots_bytes: int
     """Bytes of these: their memory and their files."""
+    hibernations: int
+    """Number of times that a sandbox was hibernated."""
+    wakes: int
+    """Number of times that a hibernated sandbox came back."""
     refused: dict[str, int]
     """Number of copies and snapshots that were not made, by the code of the error."""
 
@@ -188,6 +192,10 @@ class ServerStats(Shown):
     sandboxes: int
     paused: int
     """Number of the sandboxes that are paused."""
+    hibernated: int
+    """Number of the sandboxes that are hibernated."""
+    hibernated_bytes: int
+    """Bytes of disk that these take."""
     background_failures: int
     pool: Pool
     copies: Copies

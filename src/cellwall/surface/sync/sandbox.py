@@ -56,7 +56,7 @@ class SyncSandbox(Closing):
 
     @property
     def status(self) -> str:
-        """`running` or `paused` until the sandbox is closed or has ended: `stopped`."""
+        """`running`, `paused` or `hibernated` until it is closed or has ended: `stopped`."""
         return self._inner.status
 
     @property
@@ -257,8 +257,21 @@ class SyncSandbox(Closing):
         self._thread.call(lambda _subject, _put: self._inner.pause())
 
     def resume(self) -> None:
-        """Let its processes go on; nothing happens if they run."""
+        """Let its processes go on; nothing happens if they run.
+
+        A hibernated one comes back in fresh ones. Raises CapacityError if there is no room for it
+        now; it is hibernated then as before.
+        """
         self._thread.call(lambda _subject, _put: self._inner.resume())
+
+    def hibernate(self, *, drop: bool = False) -> tuple[str, ...]:
+        """Write its session and files to disk and end its processes; it uses no memory then.
+
+        It goes on under its id with the next request or `resume`, as after a pause. What a snapshot
+        leaves behind is refused as Conflict, unless `drop`: then it ends, and is returned by name.
+        Idempotent. Raises HostUnsupported where the runtime cannot.
+        """
+        return self._thread.call(lambda _subject, _put: self._inner.hibernate(drop=drop))
 
     def close(self) -> None:
         """Destroy the sandbox; idempotent."""

@@ -24,12 +24,15 @@ def ports_of(pair: Pair) -> Ports:
         if pair.channel.lost is not None:
             raise pair.channel.lost
 
+    async def enter() -> None:
+        check_alive()
+
     live = SimpleNamespace(
         channel=pair.channel,
         touch=lambda: None,
         knock=lambda: None,
         check_alive=check_alive,
-        enter=check_alive,
+        enter=enter,
     )
     return Ports(cast("Any", live), Tasks())
 

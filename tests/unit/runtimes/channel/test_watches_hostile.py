@@ -22,8 +22,11 @@ CANCELLED = {"ev": "fail", "id": 1, "code": "cancelled", "message": ""}
 
 
 def watch_of(pair: Pair, opened: set[Watch] | None = None) -> Watch:
+    async def enter() -> None:
+        """It runs."""
+
     live = SimpleNamespace(
-        channel=pair.channel, enter=lambda: None, check_alive=lambda: None, kill=lambda _: None
+        channel=pair.channel, enter=enter, check_alive=lambda: None, kill=lambda _: None
     )
     return Watch(cast("Any", live), "src", True, set() if opened is None else opened)
 

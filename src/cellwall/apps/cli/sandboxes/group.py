@@ -141,6 +141,10 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
         float | None,
         typer.Option(help="Seconds without activity after which it pauses instead of ending."),
     ] = None,
+    hibernate: Annotated[
+        float | None,
+        typer.Option(help="Seconds of a pause after which it is written to disk and ends there."),
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(help="manual: a request to it while it is paused is refused.")
     ] = None,
@@ -174,6 +178,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             user=user,
             profile=profile,
             auto_pause_s=auto_pause,
+            hibernate_s=hibernate,
             resume=resume,
         )
         for limited, wanted in made.clipped.items():
@@ -218,13 +223,35 @@ def pause(
             typer.echo(sandbox.id)
 
 
+@app.command("hibernate")
+def lie_down(
+    which: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids, or names.")],
+    drop: Annotated[
+        bool, typer.Option("--drop", help="End what cannot be kept, such as commands.")
+    ] = False,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Write sandboxes to disk and end their processes, to go on later.
+
+    \b
+    cellwall sandbox hibernate build
+    """
+    with connected(url, key) as client:
+        for word in which:
+            sandbox = found(client, word)
+            for left in sandbox.hibernate(drop=drop):
+                complain(f"{sandbox.id}: left behind: {left}")
+            typer.echo(sandbox.id)
+
+
 @app.command("resume")
 def go_on(
     which: Annotated[list[str], typer.Argument(metavar="SANDBOX...", help="Ids, or names.")],
     url: Url = None,
     key: Key = None,
 ) -> None:
-    """Let what runs in paused sandboxes go on.
+    """Let paused and hibernated sandboxes go on.
 
     \b
     cellwall sandbox resume build

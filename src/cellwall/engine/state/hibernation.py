@@ -1,0 +1,228 @@
+"""Hibernation of one sandbox: its session is written down, and its processes end.
+
+Called by `parts.pausing`, which knows when; what writes and what becomes a session is `copies`. The
+object that its owner holds goes on, with its id, its name and its clocks, and with the processes of
+a fresh sandbox once it is wanted again. The invariant: a sandbox has its processes or its image,
+never neither: processes end only after the image is whole and nothing was asked of it meanwhile,
+and the image goes only when a fresh sandbox has become the session, or at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from cellwall.engine.attempts.verdicts import Cause
+from cellwall.engine.parts.contexts import DEFAULT, MAIN, called
+from cellwall.engine.parts.pausing import check_pausing
+from cellwall.model.errors import Conflict, HostUnsupported
+from cellwall.model.snapshot import CopyChoice
+from cellwall.runtimes.copies import CopiesSessions
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.engine.attempts.recorder import Recorder
+    from cellwall.engine.parts.network import Outside
+    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.engine.state.copies import Copies, Written
+    from cellwall.runtimes.base import Runtime, RuntimeSandbox
+
+_MOST_NAMED = 5
+"""Most things that a refusal names."""
+_REASON = "the sandbox was hibernated without it"
+
+
+def _nothing() -> None:
+    """Do nothing: a library's sandboxes reserve nothing."""
+
+
+class Hibernation:
+    """What hibernates one sandbox."""
+
+    def __init__(
+        self, sandbox: AsyncSandbox, copies: Callable[[], Copies], outside: Outside
+    ) -> None:
+        """Nothing is written yet."""
+        self._sandbox = sandbox
+        self._copies = copies
+        self._outside = outside
+        self._image: Written | None = None
+        self._ending: RuntimeSandbox | None = None
+        """Processes that it had."""
+        self.on_down: Callable[[], None] = _nothing
+        """Gives back what was reserved for its processes."""
+        self.before_back: Callable[[], None] = _nothing
+        """Reserves it again. Raises CapacityError."""
+
+    @contextlib.asynccontextmanager
+    async def alone(self, *, is_patient: bool) -> AsyncIterator[None]:
+        """Hold the turn of its session meanwhile; wait for it if `is_patient`, or raise Conflict.
+
+        Raises HostUnsupported and Conflict if it cannot be hibernated whatever runs in it.
+        """
+        contexts = self._sandbox.contexts
+        check_hibernation(self._sandbox.live, self._copies().runtime_of(self._sandbox))
+        if not is_patient and contexts.is_busy(DEFAULT):
+            raise Conflict(
+                f"hibernate: {self._sandbox.id}: a cell in it stands still half way",
+                remedy="resume it, and let the cell end or cancel it",
+            )
+        async with contexts.turn(MAIN, None) as (name, _):
+            if is_patient:
+                await contexts.ensure(name)
+            elif name not in contexts.names():
+                raise Conflict(
+                    f"hibernate: {self._sandbox.id}: its session in Python has ended",
+                    remedy="run a cell first, which begins another",
+                )
+            yield
+
+    async def put_down(self, *, drop: bool) -> tuple[str, ...]:
+        """Write it down and give its processes up; return what is left behind.
+
+        Nothing is awaited after that. If this raises, it is as it was.
+        """
+        live, before = self._sandbox.live, self._used()
+        at_work = self._at_work()
+        self._refuse(at_work, drop=drop)
+        choice = CopyChoice(None, "drop" if drop else "refuse")
+        copies, heritage = self._copies(), self._sandbox.heritage()
+        with copies.counts.counting("hibernate"):
+            written = await copies.write_idle(self._sandbox, heritage, choice)
+            try:
+                live.check_alive()
+                if self._used() != before:
+                    raise Conflict(
+                        f"hibernate: {self._sandbox.id}: it was used meanwhile", remedy="try again"
+                    )
+                left = (*at_work, *written.left)
+                self._refuse(left, drop=drop)
+            except BaseException:
+                written.let_go()
+                raise
+            self._give_up(written)
+        return left
+
+    def _used(self) -> tuple[float, int]:
+        """Return what differs once anything was asked of it."""
+        live = self._sandbox.live
+        return live.active_at, live.channel.asked
+
+    def _at_work(self) -> tuple[str, ...]:
+        """Return what runs in it for its owner, or is open: an image has none of it."""
+        live, sandbox = self._sandbox.live, self._sandbox
+        background = sandbox.commands.background()
+        named = [
+            f"command {' '.join(command.argv)[:80]!r}" if command.argv else "a command"
+            for command in background
+        ]
+        known = {command.attempt.recorder for command in background}
+        named += [_called(recorder) for recorder in live.running - known]
+        if live.channel.listening > len(live.running):
+            named.append("a connection to it, or a watch of its files")
+        return tuple(named)
+
+    def _refuse(self, left: tuple[str, ...], *, drop: bool) -> None:
+        """Raise Conflict if something would be left behind that must not be."""
+        if left and not drop:
+            more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+            raise Conflict(
+                f"hibernate: {self._sandbox.id}: it would lose "
+                f"{', '.join(left[:_MOST_NAMED])}{more}",
+                remedy="end that first, or hibernate it with drop=True",
+            )
+
+    def _give_up(self, written: Written) -> None:
+        """End its processes: the image is all there is of it from now on."""
+        live = self._sandbox.live
+        for recorder in list(live.running):
+            recorder.settle(Cause.CANCEL, _REASON)
+        self._image = written
+        self._lay_down(live, written.runtime)
+        self._sandbox.contexts.end_others()
+        self.on_down()
+
+    def _lay_down(self, live: ClaimedSandbox, runtime: Runtime) -> None:
+        left = live.put_to_sleep()
+        self._sandbox.on_laid_down()
+        self._ending = left.runtime_sandbox
+        left.channel.close(_REASON)
+        self._copies().discard(left, runtime)
+        self._outside.put_down(live)
+
+    async def settle(self) -> None:
+        """Wait until its processes are gone."""
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            await ending.wait_ended()
+
+    async def bring_back(self) -> None:
+        """Have it go on in fresh processes. If this raises, it is as it was."""
+        written, copies = self._image, self._copies()
+        assert written is not None  # noqa: S101  `pausing` asks only for one that is hibernated
+        self.before_back()
+        written.users += 1
+        try:
+            with copies.counts.counting("wake"):
+                fresh = await copies.become(written, reseed=False)
+                await self._went_on(fresh, written)
+        except BaseException:
+            self.on_down()
+            raise
+        finally:
+            written.let_go()
+        self.throw_away()
+
+    async def _went_on(self, fresh: ClaimedSandbox, written: Written) -> None:
+        """Have the sandbox go on as a fresh one that has become its session."""
+        live = self._sandbox.live
+        if not live.is_alive:  # closed meanwhile
+            self._copies().discard(fresh, written.runtime)
+            live.check_alive()
+        live.wake_as(fresh)
+        try:
+            await self._outside.bring_back(live)
+            live.check_alive()
+        except BaseException:
+            if live.is_alive:
+                self._lay_down(live, written.runtime)
+            raise
+        self._sandbox.go_on_in_fresh()
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of disk that it takes while it is hibernated; 0: it is not."""
+        written = self._image
+        return 0 if written is None else written.image.memory_bytes + written.image.files_bytes
+
+    def throw_away(self) -> None:
+        """Give the image up, if there is one."""
+        image, self._image = self._image, None
+        if image is not None:
+            image.let_go()
+
+
+def _called(recorder: Recorder) -> str:
+    name = recorder.context
+    return "a command" if name is None else f"a cell in {called(name)!r}"
+
+
+def check_wishes(live: ClaimedSandbox, runtime: Runtime, *, hibernates: bool) -> None:
+    """Raise HostUnsupported or Conflict if it can have no pauses, or no hibernation."""
+    check_pausing(live)
+    if hibernates:
+        check_hibernation(live, runtime)
+
+
+def check_hibernation(live: ClaimedSandbox, runtime: Runtime) -> None:
+    """Raise HostUnsupported or Conflict if it cannot be hibernated whatever runs in it."""
+    if not isinstance(runtime, CopiesSessions) or runtime.copier.carries != "session":
+        raise HostUnsupported(
+            "hibernate",
+            f"hibernate: the runtime {runtime.name!r} cannot write a session down and end it",
+            remedy="use runtime 'jail'; a pause keeps what runs in memory",
+        )
+    from cellwall.engine.state.copies import copier_of  # most engines copy none
+
+    copier_of(live, runtime, None, "hibernate")
