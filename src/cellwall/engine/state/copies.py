@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.parts.contexts import DEFAULT, MAIN
+from cellwall.engine.parts.network import with_way_out
 from cellwall.engine.policy.levels import NO_FLOOR, Floor
 from cellwall.engine.state.copy_counts import CopyCounts, CopyStatistics, counted
 from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
@@ -382,7 +383,9 @@ class Copies:
             with live.being_copied():
                 written = await self._written(live, copier, heritage.tenant, choice)
             live.touch()
-        image, files, budget = written
+        image, files, budget, variables = written
+        if variables is not None:
+            heritage = heritage._replace(spec=_recalled(heritage, variables))
         contexts = source.contexts.spoken()
         if copier.carries == "tree":
             return _Written(runtime, copier, image, files, heritage, image.left, budget, contexts)
@@ -392,18 +395,21 @@ class Copies:
 
     async def _written(
         self, live: ClaimedSandbox, copier: SessionCopier, tenant: str, choice: CopyChoice
-    ) -> tuple[SessionImage, SessionFiles, SessionBudget]:
-        """Have an idle session written, or leave nothing of it."""
+    ) -> tuple[SessionImage, SessionFiles, SessionBudget, Mapping[str, str] | None]:
+        """Have an idle session written, or leave nothing of it; return its variables, too.
+
+        Those only if this engine does not know them.
+        """
         drop = choice.drops_threads
-        lineage = copier.lineage_of(live.runtime_sandbox)
-        copier.keep_lineage(lineage)
+        with live.speaking():
+            lineage, variables = await copier.keep_source(live.runtime_sandbox)
         files, budget = None, self._host.room.begin(_most_of(live.spec.limits), tenant)
         try:
             files = copier.new_files(self._host.folder_of())
             with live.speaking():
                 sandbox = live.runtime_sandbox
                 image = await copier.write(sandbox, files, budget, drop_threads=drop)
-                return image, files, budget
+                return image, files, budget, variables
         except BaseException as error:
             if files is not None:
                 files.close()
@@ -441,6 +447,13 @@ class Copies:
         made = await self._host.adopt(live, runtime, heritage)
         made.contexts.take_over(written.contexts)
         return made
+
+
+def _recalled(heritage: Heritage, variables: Mapping[str, str]) -> SandboxSpec:
+    """Return the spec of a sandbox with the variables that it has, the engine's own among them."""
+    own = with_way_out(heritage.spec, heritage.policy).own_env
+    own = {name: value for name, value in own.items() if variables.get(name) == value}
+    return replace(heritage.spec, env=variables, own_env=own)
 
 
 def _most_of(limits: Limits) -> int:

@@ -19,7 +19,6 @@ from cellwall.engine.state.snapshot_files import BASE, SnapshotFiles
 from cellwall.engine.state.snapshot_header import Header
 from cellwall.model.errors import CapacityError, Conflict, NotFound
 from cellwall.runtimes.copies import (
-    STORED,
     CopiesSessions,
     LineageFacts,
     SessionImage,
@@ -141,7 +140,7 @@ class DurableSnapshots:
         Raises Damaged, NotFound, Conflict with what is not the same here, CapacityError.
         """
         copier = _copier_of(runtime)
-        lineage = STORED + header.lineage
+        lineage = header.lineage
         await self._adopt(header, copier, lineage, template)
         try:
             self._digests[lineage] = header.parts[BASE].digest

@@ -48,6 +48,7 @@ from cellwall.runtimes.jail.keeping.record import (
     spec_of,
 )
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
+from cellwall.runtimes.jail.stored.kept_base import KeptBase
 
 if TYPE_CHECKING:
     from cellwall.runtimes.jail.sandbox import Owner
@@ -59,7 +60,9 @@ posture is compared."""
 _TIDY_S = 2.0
 _UPGRADED = "upgraded: this version of the server does not take it over"
 _PIDFD, _WORK = 0, 1
-"""Places in the list of descriptors; what it hangs on follows, and the lines come last."""
+"""Places in the list of descriptors; what it hangs on follows, then the files of its base if it has
+one, and the lines come last."""
+_OF_BASE = 2
 
 
 class Making(Protocol):
@@ -196,10 +199,20 @@ class KeptSandboxes:
             lines=2,
             owner=dict(owner),
         )
+        return self.put_anew(spec.sandbox_id, record, resources)
+
+    def put_anew(
+        self, sandbox_id: str, record: KeptSandbox, resources: SandboxResources
+    ) -> KeptSandbox:
+        """Keep every descriptor of a sandbox as it is now, with its record, which is returned."""
+        child, base = resources.child, resources.base
+        assert child.standby is not None  # noqa: S101  for the type checker only
+        said, why_not = (None, resources.no_base) if base is None else (base.said(), "")
+        record = replace(record, base=said, no_base=why_not)
+        files = (*resources.held, *(() if base is None else base.files))
         lines = (child.channel.fileno(), child.standby.fileno())
-        others = (*child.hangs_on, *resources.held)
-        descriptors = [child.pidfd, resources.work_fd, *others, *lines]
-        self.keeper.put(spec.sandbox_id, record.encoded(), descriptors)
+        descriptors = [child.pidfd, resources.work_fd, *child.hangs_on, *files, *lines]
+        self.keeper.put(sandbox_id, record.encoded(), descriptors)
         return record
 
     def drop(self, sandbox_id: str) -> None:
@@ -277,6 +290,7 @@ class KeptSandboxes:
                 raise
             held.pop_all()
         lines, (pidfd, work, *hangs_on) = arrival.lines, arrival.fixed
+        base = _base_of(record, hangs_on)
         found.lost_bytes += _unread_bytes(each for each in lines if each != line)
         arrival.descriptors = []
         fds.close_all(lines)
@@ -291,6 +305,8 @@ class KeptSandboxes:
             isolation=self._isolation(record, spec),
             work_fd=work,
             entry=None,
+            base=base,
+            no_base=record.no_base,
         )
         sandbox = JailSandbox(owner, spec, resources)
         sandbox.go_on(record, limits)
@@ -336,6 +352,15 @@ class KeptSandboxes:
         """Leave the keeper, and all that it keeps."""
         self.tidy()
         self.keeper.close()
+
+
+def _base_of(record: KeptSandbox, descriptors: list[int]) -> KeptBase | None:
+    """Take the descriptors of the base that is kept with a sandbox; None if there is none."""
+    if record.base is None:
+        return None
+    base, maps = descriptors[-_OF_BASE:]
+    del descriptors[-_OF_BASE:]
+    return KeptBase(record.base["lineage"], dict(record.base["fingerprint"]), base, maps)
 
 
 def _thawed(groups: Groups) -> bool:
