@@ -360,7 +360,7 @@ def _base_of(record: KeptSandbox, descriptors: list[int]) -> KeptBase | None:
         return None
     base, maps = descriptors[-_OF_BASE:]
     del descriptors[-_OF_BASE:]
-    return KeptBase(record.base["lineage"], dict(record.base["fingerprint"]), base, maps)
+    return KeptBase(record.base["lineage"], record.base["fingerprint"], base, maps)
 
 
 def _thawed(groups: Groups) -> bool:

@@ -124,6 +124,8 @@ class KeptSandbox:
             root = None if ids["root"] is None else _pair(ids["root"])
             found["ids"] = KeptIds(ids["index"], _pair(ids["user"]), root)
             found["groups"] = KeptGroups(**found["groups"])
+            if (base := found.get("base")) is not None:
+                found["base"] = {"lineage": base["lineage"], "fingerprint": {**base["fingerprint"]}}
             return cls(**found)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Upgraded(f"kept sandbox: its record cannot be read: {error}") from error

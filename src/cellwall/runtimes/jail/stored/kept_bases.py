@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.jail.sandbox import JailSandbox
     from cellwall.runtimes.jail.stored.kept_base import KeptBase
 
-_log = logging.getLogger("cellwall.jail")
+_log = logging.getLogger("cellwall.engine")
 _MOST_SAID = 300
 
 
