@@ -148,6 +148,8 @@ class KeptSandboxes:
         self._making = making
         self._old: set[Path] = set()
         """Directories of earlier engines' cgroups, in which kept sandboxes are."""
+        self._bases: dict[str, KeptBase] = {}
+        """Bases of what was taken over, by lineage."""
 
     def keeps(self, spec: SandboxSpec) -> bool:
         """Whether a sandbox of `spec` can be kept.
@@ -290,10 +292,10 @@ class KeptSandboxes:
                 raise
             held.pop_all()
         lines, (pidfd, work, *hangs_on) = arrival.lines, arrival.fixed
-        base = _base_of(record, hangs_on)
         found.lost_bytes += _unread_bytes(each for each in lines if each != line)
         arrival.descriptors = []
         fds.close_all(lines)
+        base = self._shared(_base_of(record, hangs_on))
         child = Child(record.pid, pidfd, sock, standby=ours, hangs_on=tuple(hangs_on))
         channel.on_violation(child.kill)
         resources = SandboxResources(
@@ -312,6 +314,17 @@ class KeptSandboxes:
         sandbox.go_on(record, limits)
         on_made(sandbox)
         return TakenOver(sandbox, replace(spec, limits=limits), record.owner, found, was_paused)
+
+    def _shared(self, base: KeptBase | None) -> KeptBase | None:
+        """Return a base as the sandboxes have it that were taken over before."""
+        if base is None:
+            return None
+        self._bases = {name: each for name, each in self._bases.items() if each.users}
+        known = self._bases.setdefault(base.lineage, base)
+        if known is base or not known.is_one_with(base):
+            return base
+        base.close()
+        return known.again()
 
     def _compared(
         self, arrival: _Arrival, record: KeptSandbox, spec: SandboxSpec, limits: Limits

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import SandboxBroken
 from cellwall.runtimes.copies import LineageFacts, stored_lineage
@@ -25,8 +26,12 @@ _CHUNK_BYTES = 1 << 20
 _MOST_MAPS_BYTES = 4 << 20
 
 
-class KeptBase(NamedTuple):
-    """The base of a lineage, as it is kept with one sandbox; owns its descriptors."""
+@dataclass(slots=True, eq=False)
+class KeptBase:
+    """The base of a lineage, as it is kept with sandboxes; owns its descriptors.
+
+    Sandboxes share one, so that a thousand of them need no more descriptors than one.
+    """
 
     lineage: str
     """A name that begins with `STORED`."""
@@ -34,6 +39,8 @@ class KeptBase(NamedTuple):
     base: int
     maps: int
     """Descriptor of a file that no sandbox gets."""
+    users: int = 1
+    """Number of those that have still to close it."""
 
     @property
     def files(self) -> tuple[int, int]:
@@ -45,13 +52,14 @@ class KeptBase(NamedTuple):
         return {"lineage": self.lineage, "fingerprint": dict(self.fingerprint)}
 
     def again(self) -> KeptBase:
-        """Return the same with descriptors of its own."""
-        base = os.dup(self.base)
-        try:
-            return self._replace(base=base, maps=os.dup(self.maps))
-        except BaseException:
-            os.close(base)
-            raise
+        """Return the same for one user more."""
+        self.users += 1
+        return self
+
+    def is_one_with(self, other: KeptBase) -> bool:
+        """Report whether another one is of the same file."""
+        ours, theirs = os.fstat(self.base), os.fstat(other.base)
+        return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
     def facts(self) -> LineageFacts:
         """Return what `StoredLineages.adopt` takes, with a descriptor of its own."""
@@ -62,9 +70,11 @@ class KeptBase(NamedTuple):
         return LineageFacts(self.fingerprint, os.dup(self.base), maps)
 
     def close(self) -> None:
-        """Close both."""
-        for fd in self.files:
-            os.close(fd)
+        """Give it up for one user; the last one closes both."""
+        self.users -= 1
+        if not self.users:
+            for fd in self.files:
+                os.close(fd)
 
 
 async def made(base: Base, fingerprint: Mapping[str, str], lineage: str = "") -> KeptBase:
