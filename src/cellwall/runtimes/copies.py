@@ -7,6 +7,7 @@ an image.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,22 @@ class SessionImage:
 
 STORED = "stored-"
 """Begins the name of a lineage of which only a stored base is left."""
+
+
+def stored_lineage(base_digest: str, maps_digest: str) -> str:
+    """Return the name of a lineage by the SHA-256 of its base and of the base's map."""
+    digest = hashlib.sha256(f"{base_digest} {maps_digest}".encode())
+    return STORED + digest.hexdigest()[:32]
+
+
+class Source(NamedTuple):
+    """A live sandbox that is to be copied, as far as its runtime knows more than its owner."""
+
+    lineage: str
+    """The lineage of the images that are made of it."""
+    variables: Mapping[str, str] | None = None
+    """The variables that its owner gave it, if an earlier server knew them and this one does not;
+    said by the sandbox."""
 
 
 class LineageFacts(NamedTuple):
@@ -87,8 +104,11 @@ class SessionCopier(Protocol):
     ) -> SandboxSpec:
         """Return the spec of a fresh sandbox that can become the image's session."""
 
-    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
-        """Return the lineage of a sandbox, and of the images that are made of it."""
+    async def keep_source(self, sandbox: RuntimeSandbox) -> Source:
+        """Keep what images of a sandbox need until `let_lineage_go` of its lineage.
+
+        Raises Conflict, NotFound with the reason if it cannot be copied.
+        """
 
     def keep_lineage(self, lineage: str) -> None:
         """Keep what images of a lineage need until `let_lineage_go`. Raises NotFound."""

@@ -36,6 +36,8 @@ class House:
     settings: dict[str, object] = field(default_factory=dict)
     flags: tuple[str, ...] = ("--port", "0")
     servers: list[Server] = field(default_factory=list)
+    more: str = ""
+    """Other tables of its configuration."""
 
     @property
     def database(self) -> Path:
@@ -66,7 +68,7 @@ class House:
             "CELLWALL_TEST_CLOCK": str(self.folder / "clock"),
             "CELLWALL_TEST_STARTS": str(self.folder / "starts"),
         }
-        config = configuration(**{"warm": [], **self.settings})
+        config = configuration(self.more, **{"warm": [], **self.settings})
         made = start(self.folder, *self.flags, environ=environ, config=config, entry=ENTRY)
         self.servers.append(made)
         return made

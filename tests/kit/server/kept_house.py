@@ -6,15 +6,18 @@ Not a test.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from cellwall.runtimes.jail.keeping.client import KeeperClient
 from kit.server.crashes import House
 from kit.servers import ALICE, Server, state_of
 from kit.waiting import is_alive
@@ -42,6 +45,20 @@ def keeper_of(house: House) -> int:
             if words in text and b"\0session_keeper\0" in text and is_alive(int(entry.parts[2])):
                 return int(entry.parts[2])
     return 0
+
+
+def change_record(house: House, sandbox: str, **changes: Callable[[Any], object]) -> None:
+    """Have the keeper's record of a sandbox say something else."""
+    keeper = KeeperClient.find(state_of(house.folder))
+    assert keeper is not None
+    taken = keeper.take(sandbox)
+    record = json.loads(taken.record)
+    for field, change in changes.items():
+        record[field] = change(record[field])
+    keeper.put(sandbox, json.dumps(record).encode())
+    for fd in taken.descriptors:
+        os.close(fd)
+    keeper.close()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.parts.contexts import DEFAULT, MAIN
+from cellwall.engine.parts.network import with_way_out
 from cellwall.engine.policy.levels import NO_FLOOR, Floor
 from cellwall.engine.state.copy_counts import CopyCounts, CopyStatistics, counted
 from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
@@ -391,7 +392,9 @@ class Copies:
         copier = copier_of(live, runtime, choice.scope)
         with live.being_copied():
             written = await self._written(live, copier, heritage.tenant, choice)
-        image, files, budget = written
+        image, files, budget, variables = written
+        if variables is not None:
+            heritage = heritage._replace(spec=_recalled(heritage, variables))
         contexts = source.contexts.spoken()
         if copier.carries == "tree":
             return Written(runtime, copier, image, files, heritage, image.left, budget, contexts)
@@ -401,18 +404,21 @@ class Copies:
 
     async def _written(
         self, live: ClaimedSandbox, copier: SessionCopier, tenant: str, choice: CopyChoice
-    ) -> tuple[SessionImage, SessionFiles, SessionBudget]:
-        """Have an idle session written, or leave nothing of it."""
+    ) -> tuple[SessionImage, SessionFiles, SessionBudget, Mapping[str, str] | None]:
+        """Have an idle session written, or leave nothing of it; return its variables, too.
+
+        Those only if this engine does not know them.
+        """
         drop = choice.drops_threads
-        lineage = copier.lineage_of(live.runtime_sandbox)
-        copier.keep_lineage(lineage)
+        with live.speaking():
+            lineage, variables = await copier.keep_source(live.runtime_sandbox)
         files, budget = None, self._host.room.begin(_most_of(live.spec.limits), tenant)
         try:
             files = copier.new_files(self._host.folder_of())
             with live.speaking():
                 sandbox = live.runtime_sandbox
                 image = await copier.write(sandbox, files, budget, drop_threads=drop)
-                return image, files, budget
+                return image, files, budget, variables
         except BaseException as error:
             if files is not None:
                 files.close()
@@ -464,6 +470,13 @@ class Copies:
             raise
         live.touch()
         return live
+
+
+def _recalled(heritage: Heritage, variables: Mapping[str, str]) -> SandboxSpec:
+    """Return the spec of a sandbox with the variables that it has, the engine's own among them."""
+    own = with_way_out(heritage.spec, heritage.policy).own_env
+    own = {name: value for name, value in own.items() if variables.get(name) == value}
+    return replace(heritage.spec, env=variables, own_env=own)
 
 
 def _most_of(limits: Limits) -> int:

@@ -19,7 +19,6 @@ from cellwall.engine.state.snapshot_files import BASE, SnapshotFiles
 from cellwall.engine.state.snapshot_header import Header
 from cellwall.model.errors import CapacityError, Conflict, NotFound
 from cellwall.runtimes.copies import (
-    STORED,
     CopiesSessions,
     LineageFacts,
     SessionImage,
@@ -50,6 +49,8 @@ class Session(NamedTuple):
 @dataclass(slots=True)
 class _Base:
     budget: SessionBudget
+    lineage: str
+    """Name of the stored lineage whose base it is."""
     snapshots: set[str]
 
 
@@ -113,7 +114,7 @@ class DurableSnapshots:
             BASE: facts.base,
             "maps": maps,
         }
-        digest, taken = self._digests.get(lineage, ""), None
+        digest, taken = self._digests.get(lineage) or await self._found_base(lineage), None
         self._writing.add(made.id)
         try:
             if digest not in self._bases:
@@ -141,7 +142,7 @@ class DurableSnapshots:
         Raises Damaged, NotFound, Conflict with what is not the same here, CapacityError.
         """
         copier = _copier_of(runtime)
-        lineage = STORED + header.lineage
+        lineage = header.lineage
         await self._adopt(header, copier, lineage, template)
         try:
             self._digests[lineage] = header.parts[BASE].digest
@@ -193,6 +194,18 @@ class DurableSnapshots:
             loop = asyncio.get_running_loop()
             loop.run_in_executor(None, self._files.removed, going)
 
+    async def _found_base(self, lineage: str) -> str:
+        """Return the digest of a lineage's base if an earlier engine stored it; empty if none did.
+
+        So a session that was taken over shares it with the snapshots that were made of it before.
+        """
+        for digest, base in list(self._bases.items()):
+            if base.lineage == lineage and await _in_thread(
+                lambda: self._files.has_base(digest, base.snapshots)  # noqa: B023  awaited here
+            ):
+                return digest
+        return ""
+
     def _taken_for_base(self, size: int) -> SessionBudget:
         """Take the bytes of a base that no snapshot has yet. Raises CapacityError."""
         budget = self._room.begin_shared(size, _BASES)
@@ -215,7 +228,7 @@ class DurableSnapshots:
             if taken is None:
                 taken = self._room.begin_shared(part.stored, _BASES)
                 taken.hold(part.stored)
-            counted = self._bases[part.digest] = _Base(taken, set())
+            counted = self._bases[part.digest] = _Base(taken, header.lineage, set())
         elif taken is not None:
             taken.give_back()
         counted.snapshots.add(header.id)

@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,6 +194,18 @@ class SnapshotFiles:
             raise Damaged(header.id, f"its {name} is not what was written")
         if name == BASE:
             self._bases.setdefault(part.digest, header.id)
+
+    def has_base(self, digest: str, snapshots: Collection[str]) -> bool:
+        """Report whether one of these snapshots has a base with that digest, which is compared."""
+        for each in tuple(snapshots):
+            with contextlib.suppress(OSError), opened(self._folder / each / BASE) as source:
+                found = hashlib.sha256()
+                for chunk in _chunks(source):
+                    found.update(chunk)
+                if found.hexdigest() == digest:
+                    self._bases[digest] = each
+                    return True
+        return False
 
     def _copied(self, source: int, target: int, header: Header, name: str) -> tuple[int, str]:
         """Return the size of what was put in, and the digest of the file."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import Conflict
 from cellwall.model.limits import Limits
 from cellwall.model.snapshot import Snapshot
+from cellwall.runtimes.copies import stored_lineage
 
 if TYPE_CHECKING:
     from cellwall.engine.state.part_seal import PartSeal
@@ -84,10 +85,8 @@ class Header:
 
     @property
     def lineage(self) -> str:
-        """What names the base that it was compared with, without a prefix."""
-        return hashlib.sha256(
-            f"{self.parts['base'].digest} {self.parts['maps'].digest}".encode()
-        ).hexdigest()[:32]
+        """Name of what its image was compared with."""
+        return stored_lineage(self.parts["base"].digest, self.parts["maps"].digest)
 
     @property
     def taken_bytes(self) -> int:

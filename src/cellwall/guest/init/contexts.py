@@ -409,6 +409,11 @@ class Contexts:
         if self._copies is not None:
             self._copies.cancel(request)
 
+    def cancel_copies(self) -> None:
+        """End all copying: its host is gone, and with it what would answer or read."""
+        if self._copies is not None:
+            self._copies.cancel_all()
+
     def listing(self) -> list[Header]:
         """Return name, language and state of each context."""
         return [

@@ -379,6 +379,11 @@ class Copies:
                 ready.becoming[:] = [0]  # nothing waits for its end any more
                 self._refuse(request, Refusal("cancelled", "become: it was cancelled"))
 
+    def cancel_all(self) -> None:
+        """End every request of a host that is gone."""
+        for copying in list(self._under_way):
+            self._give_up(copying, Refusal("cancelled", "copy: its host is gone"))
+
     def _give_up(self, copying: Copying, refusal: Refusal) -> None:
         """Refuse, once the source goes on: it gets no other work before.
 

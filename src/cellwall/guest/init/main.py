@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import json
 import os
 import signal
 import stat
@@ -131,6 +132,7 @@ class Init:
             "chunk": self._chunk,
             "chunk_end": self._chunk_end,
             "take_over": self._take_over,
+            "environment": self._environment,
             "take_on": self._commands.take_on,
             "shutdown": self._shutdown,
         }
@@ -435,6 +437,7 @@ class Init:
         sent = self._channel.sent_bytes
         self._lost = (sent, self._channel.replace(fd))
         self._commands.wait_for_host()
+        self._contexts.cancel_copies()
         self._workers.cancel_all()
         if self._ports is not None:
             self._ports.reset_all()
@@ -453,6 +456,10 @@ class Init:
             "unsent_bytes": unsent,
             "can_again": self._standby.is_open,
         }, b""
+
+    def _environment(self, _request: Request) -> tuple[Header, bytes]:
+        """Tell the variables of this sandbox to a host that has taken it over."""
+        return {}, json.dumps(self._config["env"]).encode()
 
     def _shutdown(self, _request: Request) -> NoReturn:
         raise HostGone

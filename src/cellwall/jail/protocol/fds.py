@@ -1,8 +1,9 @@
 """Ownership of descriptors, and the messages that carry them.
 
 Control messages between the host and the fork-server are single SEQPACKET datagrams: a JSON object
-or a request (`clone_request`), and up to twelve descriptors. SECURITY: descriptors cross only here;
-`keep_only` is what stands between a leaked host descriptor and a sandbox (runc CVE-2024-21626).
+or a request (`clone_request`), and up to sixteen descriptors. SECURITY: descriptors cross only
+here; `keep_only` is what stands between a leaked host descriptor and a sandbox (runc
+CVE-2024-21626).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 _MAX_MESSAGE = 65_536
-_MAX_FDS = 12
+_MAX_FDS = 16
 _INT = struct.Struct("i")
 _SPACE = socket.CMSG_SPACE(_MAX_FDS * _INT.size)
 _unpacked = [struct.Struct(f"{count}i").unpack_from for count in range(_MAX_FDS + 2)]

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.jail.inspect import page_frames, posture
 from cellwall.linux import nameless
-from cellwall.model.errors import CapacityError, CellwallError, Conflict, SandboxBroken
+from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.runtimes.channel.replies import Reply
-from cellwall.runtimes.copies import SessionFiles, SessionImage
+from cellwall.runtimes.copies import SessionFiles, SessionImage, Source
 from cellwall.runtimes.jail.stored.base import Base
+from cellwall.runtimes.jail.stored.kept_bases import KeptBases
 from cellwall.runtimes.jail.stored.lineages import StoredLineages
+from cellwall.runtimes.jail.stored.variables import variables_of
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.copies import Budget, LineageFacts
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
+    from cellwall.runtimes.jail.stored.kept_base import KeptBase
 
 _CONTEXT = "main"
 _TAIL = struct.Struct("<2Q")
@@ -315,6 +318,7 @@ class Copier:
         self._ready: weakref.WeakSet[JailSandbox] = weakref.WeakSet()
         """Sandboxes that are like the base of their fork-server."""
         self._stored = StoredLineages(servers)
+        self._kept = KeptBases(self._kept_base, begin)
 
     carries: Scope = "session"
 
@@ -325,10 +329,45 @@ class Copier:
         del files, reseed  # `become` needs them
         return replace(spec, lineage=image.lineage)
 
-    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
-        """Return the name of the fork-server that a sandbox came from. Raises Conflict."""
-        _entry_of(_ours(sandbox))
-        return _ours(sandbox).lineage
+    async def keep_source(self, sandbox: RuntimeSandbox) -> Source:
+        """Keep what images of a sandbox need: its fork-server, or the base that is kept with it.
+
+        Raises Conflict if it was taken over and cannot be copied here.
+        """
+        source = _ours(sandbox)
+        if source.entry is not None:
+            self.keep_lineage(source.lineage)
+            return Source(source.lineage)
+        await self._stored.adopt_live(source)
+        try:
+            async with _in_time("copy a session"):
+                return Source(source.lineage, await variables_of(source))
+        except BaseException:
+            self.let_lineage_go(source.lineage)
+            raise
+
+    def want_base(self, sandbox: JailSandbox) -> None:
+        """Have a sandbox keep what copies of it need in the next server, once that is made."""
+        spec, entry = sandbox.spec, sandbox.entry
+        if entry is not None and spec.language == "python" and spec.start == "fork":
+            self._kept.give(sandbox, {*self._stored.names, *self._servers.lineages})
+
+    async def _kept_base(self, sandbox: JailSandbox) -> KeptBase:
+        entry, lineage = _entry_of(sandbox), sandbox.lineage
+        self.keep_lineage(lineage)
+        try:
+            base = await self._base(sandbox)
+            return await self._stored.kept_base(lineage, entry, base)
+        finally:
+            self.let_lineage_go(lineage)
+
+    async def wait_kept(self, within_s: float) -> None:
+        """Wait until what sandboxes are to keep has been made."""
+        await self._kept.wait_made(within_s)
+
+    def close(self) -> None:
+        """Close what was made for sandboxes to keep."""
+        self._kept.close()
 
     def keep_lineage(self, lineage: str) -> None:
         """Keep a fork-server for images of its sessions. Raises NotFound."""
@@ -431,12 +470,15 @@ class Copier:
 
     async def _base(self, sandbox: JailSandbox) -> Base:
         """Return the base of a sandbox's fork-server; the first use of one makes it."""
-        entry = _entry_of(sandbox)
+        if sandbox.entry is None:
+            return self._stored.base(sandbox.lineage)
+        entry = sandbox.entry
         if sandbox.lineage != entry.lineage:
             return await self._stored.base_of(sandbox.lineage, entry)
         if entry.base is None or (entry.base.done() and entry.base.exception() is not None):
             plain = replace(sandbox.spec, sandbox_id=new_id(), env={}, own_env={}, volumes=())
-            spec = replace(plain, lineage=entry.lineage, has_network=False)
+            alone = replace(plain, contexts=(_CONTEXT,), language="python")
+            spec = replace(alone, lineage=entry.lineage, has_network=False)
             entry.base = self._begin(self._made_base(spec))
         return await asyncio.shield(entry.base)
 
@@ -482,10 +524,7 @@ class Copier:
 
 def _entry_of(sandbox: JailSandbox) -> Entry:
     if sandbox.entry is None:
-        raise Conflict(
-            "copy: an earlier server started this sandbox, and its fork-server has ended",
-            remedy="create a new sandbox, or copy one before the server is restarted",
-        )
+        raise SandboxBroken("copy: it has no fork-server", remedy="please file a bug")
     return sandbox.entry
 
 

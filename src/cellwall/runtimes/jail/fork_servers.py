@@ -227,6 +227,11 @@ class ForkServers:
         """The fork-servers in use, and those that wait for the end of their last sandbox."""
         return (*self._current.values(), *self._quick.values(), *self._retired)
 
+    @property
+    def lineages(self) -> set[str]:
+        """The lineages of these."""
+        return {entry.lineage for entry in self.entries}
+
     async def for_program(self, template: BuiltTemplate, *, is_awaited: bool) -> Entry:
         """Return a fork-server for a program: a quick one if no full one has run yet."""
         digest = template.digest

@@ -48,6 +48,7 @@ from cellwall.runtimes.jail.keeping.record import (
     spec_of,
 )
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
+from cellwall.runtimes.jail.stored.kept_base import KeptBase
 
 if TYPE_CHECKING:
     from cellwall.runtimes.jail.sandbox import Owner
@@ -59,7 +60,9 @@ posture is compared."""
 _TIDY_S = 2.0
 _UPGRADED = "upgraded: this version of the server does not take it over"
 _PIDFD, _WORK = 0, 1
-"""Places in the list of descriptors; what it hangs on follows, and the lines come last."""
+"""Places in the list of descriptors; what it hangs on follows, then the files of its base if it has
+one, and the lines come last."""
+_OF_BASE = 2
 
 
 class Making(Protocol):
@@ -145,6 +148,8 @@ class KeptSandboxes:
         self._making = making
         self._old: set[Path] = set()
         """Directories of earlier engines' cgroups, in which kept sandboxes are."""
+        self._bases: dict[str, KeptBase] = {}
+        """Bases of what was taken over, by lineage."""
 
     def keeps(self, spec: SandboxSpec) -> bool:
         """Whether a sandbox of `spec` can be kept.
@@ -196,10 +201,20 @@ class KeptSandboxes:
             lines=2,
             owner=dict(owner),
         )
+        return self.put_anew(spec.sandbox_id, record, resources)
+
+    def put_anew(
+        self, sandbox_id: str, record: KeptSandbox, resources: SandboxResources
+    ) -> KeptSandbox:
+        """Keep every descriptor of a sandbox as it is now, with its record, which is returned."""
+        child, base = resources.child, resources.base
+        assert child.standby is not None  # noqa: S101  for the type checker only
+        said, why_not = (None, resources.no_base) if base is None else (base.said(), "")
+        record = replace(record, base=said, no_base=why_not)
+        files = (*resources.held, *(() if base is None else base.files))
         lines = (child.channel.fileno(), child.standby.fileno())
-        others = (*child.hangs_on, *resources.held)
-        descriptors = [child.pidfd, resources.work_fd, *others, *lines]
-        self.keeper.put(spec.sandbox_id, record.encoded(), descriptors)
+        descriptors = [child.pidfd, resources.work_fd, *child.hangs_on, *files, *lines]
+        self.keeper.put(sandbox_id, record.encoded(), descriptors)
         return record
 
     def drop(self, sandbox_id: str) -> None:
@@ -280,6 +295,7 @@ class KeptSandboxes:
         found.lost_bytes += _unread_bytes(each for each in lines if each != line)
         arrival.descriptors = []
         fds.close_all(lines)
+        base = self._shared(_base_of(record, hangs_on))
         child = Child(record.pid, pidfd, sock, standby=ours, hangs_on=tuple(hangs_on))
         channel.on_violation(child.kill)
         resources = SandboxResources(
@@ -291,11 +307,24 @@ class KeptSandboxes:
             isolation=self._isolation(record, spec),
             work_fd=work,
             entry=None,
+            base=base,
+            no_base=record.no_base,
         )
         sandbox = JailSandbox(owner, spec, resources)
         sandbox.go_on(record, limits)
         on_made(sandbox)
         return TakenOver(sandbox, replace(spec, limits=limits), record.owner, found, was_paused)
+
+    def _shared(self, base: KeptBase | None) -> KeptBase | None:
+        """Return a base as the sandboxes have it that were taken over before."""
+        if base is None:
+            return None
+        self._bases = {name: each for name, each in self._bases.items() if each.users}
+        known = self._bases.setdefault(base.lineage, base)
+        if known is base or not known.is_one_with(base):
+            return base
+        base.close()
+        return known.again()
 
     def _compared(
         self, arrival: _Arrival, record: KeptSandbox, spec: SandboxSpec, limits: Limits
@@ -336,6 +365,15 @@ class KeptSandboxes:
         """Leave the keeper, and all that it keeps."""
         self.tidy()
         self.keeper.close()
+
+
+def _base_of(record: KeptSandbox, descriptors: list[int]) -> KeptBase | None:
+    """Take the descriptors of the base that is kept with a sandbox; None if there is none."""
+    if record.base is None:
+        return None
+    base, maps = descriptors[-_OF_BASE:]
+    del descriptors[-_OF_BASE:]
+    return KeptBase(record.base["lineage"], record.base["fingerprint"], base, maps)
 
 
 def _thawed(groups: Groups) -> bool:

@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
 
 T = TypeVar("T")
+_KEPT_S = 3.0
+"""Most seconds for which an end waits for what sandboxes that outlive it are to keep."""
 _TRIES = 4
 """Number of attempts for one start. Each uses another fork-server if the one before was killed
 meanwhile: on a host that is short of memory that happens more than once in the second that a new
@@ -545,6 +547,11 @@ class JailRuntime:
         bundle = bundle_in(self._state_dir)
         self.kept = KeptSandboxes(KeeperClient.connect(self._state_dir, bundle), self)
 
+    def want_base(self, sandbox: JailSandbox) -> None:
+        """Have a sandbox that is to outlive this process keep what copies of it need then."""
+        if self.are_alike:
+            self.copier.want_base(sandbox)
+
     async def take_over(self) -> list[TakenOver | NotTakenOver]:
         """Take over what an earlier process of this state directory has left."""
         if self.kept is None:
@@ -586,6 +593,8 @@ class JailRuntime:
 
     async def aclose(self) -> None:
         """Destroy every sandbox and fork-server."""
+        if "copier" in vars(self):
+            await self.copier.wait_kept(_KEPT_S)
         for sandbox in [each for each in self._live if each.is_kept]:
             sandbox.leave()
         if self._left:
@@ -594,6 +603,8 @@ class JailRuntime:
         if "_servers" in vars(self):  # otherwise never used, and perhaps impossible here
             await asyncio.gather(*self._under_way, return_exceptions=True)
             await self._servers.aclose()
+        if "copier" in vars(self):
+            self.copier.close()
         if "_mapper" in vars(self):
             await self._mapper.aclose()
         if "_volumes" in vars(self):

@@ -27,6 +27,7 @@ from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.copies import STORED
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
+from cellwall.runtimes.jail.stored.kept_base import KeptBase
 from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.freezing import Freezing
@@ -56,6 +57,9 @@ class Owner(Protocol):
     def forget(self, sandbox: JailSandbox) -> None:
         """Forget a sandbox that goes on without this process."""
 
+    def want_base(self, sandbox: JailSandbox) -> None:
+        """Have a sandbox that is to outlive this process `keep_base`, now or in the background."""
+
 
 @dataclass(slots=True)
 class SandboxResources:
@@ -75,6 +79,10 @@ class SandboxResources:
 
     held: list[int] = field(default_factory=list)
     """File descriptors of locked files that the sandbox was given, if it outlives this process."""
+    base: KeptBase | None = None
+    """What the next server needs to copy it, if it outlives this process."""
+    no_base: str = ""
+    """Why there is none, if there was to be one."""
 
     def close_descriptors(self) -> None:
         """Close the descriptors and forget their numbers.
@@ -90,6 +98,9 @@ class SandboxResources:
         for fd in (*self.held, *(self.child.hangs_on if self.entry is None else ())):
             os.close(fd)
         self.held, self.child.hangs_on = [], ()
+        if self.base is not None:
+            self.base.close()
+            self.base = None
 
 
 class JailSandbox:
@@ -110,6 +121,7 @@ class JailSandbox:
         self._closing: asyncio.Task[None] | None = None
         self._record: KeptSandbox | None = None
         """What is kept of it beyond this process, if it is kept."""
+        self._has_left = False
         self.volumes: Lease | None = None
         """The volumes that are mounted for it."""
         self.way_out = network_listeners.WayOut(self._opened)
@@ -345,13 +357,23 @@ class JailSandbox:
 
     @property
     def lineage(self) -> str:
-        """Name of the fork-server that made it; of none if this process has it not.
+        """Name of the fork-server that made it, or of the stored lineage that it is one of.
 
-        Or of the stored lineage that it is to be one of.
+        Of neither if it was taken over without a base.
         """
-        if self.entry is not None and self._spec.lineage.startswith(STORED):
-            return self._spec.lineage
-        return "" if self.entry is None else self.entry.lineage
+        if self.entry is None:
+            return "" if self.base is None else self.base.lineage
+        return self._spec.lineage if self._spec.lineage.startswith(STORED) else self.entry.lineage
+
+    @property
+    def base(self) -> KeptBase | None:
+        """What the next server needs to copy it, and this one if it was taken over."""
+        return self._resources.base
+
+    @property
+    def no_base(self) -> str:
+        """Why there is none, if there was to be one."""
+        return self._resources.no_base
 
     @property
     def is_kept(self) -> bool:
@@ -364,8 +386,31 @@ class JailSandbox:
         if kept is None or not kept.keeps(self._spec) or self.is_closing:
             return False
         known = self._record
+        if known is None:
+            self._runtime.want_base(self)
         self._record = kept.put(self._spec, self._limits, self._resources, owner, known)
         return True
+
+    def keep_base(self, base: KeptBase | None, why_not: str = "") -> None:
+        """Have what copies need outlive this process with it; once."""
+        resources = self._resources
+        if self._has_left or self.is_closing or resources.base is not None:
+            return
+        resources.no_base = why_not
+        own = resources.base = None if base is None else base.again()
+        try:
+            self._put_anew()
+        except BaseException:
+            resources.base = None
+            if own is not None:
+                own.close()
+            raise
+
+    def _put_anew(self) -> None:
+        """Keep its descriptors as they are now, if it is kept."""
+        kept, record = self._runtime.kept, self._record
+        if kept is not None and record is not None:
+            self._record = kept.put_anew(self._spec.sandbox_id, record, self._resources)
 
     def hold(self, *files: int) -> None:
         """Have locked files stay open as long as it lives, before it is given them.
@@ -376,12 +421,12 @@ class JailSandbox:
         kept, held = self._runtime.kept, self._resources.held
         if kept is None:
             return
-        known = {os.fstat(fd).st_ino for fd in held}
+        base = () if self.base is None else (self.base.base,)
+        known = {os.fstat(fd).st_ino for fd in (*held, *base)}
         new = [os.dup(fd) for fd in files if os.fstat(fd).st_ino not in known]
         held += new
-        if new and self._record is not None:
-            owner = self._record.owner
-            self._record = kept.put(self._spec, self._limits, self._resources, owner, None)
+        if new:
+            self._put_anew()
 
     def go_on(self, record: KeptSandbox, limits: Limits) -> None:
         """Go on with what an earlier process kept of it."""
@@ -389,6 +434,7 @@ class JailSandbox:
 
     def leave(self) -> None:
         """Close this process's descriptors, and end nothing."""
+        self._has_left = True
         self.way_out.close()
         self._resources.child.leave()
         self._resources.channel.close("the server ends, and the sandbox goes on")

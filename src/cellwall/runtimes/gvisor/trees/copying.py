@@ -26,7 +26,7 @@ from cellwall.model.errors import (
 )
 from cellwall.runtimes.channel.replies import ChannelLost, Reply
 from cellwall.runtimes.channel.stand_by import stand_by, wake
-from cellwall.runtimes.copies import SessionImage
+from cellwall.runtimes.copies import SessionImage, Source
 from cellwall.runtimes.gvisor.trees import writing
 from cellwall.runtimes.shared.saved_tree import SavedTree, TreeFiles
 
@@ -63,9 +63,9 @@ class TreeCopier:
         self._known: Abilities | None = None
         self._asking = asyncio.Lock()
 
-    def lineage_of(self, sandbox: RuntimeSandbox) -> str:
+    async def keep_source(self, sandbox: RuntimeSandbox) -> Source:
         """Return what a copy must have in common: its configuration, `runsc`, and its platform."""
-        return _ours(sandbox).lineage
+        return Source(_ours(sandbox).lineage)
 
     def keep_lineage(self, lineage: str) -> None:
         """Do nothing: an image needs no process; a start compares the lineage."""

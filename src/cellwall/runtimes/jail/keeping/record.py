@@ -21,9 +21,9 @@ from cellwall.model.limits import Limits
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.base import SandboxSpec
 
-FORMAT = 2
-_READABLE = (1, FORMAT)
-"""Formats that this version takes over; 1 has no commands."""
+FORMAT = 3
+_READABLE = (1, 2, FORMAT)
+"""Formats that this version takes over; 1 has no commands, 2 and 1 have no base."""
 
 
 class Upgraded(SandboxBroken):
@@ -96,6 +96,10 @@ class KeptSandbox:
     """Number of the last descriptors that are lines to init: the channel and standby lines."""
     owner: Mapping[str, Any]
     """What the engine keeps of it."""
+    base: Mapping[str, Any] | None = None
+    """What is known of the base that is kept with it; None: there is none."""
+    no_base: str = ""
+    """Why there is none, if there was to be one."""
     format: int = FORMAT
     protocol: int = PROTOCOL
 
@@ -120,6 +124,8 @@ class KeptSandbox:
             root = None if ids["root"] is None else _pair(ids["root"])
             found["ids"] = KeptIds(ids["index"], _pair(ids["user"]), root)
             found["groups"] = KeptGroups(**found["groups"])
+            if (base := found.get("base")) is not None:
+                found["base"] = {"lineage": base["lineage"], "fingerprint": {**base["fingerprint"]}}
             return cls(**found)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Upgraded(f"kept sandbox: its record cannot be read: {error}") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken
 from cellwall.runtimes.copies import STORED, LineageFacts
-from cellwall.runtimes.jail.stored import fingerprint
+from cellwall.runtimes.jail.stored import fingerprint, kept_base
 from cellwall.runtimes.jail.stored.base import Base
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
+    from cellwall.runtimes.jail.sandbox import JailSandbox
+    from cellwall.runtimes.jail.stored.kept_base import KeptBase
+
+
+_TO_BE_COPIED = (
+    "to have sessions copied after a restart, give the servers before and after it a place for "
+    "snapshots (snapshots_dir)"
+)
 
 
 @dataclass(slots=True)
@@ -42,6 +50,11 @@ class StoredLineages:
         self._read: dict[str, asyncio.Future[dict[str, str]]] = {}
         """Fingerprints of fork-servers, by their own lineage."""
 
+    @property
+    def names(self) -> set[str]:
+        """The names of those that are loaded."""
+        return set(self._known)
+
     def keep(self, lineage: str) -> bool:
         """Keep what images of a lineage need; report whether it is a stored one."""
         if not lineage.startswith(STORED):
@@ -59,6 +72,17 @@ class StoredLineages:
             del self._known[lineage]
             os.close(known.base.fd)
         return True
+
+    def base(self, lineage: str) -> Base:
+        """Return what images of a lineage are compared with. Raises NotFound."""
+        return self._find(lineage).base
+
+    async def kept_base(self, lineage: str, entry: Entry, base: Base) -> KeptBase:
+        """Return a base as it is kept beyond this engine. Raises HostUnsupported."""
+        if not lineage.startswith(STORED):
+            return await kept_base.made(base, await self._fingerprint(entry))
+        known = self._find(lineage)
+        return await kept_base.made(known.base, known.fingerprint, lineage)
 
     async def base_of(self, lineage: str, entry: Entry) -> Base:
         """Return what a sandbox of a fork-server has to be like. Raises Conflict, NotFound."""
@@ -91,6 +115,32 @@ class StoredLineages:
         else:
             self._known[lineage] = _Known(Base(facts.base, facts.maps), facts.fingerprint)
         self._known[lineage].users += 1
+
+    async def adopt_live(self, sandbox: JailSandbox) -> None:
+        """Know the lineage of a sandbox that was taken over, and keep it once. Raises Conflict."""
+        kept = sandbox.base
+        if kept is None:
+            why = sandbox.no_base or "nothing that copies need was kept with it"
+            raise Conflict(
+                f"copy: an earlier server started this sandbox: {why}",
+                remedy=f"create a new sandbox; {_TO_BE_COPIED}",
+            )
+        if not self._servers.are_alike:
+            raise Conflict(
+                "copy: an earlier server started this sandbox, and this one has no snapshots_dir",
+                remedy=_TO_BE_COPIED,
+            )
+        entry = await self._servers.get(sandbox.spec.template)
+        if found := fingerprint.differing(kept.fingerprint, await self._fingerprint(entry)):
+            raise Conflict(
+                "copy: an earlier server started this sandbox, and its session can only go on as "
+                f"it is: {'; '.join(each.what for each in found)}",
+                remedy="save what it has in files, and load that in a new sandbox",
+            )
+        if kept.lineage not in self._known:
+            facts = kept.facts()
+            self._known[kept.lineage] = _Known(Base(facts.base, facts.maps), facts.fingerprint)
+        self._known[kept.lineage].users += 1
 
     def _find(self, lineage: str) -> _Known:
         try:
