@@ -93,14 +93,15 @@ async def _run(visit: Visit) -> None:
         return
     most = visit.request.settings.most
     limits = {"wall_s": min(WALL_S, most.wall_s), "cpu_s": min(WALL_S, most.cpu_s)}
-    execution = await visit.client.arun(asked["code"], language=language, limits=limits)
+    work = visit.client.arun(asked["code"], language=language, limits=limits)
+    execution = await visit.request.unless_gone(work)
     await exchange.answer(visit.request, answers.answer_of(execution))
 
 
 async def _dependencies(visit: Visit) -> None:
     if not await _is_python(visit):
         return
-    execution = await visit.client.arun(_DISTRIBUTIONS)
+    execution = await visit.request.unless_gone(visit.client.arun(_DISTRIBUTIONS))
     found = [line.split(" ", 1) for line in sorted(set(execution.stdout.splitlines()))]
     shown = [{"name": each[0], "version": each[1]} for each in found if len(each) == 2]
     await exchange.answer(visit.request, answers.success({"dependencies": shown}))

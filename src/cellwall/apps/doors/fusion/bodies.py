@@ -32,7 +32,6 @@ SERVED: Mapping[str, str] = {
     "csharp": "csharp",
     "bash": "bash",
     "typescript": "typescript",
-    "sql": "sql",
     "rust": "rust",
     "lua": "lua",
     "R": "r",

@@ -64,7 +64,7 @@ async def _run_code(visit: Visit) -> None:
     body = await validation.read(visit.request, CodeBody)
     try:
         code, options = program_of(body, visit.request.settings.most)
-        execution = await visit.client.arun(code, **options)
+        execution = await visit.request.unless_gone(visit.client.arun(code, **options))
         answer = answers.code_answer(execution, body.fetch_files)
     except (AccessDenied, CapacityError):
         raise
@@ -76,7 +76,8 @@ async def _run_code(visit: Visit) -> None:
 async def _run_jupyter(visit: Visit) -> None:
     body = await validation.read(visit.request, NotebookBody)
     try:
-        answer = await run_notebook(visit.client, body, visit.request.settings.most)
+        work = run_notebook(visit.client, body, visit.request.settings.most)
+        answer = await visit.request.unless_gone(work)
     except (AccessDenied, CapacityError):
         raise
     except CellwallError as error:

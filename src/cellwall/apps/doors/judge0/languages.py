@@ -43,7 +43,6 @@ _NUMBERS: Mapping[int, tuple[str, str]] = {
     74: ("typescript", "TypeScript"),
     78: ("kotlin", "Kotlin"),
     80: ("r", "R"),
-    82: ("sql", "SQL"),
     85: ("perl", "Perl"),
 }
 STATUSES: Mapping[int, str] = {

@@ -24,6 +24,7 @@ from cellwall.server.http.face import presented_key
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cellwall.model.execution import Event
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
     from cellwall.server.http.face import Find
@@ -81,13 +82,13 @@ class Piston:
             raise BadJob(f"{name}-{selector} runtime is unknown")
         job = job_of(body, visit.request.settings.most)
         pieces: list[str] = []
-        execution = await visit.client.arun(
-            job.code,
-            on_event=lambda event: (
-                pieces.append(event.text or "") if event.kind in {"stdout", "stderr"} else None
-            ),
-            **job.options(runtime.language),
-        )
+
+        def note(event: Event) -> None:
+            if event.kind in {"stdout", "stderr"}:
+                pieces.append(event.text or "")
+
+        work = visit.client.arun(job.code, on_event=note, **job.options(runtime.language))
+        execution = await visit.request.unless_gone(work)
         await exchange.answer(visit.request, answer_of(execution, runtime, "".join(pieces)))
 
     async def _connect(self, visit: Visit) -> None:

@@ -17,7 +17,7 @@ from cellwall.languages.registry import LANGUAGES, detect
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_NAMES: Mapping[str, str] = {"cpp": "c++", "r": "rscript", "sql": "sqlite3"}
+_NAMES: Mapping[str, str] = {"cpp": "c++", "r": "rscript"}
 """Piston's names where they are not ours."""
 _RUNTIMES: Mapping[str, str] = {
     "javascript": "node",
@@ -82,7 +82,7 @@ class Runtimes:
 def _look() -> list[PistonRuntime]:
     found: list[PistonRuntime] = []
     for language in LANGUAGES.values():
-        installed = detect(language)
+        installed = detect(language) if language.run else None  # SQL is no program of its own
         if installed is not None:
             name = _NAMES.get(language.name, language.name)
             aliases = [each for each in (language.name, *language.aliases) if each != name]

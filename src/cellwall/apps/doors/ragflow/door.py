@@ -72,7 +72,7 @@ def make_door(state: State, options: Mapping[str, Any]) -> Ragflow:
 async def _run(visit: Visit) -> None:
     body = await validation.read(visit.request, RunBody)
     code, options = program_of(body, visit.request.settings.most)
-    execution = await visit.client.arun(code, **options)
+    execution = await visit.request.unless_gone(visit.client.arun(code, **options))
     await exchange.answer(visit.request, answers.answer_of(execution))
 
 
