@@ -83,12 +83,19 @@ def program_of(body: CodeBody, most: Limits) -> tuple[str, dict[str, Any]]:
         "stdin": body.stdin,
         "files": files_of(body.files),
         "collect": body.fetch_files,
-        "compile_limits": asked_limits.wall(body.compile_timeout, most),
+        "compile_limits": wall_of(body, "compile_timeout", most),
         "limits": {
-            **asked_limits.wall(body.run_timeout, most),
+            **wall_of(body, "run_timeout", most),
             **memory_of(body.memory_limit_MB, most),
         },
     }
+
+
+def wall_of(body: BaseModel, field: str, most: Limits) -> dict[str, float]:
+    """Return the limits of time; the protocol's default is lowered to the operator's ceiling."""
+    seconds = getattr(body, field)
+    is_asked = field in body.model_fields_set
+    return asked_limits.wall(seconds if is_asked else min(seconds, most.wall_s), most)
 
 
 def memory_of(mebibytes: int, most: Limits) -> dict[str, float]:

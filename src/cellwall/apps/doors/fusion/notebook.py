@@ -10,9 +10,9 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors import asked_limits, exchange
+from cellwall.apps.doors import exchange
 from cellwall.apps.doors.fusion import answers
-from cellwall.apps.doors.fusion.bodies import files_of, memory_of
+from cellwall.apps.doors.fusion.bodies import files_of, memory_of, wall_of
 from cellwall.apps.doors.stages import TIMES
 from cellwall.model.errors import FileError, UsageError
 
@@ -31,14 +31,14 @@ async def run_notebook(client: AsyncClient, body: NotebookBody, most: Limits) ->
     """Return the answer about the notebook. Raises UsageError, CapacityError."""
     files = files_of(body.files)
     limits = {
-        **asked_limits.wall(body.total_timeout, most),
+        **wall_of(body, "total_timeout", most),
         **memory_of(body.memory_limit_MB, most),
     }
     async with await client.create_sandbox(limits=limits) as sandbox:
         for path, data in files.items():
             await sandbox.files.write(path, data)
         began = time.monotonic()
-        cells = await _cells(sandbox, body, began + body.total_timeout)
+        cells = await _cells(sandbox, body, began + limits["wall_s"])
         seconds = time.monotonic() - began
         if cells is None:
             driver = answers.driver_of(answers.TIMED_OUT, seconds)
