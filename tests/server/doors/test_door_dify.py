@@ -47,10 +47,13 @@ def test_health_is_ok(door: Server) -> None:
 @pytest.mark.parametrize(
     ("language", "code"),
     [
-        ("python3", "import sys; sys.stdout.write('<<R>>\\r\\n\\t\\u00e9'); print('w', file=sys.stderr)"),
+        (
+            "python3",
+            "import sys\nsys.stdout.write('<<R>>\\r\\n\\t\\u00e9')\nprint('w', file=sys.stderr)",
+        ),
         ("nodejs", "process.stdout.write('<<R>>\\r\\n\\t\\u00e9'); console.error('w')"),
     ],
-)  # fmt: skip
+)
 def test_stdout_is_exactly_what_was_written(client: httpx.Client, language: str, code: str) -> None:
     data = run(client, code, language)
     assert (data["stdout"], data["stderr"]) == ("<<R>>\r\n\té", "w\n")
@@ -62,7 +65,11 @@ def test_last_expression_does_not_appear_in_stdout(client: httpx.Client) -> None
 
 
 def test_asking_for_a_network_is_not_refused_and_gives_none(client: httpx.Client) -> None:
-    code = "import socket\ntry: socket.create_connection(('192.0.2.1', 80), 2)\nexcept OSError: print('no')"
+    code = (
+        "import socket\n"
+        "try: socket.create_connection(('192.0.2.1', 80), 2)\n"
+        "except OSError: print('no')"
+    )
     assert run(client, code, enable_network=True)["stdout"] == "no\n"
 
 

@@ -96,7 +96,7 @@ def test_time_limit_has_no_return_code(client: httpx.Client) -> None:
     ],
 )
 def test_other_limits_are_failures_with_a_message(
-    client: httpx.Client, code: str, more: dict[str, int], said: str
+    client: httpx.Client, code: str, more: dict[str, Any], said: str
 ) -> None:
     answer = run(client, code, **more)
     assert (answer["status"], answer["run_result"]["status"]) == ("Failed", "Finished")
@@ -133,7 +133,7 @@ def test_php_needs_no_tag(client: httpx.Client) -> None:
     ],
 )
 def test_what_cannot_be_done_is_a_sandbox_error(
-    client: httpx.Client, body: dict[str, object], said: str
+    client: httpx.Client, body: dict[str, Any], said: str
 ) -> None:
     answer = run(client, "1", **{"language": "python", **body})
     assert (answer["status"], answer["run_result"]) == ("SandboxError", None)

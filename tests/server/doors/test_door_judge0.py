@@ -79,7 +79,7 @@ def test_accepted_submission_has_the_default_fields(client: httpx.Client) -> Non
     ],
 )
 def test_end_has_its_status(
-    client: httpx.Client, code: str, more: dict[str, object], status: int, message: str | None
+    client: httpx.Client, code: str, more: dict[str, Any], status: int, message: str | None
 ) -> None:
     found = judged(client, code, **more)
     assert found["status"]["id"] == status, found
@@ -279,7 +279,7 @@ def test_full_queue_is_503() -> None:
     assert (answer.status_code, answer.json()) == (503, {"error": "queue is full"})
 
 
-async def _put_by(more: dict[str, object]) -> Any:
+async def _put_by(more: dict[str, Any]) -> Any:
     async with listening() as receiver:
         with opened("judge0", more=SHORT, **more) as made:
             client = made.client(None, **{"X-Auth-Token": ALICE})
@@ -292,7 +292,7 @@ async def _put_by(more: dict[str, object]) -> Any:
 
 
 def test_result_is_put_to_the_callback() -> None:
-    permitted: dict[str, object] = {"webhooks": True, "webhook_networks": ["127.0.0.0/8"]}
+    permitted: dict[str, Any] = {"webhooks": True, "webhook_networks": ["127.0.0.0/8"]}
     received = asyncio.run(_put_by(permitted))
     found = json.loads(received.body)
     assert set(found) == DEFAULT

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from cellwall.server.core.settings import ServerSettings
 
-_ATTEMPTS = 3
-_ATTEMPT_S = 5.0
+ATTEMPTS = 3
+ATTEMPT_S = 5.0
 _AT_ONCE = 16
 _HEADERS = (("Content-Type", "application/json"), ("User-Agent", "cellwall-judge0"))
 
@@ -47,9 +47,9 @@ class Callbacks:
         target = target_of(url)
         body = json.dumps(value, separators=(",", ":")).encode()
         async with self._free:
-            for _ in range(_ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 try:
-                    async with asyncio.timeout(_ATTEMPT_S):
+                    async with asyncio.timeout(ATTEMPT_S):
                         status = await self._poster.post(target, _HEADERS, body, "PUT")
                 except Denied:
                     return

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from cellwall.apps.doors import exchange
 from cellwall.apps.doors.door import PublicRoute, Route, Visit
 from cellwall.apps.doors.judge0.callbacks import Callbacks
-from cellwall.apps.doors.judge0.fields import DEFAULTS, Invalid, asked_of
+from cellwall.apps.doors.judge0.configuration import configuration
+from cellwall.apps.doors.judge0.fields import Invalid, asked_of
 from cellwall.apps.doors.judge0.judge import Judge
 from cellwall.apps.doors.judge0.languages import STATUSES, JudgeLanguage, installed, status_of
 from cellwall.apps.doors.judge0.submissions import (
@@ -225,24 +225,7 @@ class Judge0:
         await exchange.answer(request, found.in_full())
 
     async def _show_configuration(self, request: Request) -> None:
-        most = asdict(self._settings.most)
-        shown = {
-            **DEFAULTS,
-            "enable_wait_result": True,
-            "enable_compiler_options": True,
-            "enable_command_line_arguments": True,
-            "enable_submission_delete": True,
-            "enable_callbacks": self._settings.webhooks,
-            "enable_additional_files": True,
-            "enable_batched_submissions": True,
-            "max_submission_batch_size": MOST_IN_BATCH,
-            "max_cpu_time_limit": most["cpu_s"],
-            "max_wall_time_limit": most["wall_s"],
-            "max_memory_limit": most["memory_mb"] * 1024,
-            "max_max_processes_and_or_threads": most["processes"],
-            "allow_enable_network": False,
-        }
-        await exchange.answer(request, shown)
+        await exchange.answer(request, configuration(self._settings, MOST_IN_BATCH))
 
 
 _PAGING = {"page": 1, "per_page": _PER_PAGE}

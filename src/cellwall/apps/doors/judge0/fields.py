@@ -165,17 +165,17 @@ class _Reading:
 
     def numbers(self, most: Limits) -> dict[str, Any]:
         """Return the fields of `DEFAULTS`, each within its bounds."""
-        bounds = _bounds(most)
+        known = bounds(most)
         found: dict[str, Any] = {}
         for name, default in DEFAULTS.items():
             value = self._given.get(name)
             if value is None:
-                most_of_it = bounds.get(name, (default, default))[1]
+                most_of_it = known.get(name, (default, default))[1]
                 found[name] = default if isinstance(default, bool) else min(default, most_of_it)
             elif isinstance(default, bool):
                 found[name] = self._flag(name, value)
             else:
-                found[name] = self._number(name, value, bounds.get(name))
+                found[name] = self._number(name, value, known.get(name))
         for name in _FIXED:
             if found[name] != DEFAULTS[name]:
                 self.fault(name, _NOT_HERE)
@@ -239,7 +239,7 @@ class _Reading:
             return {}
 
 
-def _bounds(most: Limits) -> dict[str, tuple[float, float]]:
+def bounds(most: Limits) -> dict[str, tuple[float, float]]:
     """Return the bounds of the numbers: the operator's ceilings."""
     return {
         "number_of_runs": (1, _MOST_RUNS),

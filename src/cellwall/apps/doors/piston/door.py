@@ -42,14 +42,15 @@ class Piston:
         self._runtimes = Runtimes()
         routes: list[Route | PublicRoute] = []
         for prefix in _PREFIXES:
-            routes += [
-                Route("POST", f"{prefix}/execute", self._execute),
-                Route("WS", f"{prefix}/connect", self._connect),
-                PublicRoute("GET", f"{prefix}/runtimes", self._show_runtimes),
-                PublicRoute("GET", f"{prefix}/packages", self._show_packages),
-                Route("POST", f"{prefix}/packages", self._change_packages),
-                Route("DELETE", f"{prefix}/packages", self._change_packages),
-            ]
+            for end in ("", "/"):  # clients end paths either way
+                routes += [
+                    Route("POST", f"{prefix}/execute{end}", self._execute),
+                    Route("WS", f"{prefix}/connect{end}", self._connect),
+                    PublicRoute("GET", f"{prefix}/runtimes{end}", self._show_runtimes),
+                    PublicRoute("GET", f"{prefix}/packages{end}", self._show_packages),
+                    Route("POST", f"{prefix}/packages{end}", self._change_packages),
+                    Route("DELETE", f"{prefix}/packages{end}", self._change_packages),
+                ]
         routes.append(PublicRoute("GET", "/", _about))
         self.routes = tuple(routes)
 
