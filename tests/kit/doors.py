@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,12 @@ def bodies(**fields: Any) -> st.SearchStrategy[Any]:
     """Return bodies whose fields are plausible, of any type, or missing."""
     optional = {name: usual | JSON for name, usual in fields.items()}
     return st.fixed_dictionaries({}, optional=optional) | JSON
+
+
+def post(client: httpx.Client, path: str, value: object) -> httpx.Response:
+    """Send any JSON value, also null and text that UTF-8 does not have."""
+    data = json.dumps(value).encode("ascii")
+    return client.post(path, content=data, headers={"Content-Type": "application/json"})
 
 
 FULL = '[tiers.small]\nrunning = 1\nqueued = 1\n[tenants]\nalice = "small"\n'

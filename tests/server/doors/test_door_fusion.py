@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require_command
-from kit.doors import FULL, FUZZ, b64, bodies, fill, keyless, opened, slow_start
+from kit.doors import FULL, FUZZ, b64, bodies, fill, keyless, opened, post, slow_start
 from kit.servers import ALICE, Server
 
 pytestmark = slow_start
@@ -232,7 +232,7 @@ def test_full_server_is_no_answer_so_that_the_client_tries_again() -> None:
     )
 )
 def test_no_body_is_a_failure_of_the_server(client: httpx.Client, body: object) -> None:
-    answer = client.post("/fusion/run_code", json=body)
+    answer = post(client, "/fusion/run_code", body)
     assert answer.status_code in {200, 422}
     assert set(answer.json()) in ({"detail"}, CODE_KEYS)
 
@@ -247,6 +247,6 @@ def test_no_body_is_a_failure_of_the_server(client: httpx.Client, body: object) 
     )
 )
 def test_no_notebook_is_a_failure_of_the_server(client: httpx.Client, body: object) -> None:
-    answer = client.post("/fusion/run_jupyter", json=body)
+    answer = post(client, "/fusion/run_jupyter", body)
     assert answer.status_code in {200, 422}
     assert set(answer.json()) in ({"detail"}, BOOK_KEYS)

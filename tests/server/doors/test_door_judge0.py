@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require_command
-from kit.doors import FULL, FUZZ, SHORT, b64, bodies, fill, keyless, opened, slow_start
+from kit.doors import FULL, FUZZ, SHORT, b64, bodies, fill, keyless, opened, post, slow_start
 from kit.receivers import listening
 from kit.servers import ALICE, BOB, Server
 from kit.waiting import wait_until
@@ -313,6 +313,6 @@ def test_result_is_put_to_the_callback() -> None:
 )
 def test_no_body_is_a_failure_of_the_server(client: httpx.Client, body: object) -> None:
     for query in ("", "?base64_encoded=true"):
-        answer = client.post(f"{PATH}{query}", json=body)
+        answer = post(client, f"{PATH}{query}", body)
         assert answer.status_code in {201, 400, 422}
         assert isinstance(answer.json(), dict)

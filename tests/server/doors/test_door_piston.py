@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require_command
-from kit.doors import FUZZ, bodies, keyless, opened, slow_start
+from kit.doors import FUZZ, bodies, keyless, opened, post, slow_start
 from kit.servers import ALICE, Server
 
 pytestmark = slow_start
@@ -210,6 +210,6 @@ def test_unknown_path_is_404(client: httpx.Client) -> None:
     )
 )
 def test_no_body_is_a_failure_of_the_server(client: httpx.Client, sent: object) -> None:
-    answer = client.post(EXECUTE, json=sent)
+    answer = post(client, EXECUTE, sent)
     assert answer.status_code in {200, 400}
     assert "run" in answer.json() or set(answer.json()) == {"message"}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.doors import FUZZ, b64, bodies, keyless, opened, slow_start
+from kit.doors import FUZZ, b64, bodies, keyless, opened, post, slow_start
 from kit.servers import ALICE, BOB, Server
 
 pytestmark = slow_start
@@ -211,6 +211,6 @@ def test_unknown_path_is_refused_in_its_shape(client: httpx.Client, path: str, s
     )
 )
 def test_no_body_is_a_failure_of_the_server(client: httpx.Client, body: object) -> None:
-    answer = client.post("/ragflow/run", json=body)
+    answer = post(client, "/ragflow/run", body)
     assert answer.status_code in {200, 422}
     assert set(answer.json()) in ({"detail"}, KEYS)

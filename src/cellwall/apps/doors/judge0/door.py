@@ -7,17 +7,17 @@ Keys come as `X-Auth-Token`. As in release 1.13.1, texts are base64 only if the 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from cellwall.apps.doors import exchange
 from cellwall.apps.doors.door import PublicRoute, Route, Visit
+from cellwall.apps.doors.installed import InstalledTools
 from cellwall.apps.doors.judge0.callbacks import Callbacks
 from cellwall.apps.doors.judge0.configuration import configuration
 from cellwall.apps.doors.judge0.fields import Invalid, asked_of
 from cellwall.apps.doors.judge0.judge import Judge
-from cellwall.apps.doors.judge0.languages import STATUSES, JudgeLanguage, installed, status_of
+from cellwall.apps.doors.judge0.languages import STATUSES, JudgeLanguage, served, status_of
 from cellwall.apps.doors.judge0.submissions import (
     ALL_FIELDS,
     DEFAULT_FIELDS,
@@ -42,21 +42,19 @@ if TYPE_CHECKING:
 
 MOST_IN_BATCH = 20
 VERSION = "1.13.1"
-_LANGUAGES_KEPT_S = 60.0
 _PER_PAGE = 20
 
 
 class Judge0:
     """The door; see the module."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        """Judge nothing yet."""
+    def __init__(self, settings: ServerSettings, tools: InstalledTools) -> None:
+        """Judge nothing yet; `tools` are the tools that this host has."""
         self._settings = settings
         self._submissions = Submissions(settings.retention_s)
         self._callbacks = Callbacks(settings)
         self._judge = Judge(self._submissions, self._callbacks)
-        self._languages: dict[int, JudgeLanguage] = {}
-        self._languages_until = 0.0
+        self._tools = tools
         self.routes = (
             Route("POST", "/submissions", self._create),
             Route("GET", "/submissions", self._list),
@@ -202,10 +200,7 @@ class Judge0:
     # -- facts -----------------------------------------------------------------------------
 
     async def _known_languages(self) -> Mapping[int, JudgeLanguage]:
-        if time.monotonic() >= self._languages_until:
-            self._languages = await asyncio.to_thread(installed)
-            self._languages_until = time.monotonic() + _LANGUAGES_KEPT_S
-        return self._languages
+        return served(await self._tools.all())
 
     async def _show_languages(self, request: Request) -> None:
         found = await self._known_languages()
@@ -234,7 +229,7 @@ _PAGING = {"page": 1, "per_page": _PER_PAGE}
 def make_door(state: State, options: Mapping[str, Any]) -> Judge0:
     """Make the door."""
     check_none("judge0", options)
-    return Judge0(state.settings)
+    return Judge0(state.settings, InstalledTools(state.tasks))
 
 
 def _query(request: Request) -> dict[str, str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.tool_versions import shown, version_in
-from cellwall.languages.registry import LANGUAGES, detect
+from cellwall.languages.registry import LANGUAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cellwall.languages.registry import Language
+    from cellwall.languages.registry import Installed, Language
 
 _NUMBERS: Mapping[int, tuple[str, str]] = {
     46: ("bash", "Bash"),
@@ -86,15 +86,14 @@ class JudgeLanguage:
         }
 
 
-def installed() -> dict[int, JudgeLanguage]:
-    """Return the languages of this host by number. Blocks while tools tell their versions."""
+def served(tools: Mapping[str, Installed]) -> dict[int, JudgeLanguage]:
+    """Return the languages by number whose tools are there."""
     found: dict[int, JudgeLanguage] = {}
     for number, (ours, name) in _NUMBERS.items():
-        language = LANGUAGES[ours]
-        tool = detect(language)
+        tool = tools.get(ours)
         if tool is not None:
             version = shown(version_in(tool.version))
-            found[number] = JudgeLanguage(number, f"{name} ({version})", language)
+            found[number] = JudgeLanguage(number, f"{name} ({version})", LANGUAGES[ours])
     return found
 
 

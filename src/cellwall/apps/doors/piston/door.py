@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors import exchange
 from cellwall.apps.doors.door import PublicRoute, Route, Visit
+from cellwall.apps.doors.installed import InstalledTools
 from cellwall.apps.doors.options import check_none
 from cellwall.apps.doors.piston.answers import answer_of
 from cellwall.apps.doors.piston.connect import connect
@@ -37,9 +38,9 @@ _NOT_JSON = "requests must be of type application/json"
 class Piston:
     """The door; see the module."""
 
-    def __init__(self) -> None:
-        """Keep the table of routes."""
-        self._runtimes = Runtimes()
+    def __init__(self, tools: InstalledTools) -> None:
+        """Serve the languages of `tools`."""
+        self._runtimes = Runtimes(tools)
         routes: list[Route | PublicRoute] = []
         for prefix in _PREFIXES:
             for end in ("", "/"):  # clients end paths either way
@@ -125,9 +126,8 @@ class Piston:
 
 def make_door(state: State, options: Mapping[str, Any]) -> Piston:
     """Make the door."""
-    del state
     check_none("piston", options)
-    return Piston()
+    return Piston(InstalledTools(state.tasks))
 
 
 async def _body(request: Request) -> Any:  # noqa: ANN401 - JSON

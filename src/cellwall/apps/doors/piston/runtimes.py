@@ -5,17 +5,17 @@ The invariant: what is listed can be run, and its version is what the tool print
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.piston.selectors import matches
 from cellwall.apps.doors.tool_versions import Version, shown, version_in
-from cellwall.languages.registry import LANGUAGES, detect
+from cellwall.languages.registry import LANGUAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from cellwall.apps.doors.installed import InstalledTools
 
 _NAMES: Mapping[str, str] = {"cpp": "c++", "r": "rscript"}
 """Piston's names where they are not ours."""
@@ -27,7 +27,6 @@ _RUNTIMES: Mapping[str, str] = {
     "cpp": "gcc",
     "fortran": "gcc",
 }
-_KEPT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +52,16 @@ class PistonRuntime:
 
 
 class Runtimes:
-    """The runtimes of this host, which are looked up again once a minute."""
+    """The runtimes of this host."""
 
-    def __init__(self) -> None:
-        """Look up nothing yet."""
-        self._found: Sequence[PistonRuntime] = ()
-        self._until = 0.0
-        self._looking = asyncio.Lock()
+    def __init__(self, tools: InstalledTools) -> None:
+        """`tools` are the tools that this host has."""
+        self._tools = tools
 
     async def all(self) -> Sequence[PistonRuntime]:
         """Return all runtimes, in the order of our languages."""
-        if time.monotonic() < self._until:
-            return self._found
-        async with self._looking:
-            if time.monotonic() >= self._until:
-                self._found = await asyncio.to_thread(_look)
-                self._until = time.monotonic() + _KEPT_S
-        return self._found
+        found = await self._tools.all()
+        return [_runtime(name, tool.version) for name, tool in found.items()]
 
     async def find(self, name: str, selector: str) -> PistonRuntime | None:
         """Return the runtime of that name or alias whose version fits."""
@@ -79,13 +71,7 @@ class Runtimes:
         return None
 
 
-def _look() -> list[PistonRuntime]:
-    found: list[PistonRuntime] = []
-    for language in LANGUAGES.values():
-        installed = detect(language) if language.run else None  # SQL is no program of its own
-        if installed is not None:
-            name = _NAMES.get(language.name, language.name)
-            aliases = [each for each in (language.name, *language.aliases) if each != name]
-            version = version_in(installed.version)
-            found.append(PistonRuntime(name, language.name, tuple(aliases), version))
-    return found
+def _runtime(ours: str, printed: str) -> PistonRuntime:
+    name = _NAMES.get(ours, ours)
+    aliases = [each for each in (ours, *LANGUAGES[ours].aliases) if each != name]
+    return PistonRuntime(name, ours, tuple(aliases), version_in(printed))
