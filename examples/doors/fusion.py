@@ -16,7 +16,7 @@ answer = httpx.post(
         "language": "python",
         "code": "print(sum(map(int, input().split())))",
         "stdin": "20 22\n",
-        "run_timeout": 5,
+        "run_timeout": 3,
     },
     timeout=30,
 ).json()

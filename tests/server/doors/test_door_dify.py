@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.doors import FULL, FUZZ, bodies, fill, keyless, opened, post, slow_start
+from kit.server.doors import FULL, FUZZ, bodies, fill, keyless, opened, post, slow_start
 from kit.servers import ALICE, Server
 
 pytestmark = slow_start

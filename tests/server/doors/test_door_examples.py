@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.doors import NAMES, opened, slow_start
+from kit.server.doors import NAMES, opened, slow_start
 from kit.servers import ALICE, Server
 
 pytestmark = slow_start

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require_command
-from kit.doors import FULL, FUZZ, b64, bodies, fill, keyless, opened, post, slow_start
+from kit.server.doors import FULL, FUZZ, b64, bodies, fill, keyless, opened, post, slow_start
 from kit.servers import ALICE, Server
 
 pytestmark = slow_start

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require_command
-from kit.doors import FULL, FUZZ, SHORT, b64, bodies, fill, keyless, opened, post, slow_start
 from kit.receivers import listening
+from kit.server.doors import FULL, FUZZ, SHORT, b64, bodies, fill, keyless, opened, post, slow_start
 from kit.servers import ALICE, BOB, Server
 from kit.waiting import wait_until
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import require_command
-from kit.doors import FUZZ, bodies, keyless, opened, post, slow_start
+from kit.server.doors import FUZZ, bodies, keyless, opened, post, slow_start
 from kit.servers import ALICE, Server
 
 pytestmark = slow_start

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from conftest import require_command
-from kit.doors import opened, slow_start
+from kit.server.doors import opened, slow_start
 from kit.servers import ALICE, Server
 from kit.waiting import wait_until
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.doors import FUZZ, b64, bodies, keyless, opened, post, slow_start
+from kit.server.doors import FUZZ, b64, bodies, keyless, opened, post, slow_start
 from kit.servers import ALICE, BOB, Server
 
 pytestmark = slow_start
