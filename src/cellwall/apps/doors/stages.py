@@ -1,4 +1,4 @@
-"""Stages of an execution, for protocols that report compile and run apart."""
+"""Executions as protocols report them: compile and run apart, both streams in one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.outcome import Verdict
 
 if TYPE_CHECKING:
+    from cellwall.client.submitted import AsyncSubmitted
     from cellwall.model.execution import Execution
 
 TIMES = frozenset({Verdict.WALL_TIME, Verdict.CPU_TIME})
@@ -20,3 +21,11 @@ def ended_in_compile(execution: Execution) -> bool:
     return (
         stage is not None and stage.outcome is not None and stage.outcome.verdict is not Verdict.OK
     )
+
+
+async def text_of(execution: AsyncSubmitted) -> str:
+    """Return stdout and stderr in the order in which they came, as far as events are kept."""
+    pieces = [
+        event.text or "" async for event in execution.events() if event.kind in {"stdout", "stderr"}
+    ]
+    return "".join(pieces)

@@ -12,6 +12,7 @@ import httpx
 
 from cellwall.apps.doors.judge0 import answers
 from cellwall.apps.doors.judge0.submissions import DEFAULT_FIELDS, Submission, Submissions
+from cellwall.apps.doors.stages import text_of
 from cellwall.model.errors import CellwallError
 from cellwall.surface.shared.tasks import Tasks
 
@@ -64,7 +65,7 @@ class Judge:
         merged: str | None = None
         while submission.submitted is not None:
             if values["redirect_stderr_to_stdout"]:
-                merged = await _merged(submission.submitted)
+                merged = await text_of(submission.submitted)
             executions.append(await submission.submitted.result())
             if not executions[-1].ok or len(executions) >= values["number_of_runs"]:
                 break
@@ -75,14 +76,3 @@ class Judge:
         """Watch no longer; the executions go on."""
         await self._tasks.cancel()
         self._callbacks.close()
-
-
-async def _merged(submitted: AsyncSubmitted) -> str:
-    """Return both streams in the order in which they came."""
-    return "".join(
-        [
-            event.text or ""
-            async for event in submitted.events()
-            if event.kind in {"stdout", "stderr"}
-        ]
-    )

@@ -17,15 +17,16 @@ from cellwall.apps.doors.piston.answers import answer_of
 from cellwall.apps.doors.piston.connect import connect
 from cellwall.apps.doors.piston.jobs import BadJob, job_of, named
 from cellwall.apps.doors.piston.runtimes import Runtimes
+from cellwall.apps.doors.stages import text_of
 from cellwall.apps.doors.tool_versions import shown
-from cellwall.model.errors import AccessDenied, CellwallError
+from cellwall.model.errors import AccessDenied, CellwallError, NotFound
 from cellwall.server.core.errors import HttpError, headers_of, status_of
 from cellwall.server.http.face import presented_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cellwall.model.execution import Event
+    from cellwall.model.execution import Execution
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
     from cellwall.server.http.face import Find
@@ -83,15 +84,10 @@ class Piston:
         if runtime is None:
             raise BadJob(f"{name}-{selector} runtime is unknown")
         job = job_of(body, visit.request.settings.most)
-        pieces: list[str] = []
-
-        def note(event: Event) -> None:
-            if event.kind in {"stdout", "stderr"}:
-                pieces.append(event.text or "")
-
-        work = visit.client.arun(job.code, on_event=note, **job.options(runtime.language))
+        work = visit.client.arun(job.code, **job.options(runtime.language))
         execution = await visit.request.unless_gone(work)
-        await exchange.answer(visit.request, answer_of(execution, runtime, "".join(pieces)))
+        output = await _output_of(visit, execution)
+        await exchange.answer(visit.request, answer_of(execution, runtime, output))
 
     async def _connect(self, visit: Visit) -> None:
         await connect(visit, self._runtimes)
@@ -138,6 +134,18 @@ async def _body(request: Request) -> Any:  # noqa: ANN401 - JSON
         return exchange.decoded(data)
     except ValueError as error:
         raise BadJob(f"the body is not JSON: {error}"[:300]) from None
+
+
+async def _output_of(visit: Visit, execution: Execution) -> str:
+    """Return both streams in the order in which they came, if that is still known."""
+    if not execution.stdout or not execution.stderr:
+        return execution.stdout or execution.stderr
+    apart = execution.stdout + execution.stderr
+    try:
+        found = await text_of(visit.client.execution(execution.id))
+    except NotFound:
+        return apart
+    return found if len(found) == len(apart) else apart
 
 
 async def _about(request: Request) -> None:
