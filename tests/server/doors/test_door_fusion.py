@@ -125,6 +125,7 @@ def test_php_needs_no_tag(client: httpx.Client) -> None:
     ("body", "said"),
     [
         ({"language": "lean"}, "lean is not served"),
+        ({"language": "x"}, "x is not served"),
         ({"run_timeout": 100_000}, "above this server's ceiling"),
         ({"memory_limit_MB": 10**9}, "above this server's ceiling"),
         ({"memory_limit_MB": 1}, "out of bounds"),
@@ -149,7 +150,7 @@ def test_program_has_no_network(client: httpx.Client) -> None:
     assert run(client, code)["status"] == "Failed"
 
 
-@pytest.mark.parametrize("body", [{}, {"code": "1", "language": "x"}, {"code": 1}, []])
+@pytest.mark.parametrize("body", [{}, {"code": 1, "language": "python"}, {"code": "1"}, []])
 def test_bad_body_is_422_as_of_fastapi(client: httpx.Client, body: object) -> None:
     answer = client.post("/fusion/run_code", json=body)
     assert answer.status_code == 422
