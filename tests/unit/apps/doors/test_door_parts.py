@@ -22,7 +22,7 @@ from cellwall.apps.doors.piston.selectors import matches
 from cellwall.apps.doors.ragflow import answers as ragflow
 from cellwall.apps.doors.ragflow.programs import RunBody
 from cellwall.apps.doors.registry import MODULES, maker_of
-from cellwall.model.errors import CapacityError, UsageError
+from cellwall.model.errors import CapacityError, NotFound, UsageError
 from cellwall.model.execution import Execution
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Truncated, Verdict
@@ -195,10 +195,25 @@ async def _make_room() -> None:
         submissions.add(each)
     with pytest.raises(CapacityError):
         submissions.check_room("t", asked)  # type: ignore[arg-type]
-    kept[5].end({"status_id": 3})
+    submissions.end(kept[5], {"status_id": 3, "stdout": "x"})
     submissions.check_room("t", asked)  # type: ignore[arg-type]
     assert len(submissions.all("t")) == MOST - 1
     submissions.check_room("other", asked)  # type: ignore[arg-type]
+
+
+def test_submissions_leave_after_their_time() -> None:
+    async def scene() -> None:
+        submissions = Submissions(retention_s=-1)  # the time of each is over with its end
+        first, second = (Submission("t", _Asked()) for _ in range(2))  # type: ignore[arg-type]
+        submissions.add(first)
+        submissions.add(second)
+        assert submissions.find("t", first.token) is first
+        submissions.end(first, {"status_id": 3})
+        with pytest.raises(NotFound):
+            submissions.find("t", first.token)
+        assert submissions.all("t") == [second]
+
+    asyncio.run(scene())
 
 
 def test_each_door_of_the_registry_can_be_made_and_takes_no_unknown_option() -> None:

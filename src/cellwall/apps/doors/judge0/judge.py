@@ -49,12 +49,12 @@ class Judge:
 
     async def _watch(self, submission: Submission, client: AsyncClient) -> None:
         try:
-            submission.end(await self._judged(submission, client))
+            self._submissions.end(submission, await self._judged(submission, client))
         except (CellwallError, httpx.HTTPError, TimeoutError) as error:
-            submission.end(answers.failure(str(error)))
+            self._submissions.end(submission, answers.failure(str(error)))
         finally:
             if submission.result is None:
-                submission.end(answers.failure(_STOPPED))
+                self._submissions.end(submission, answers.failure(_STOPPED))
         url = submission.asked.values["callback_url"]
         if url:
             await self._callbacks.send(url, await submission.shown(DEFAULT_FIELDS, is_base64=True))

@@ -126,51 +126,81 @@ def _moment(at: float | None) -> str | None:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+@dataclass(slots=True)
+class _Kept:
+    """The submissions of one tenant, the oldest first."""
+
+    by_token: OrderedDict[str, Submission] = field(default_factory=OrderedDict)
+    chars: int = 0
+    """Characters of their texts together."""
+
+    def drop(self, submission: Submission) -> None:
+        if self.by_token.pop(submission.token, None) is not None:
+            self.chars -= submission.size_chars
+
+
 class Submissions:
     """The submissions of all tenants; see the module."""
 
     def __init__(self, retention_s: float) -> None:
         """Keep an ended submission for `retention_s` seconds."""
         self._retention_s = retention_s
-        self._by_owner: dict[str, OrderedDict[str, Submission]] = {}
+        self._by_owner: dict[str, _Kept] = {}
 
     def check_room(self, owner: str, asked: Asked) -> None:
-        """Raise `CapacityError` unless there is room for one more."""
+        """Raise `CapacityError` unless there is room for one more; ended ones make room."""
         kept = self._swept(owner)
-        size = asked.size_chars + sum(each.size_chars for each in kept.values())
-        for token, each in list(kept.items()):
-            if len(kept) < MOST and size <= MOST_CHARS:
-                break
+        if _has_room(kept, asked):
+            return
+        for each in list(kept.by_token.values()):
             if each.result is not None:
-                size -= kept.pop(token).size_chars
-        if len(kept) >= MOST or size > MOST_CHARS:
-            raise CapacityError("queue is full", retry_after_s=_RETRY_S)
+                kept.drop(each)
+            if _has_room(kept, asked):
+                return
+        raise CapacityError("queue is full", retry_after_s=_RETRY_S)
 
     def add(self, submission: Submission) -> None:
         """Keep a submission."""
-        self._by_owner.setdefault(submission.owner, OrderedDict())[submission.token] = submission
+        kept = self._by_owner.setdefault(submission.owner, _Kept())
+        kept.by_token[submission.token] = submission
+        kept.chars += submission.size_chars
+
+    def end(self, submission: Submission, result: dict[str, Any]) -> None:
+        """Note the result of a submission."""
+        before = submission.size_chars
+        submission.end(result)
+        kept = self._by_owner.get(submission.owner)
+        if kept is not None and submission.token in kept.by_token:
+            kept.chars += submission.size_chars - before
 
     def find(self, owner: str, token: str) -> Submission:
         """Return the tenant's submission of that token. Raises NotFound."""
-        found = self._swept(owner).get(token)
+        found = self._swept(owner).by_token.get(token)
         if found is None:
             raise NotFound("submission: there is none with this token")
         return found
 
     def remove(self, submission: Submission) -> None:
         """Forget a submission."""
-        self._swept(submission.owner).pop(submission.token, None)
+        self._swept(submission.owner).drop(submission)
 
     def all(self, owner: str) -> list[Submission]:
         """Return the tenant's submissions, the newest first."""
-        return list(reversed(self._swept(owner).values()))
+        return list(reversed(self._swept(owner).by_token.values()))
 
-    def _swept(self, owner: str) -> OrderedDict[str, Submission]:
-        kept = self._by_owner.get(owner, OrderedDict())
-        oldest = time.time() - self._retention_s
-        for token, each in list(kept.items()):
-            if each.finished_at is not None and each.finished_at < oldest:
-                del kept[token]
-        if not kept:
+    def _swept(self, owner: str) -> _Kept:
+        """Return what is kept of a tenant, without the oldest ones whose time is over."""
+        kept = self._by_owner.get(owner, _Kept())
+        over = time.time() - self._retention_s
+        while kept.by_token:
+            oldest = next(iter(kept.by_token.values()))
+            if oldest.finished_at is None or oldest.finished_at >= over:
+                break
+            kept.drop(oldest)
+        if not kept.by_token:
             self._by_owner.pop(owner, None)
         return kept
+
+
+def _has_room(kept: _Kept, asked: Asked) -> bool:
+    return len(kept.by_token) < MOST and kept.chars + asked.size_chars <= MOST_CHARS
