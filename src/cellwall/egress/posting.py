@@ -1,4 +1,4 @@
-"""One POST to a caller's URL: resolve once, check, connect to that very address, read a status.
+"""One POST or PUT to a caller's URL: resolve once, check, connect to that very address.
 
 Retries and signatures are in `webhook`. No redirect is followed, no proxy of the environment is
 used, no body is read. The invariant: the socket is connected to an address that the policy has
@@ -73,7 +73,9 @@ class Poster:
     tls: ssl.SSLContext | None = None
     """TLS context with the trusted authorities; None: those that this machine trusts."""
 
-    async def post(self, target: Target, headers: Headers, body: bytes) -> int:
+    async def post(
+        self, target: Target, headers: Headers, body: bytes, method: str = "POST"
+    ) -> int:
         """Return the status of the answer.
 
         Raises `Denied` if the policy forbids every address, `Unanswered` if no answer came.
@@ -83,7 +85,7 @@ class Poster:
                 reader, writer = await self._connect(target)
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    return await _exchange(reader, writer, target, headers, body)
+                    return await _exchange(reader, writer, target, (method, headers), body)
             finally:
                 writer.transport.abort()
         except TimeoutError:
@@ -129,7 +131,7 @@ async def _exchange(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     target: Target,
-    headers: Headers,
+    head: tuple[str, Headers],
     body: bytes,
 ) -> int:
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
@@ -137,9 +139,9 @@ async def _exchange(
         ("Host", target.authority),
         ("Content-Length", str(len(body))),
         ("Connection", "close"),
-        *headers,
+        *head[1],
     ]
-    request = h11.Request(method="POST", target=target.path, headers=fields)
+    request = h11.Request(method=head[0], target=target.path, headers=fields)
     for event in (request, h11.Data(data=body), h11.EndOfMessage()):
         writer.write(http.send(event) or b"")
     await writer.drain()

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
     from cellwall.apps.doors.door import MakeDoor
 
-MODULES: Mapping[str, str] = {}
+MODULES: Mapping[str, str] = {
+    "ragflow": "ragflow.door",
+    "dify": "dify.door",
+    "fusion": "fusion.door",
+    "piston": "piston.door",
+    "judge0": "judge0.door",
+}
 """Module of each door; its function `make_door` is a `MakeDoor`."""
 
 

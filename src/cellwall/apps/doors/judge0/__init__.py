@@ -1,0 +1,1 @@
+"""Judge0: submissions with tokens, alone and in batches, with a verdict on their output."""

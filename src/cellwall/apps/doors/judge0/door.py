@@ -1,0 +1,301 @@
+"""Judge0's door: submissions, alone and in batches, languages, statuses and facts about the server.
+
+Keys come as `X-Auth-Token`. As in release 1.13.1, texts are base64 only if the query says
+`base64_encoded=true`. The invariant: a submission is looked up among those of the caller's tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from cellwall.apps.doors import exchange
+from cellwall.apps.doors.door import PublicRoute, Route, Visit
+from cellwall.apps.doors.installed import InstalledTools
+from cellwall.apps.doors.judge0.callbacks import Callbacks
+from cellwall.apps.doors.judge0.configuration import configuration
+from cellwall.apps.doors.judge0.fields import Invalid, asked_of
+from cellwall.apps.doors.judge0.judge import Judge
+from cellwall.apps.doors.judge0.languages import STATUSES, JudgeLanguage, served, status_of
+from cellwall.apps.doors.judge0.submissions import (
+    ALL_FIELDS,
+    DEFAULT_FIELDS,
+    Submission,
+    Submissions,
+    Unencodable,
+)
+from cellwall.apps.doors.options import check_none
+from cellwall.model.errors import AccessDenied, CapacityError, CellwallError, NotFound, UsageError
+from cellwall.server.core.errors import HttpError, headers_of
+from cellwall.server.core.errors import status_of as http_status_of
+from cellwall.server.http.face import bearer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cellwall.server.auth.keys import Principal
+    from cellwall.server.core.request import Request
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.http.face import Find
+    from cellwall.server.state import State
+
+MOST_IN_BATCH = 20
+VERSION = "1.13.1"
+_PER_PAGE = 20
+
+
+class Judge0:
+    """The door; see the module."""
+
+    def __init__(self, settings: ServerSettings, tools: InstalledTools) -> None:
+        """Judge nothing yet; `tools` are the tools that this host has."""
+        self._settings = settings
+        self._submissions = Submissions(settings.retention_s)
+        self._callbacks = Callbacks(settings)
+        self._judge = Judge(self._submissions, self._callbacks)
+        self._tools = tools
+        self.routes = (
+            Route("POST", "/submissions", self._create),
+            Route("GET", "/submissions", self._list),
+            Route("POST", "/submissions/batch", self._create_batch),
+            Route("GET", "/submissions/batch", self._show_batch),
+            Route("GET", "/submissions/{token}", self._show),
+            Route("DELETE", "/submissions/{token}", self._delete),
+            Route("POST", "/authenticate", _authenticate),
+            Route("POST", "/authorize", _authorize),
+            PublicRoute("GET", "/languages", self._show_languages),
+            PublicRoute("GET", "/languages/all", self._show_all_languages),
+            PublicRoute("GET", "/languages/{number}", self._show_language),
+            PublicRoute("GET", "/statuses", _show_statuses),
+            PublicRoute("GET", "/config_info", self._show_configuration),
+            PublicRoute("GET", "/about", _show_about),
+            PublicRoute("GET", "/version", _show_version),
+        )
+
+    def principal(self, request: Request, find: Find) -> Principal | None:
+        """Return who asks, by `X-Auth-Token` or `Authorization: Bearer`."""
+        presented = request.headers.get("x-auth-token") or bearer_of(request.headers)
+        return None if not presented else find(presented)
+
+    async def refuse(self, request: Request, error: Exception) -> None:
+        """Answer with an error; one without a key gets no body."""
+        status, headers = http_status_of(error), headers_of(error)
+        if isinstance(error, HttpError) and error.status in {401, 403}:
+            await request.answer_bytes(b"", "application/json", error.status, headers)
+            return
+        if isinstance(error, Invalid):
+            await exchange.refuse(request, error.faults, 422, headers)
+            return
+        if isinstance(error, CapacityError):
+            status, text = 503, "queue is full"
+        elif isinstance(error, AccessDenied):
+            status, text = 403, str(error)
+        elif isinstance(error, CellwallError) and (status < 500 or status == 507):
+            text = str(error)
+        else:
+            status, text = 500, "internal error"
+        await exchange.refuse(request, {"error": text}, status, headers)
+
+    async def aclose(self) -> None:
+        """Watch no submission any longer."""
+        await self._judge.aclose()
+
+    # -- submissions -----------------------------------------------------------------------
+
+    async def _create(self, visit: Visit) -> None:
+        query = _query(visit.request)
+        fields, is_base64 = _fields(query), _is_base64(query)
+        submission = await self._begun(visit, await _body(visit.request), is_base64)
+        if query.get("wait") != "true":
+            await exchange.answer(visit.request, {"token": submission.token}, 201)
+            return
+        await visit.request.wait(submission.ended)
+        try:
+            shown = await submission.shown(fields, is_base64=is_base64)
+        except Unencodable as error:
+            shown = {"error": str(error), "token": submission.token}
+        await exchange.answer(visit.request, shown, 201)
+
+    async def _begun(self, visit: Visit, body: object, is_base64: bool) -> Submission:
+        languages = await self._known_languages()
+        most = visit.request.settings.most
+        asked = await asyncio.to_thread(asked_of, body, languages, most, is_base64=is_base64)
+        url = asked.values["callback_url"]
+        if url:
+            try:
+                self._callbacks.check(url)
+            except UsageError as error:
+                raise Invalid({"callback_url": [str(error)]}) from None
+        try:
+            return await self._judge.begin(visit.client, visit.request.owner, asked)
+        except UsageError as error:
+            raise Invalid({"base": [str(error)]}) from None
+
+    async def _create_batch(self, visit: Visit) -> None:
+        is_base64 = _is_base64(_query(visit.request))
+        body = await _body(visit.request)
+        asked = body.get("submissions") if isinstance(body, dict) else None
+        items = asked if isinstance(asked, list) else []
+        _check_batch(len(items))
+        made: list[dict[str, Any]] = []
+        for each in items:
+            try:
+                made.append({"token": (await self._begun(visit, each, is_base64)).token})
+            except Invalid as error:
+                made.append(dict(error.faults))
+            except CapacityError:
+                if not any("token" in other for other in made):
+                    raise
+                made.append({"error": "queue is full"})
+        is_one_valid = any("token" in each for each in made)
+        await exchange.answer(visit.request, made, 201 if is_one_valid else 422)
+
+    async def _show_batch(self, visit: Visit) -> None:
+        query = _query(visit.request)
+        tokens = [each for each in query.get("tokens", "").split(",") if each]
+        _check_batch(len(tokens))
+        fields, is_base64 = _fields(query), _is_base64(query)
+        shown: list[dict[str, Any] | None] = []
+        for token in tokens:
+            try:
+                found = self._submissions.find(visit.request.owner, token)
+                shown.append(await found.shown(fields, is_base64=is_base64))
+            except NotFound:
+                shown.append(None)
+        await exchange.answer(visit.request, {"submissions": shown})
+
+    async def _show(self, visit: Visit) -> None:
+        query = _query(visit.request)
+        found = self._submissions.find(visit.request.owner, visit.request.params["token"])
+        shown = await found.shown(_fields(query), is_base64=_is_base64(query))
+        await exchange.answer(visit.request, shown)
+
+    async def _delete(self, visit: Visit) -> None:
+        query = _query(visit.request)
+        found = self._submissions.find(visit.request.owner, visit.request.params["token"])
+        if found.result is None:
+            raise UsageError("submission cannot be deleted before it has ended")
+        shown = await found.shown(_fields(query), is_base64=_is_base64(query))
+        self._submissions.remove(found)
+        await exchange.answer(visit.request, shown)
+
+    async def _list(self, visit: Visit) -> None:
+        query = _query(visit.request)
+        page, per_page = (_whole(query, name, usual) for name, usual in _PAGING.items())
+        found = self._submissions.all(visit.request.owner)
+        pages = -(-len(found) // per_page)
+        fields, is_base64 = _fields(query), _is_base64(query)
+        part = found[(page - 1) * per_page : page * per_page]
+        meta = {
+            "current_page": page,
+            "next_page": page + 1 if page < pages else None,
+            "prev_page": page - 1 if page > 1 else None,
+            "total_pages": pages,
+            "total_count": len(found),
+        }
+        shown = [await each.shown(fields, is_base64=is_base64) for each in part]
+        await exchange.answer(visit.request, {"submissions": shown, "meta": meta})
+
+    # -- facts -----------------------------------------------------------------------------
+
+    async def _known_languages(self) -> Mapping[int, JudgeLanguage]:
+        return served(await self._tools.all())
+
+    async def _show_languages(self, request: Request) -> None:
+        found = await self._known_languages()
+        await exchange.answer(request, [each.as_json() for each in found.values()])
+
+    async def _show_all_languages(self, request: Request) -> None:
+        found = await self._known_languages()
+        shown = [{**each.as_json(), "is_archived": False} for each in found.values()]
+        await exchange.answer(request, shown)
+
+    async def _show_language(self, request: Request) -> None:
+        text = request.params["number"]
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+        found = (await self._known_languages()).get(number)
+        if found is None:
+            raise NotFound(f"language with id {text[:20]} doesn't exist")
+        await exchange.answer(request, found.in_full())
+
+    async def _show_configuration(self, request: Request) -> None:
+        await exchange.answer(request, configuration(self._settings, MOST_IN_BATCH))
+
+
+_PAGING = {"page": 1, "per_page": _PER_PAGE}
+
+
+def make_door(state: State, options: Mapping[str, Any]) -> Judge0:
+    """Make the door."""
+    check_none("judge0", options)
+    return Judge0(state.settings, InstalledTools(state.tasks))
+
+
+def _query(request: Request) -> dict[str, str]:
+    raw = request.scope.get("query_string", b"").decode("latin-1")
+    try:
+        return dict(parse_qsl(raw, keep_blank_values=True, max_num_fields=64))
+    except ValueError:
+        raise UsageError("the query has too many fields") from None
+
+
+def _is_base64(query: Mapping[str, str]) -> bool:
+    return query.get("base64_encoded") == "true"
+
+
+def _fields(query: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the fields that a query names; raises `UsageError` for unknown ones."""
+    names = tuple(each for each in query.get("fields", "").split(",") if each)
+    if "*" in names:
+        return ALL_FIELDS
+    unknown = [each[:40] for each in names if each not in ALL_FIELDS]
+    if unknown:
+        raise UsageError(f"invalid fields: [{', '.join(unknown[:10])}]")
+    return names or DEFAULT_FIELDS
+
+
+def _whole(query: Mapping[str, str], name: str, usual: int) -> int:
+    text = query.get(name, str(usual))
+    if not (text.isascii() and text.isdecimal() and 1 <= len(text) <= 6 and int(text) > 0):
+        raise UsageError(f"invalid {name}: {text[:20]}")
+    return min(int(text), 1000) if name == "per_page" else int(text)
+
+
+def _check_batch(count: int) -> None:
+    if count == 0:
+        raise UsageError("there should be at least one submission in a batch")
+    if count > MOST_IN_BATCH:
+        raise UsageError(
+            f"number of submissions in a batch should be less than or equal to {MOST_IN_BATCH}"
+        )
+
+
+async def _body(request: Request) -> Any:  # noqa: ANN401 - JSON
+    data = await exchange.body_of(request)
+    try:
+        return exchange.decoded(data or b"{}")
+    except ValueError as error:
+        raise UsageError(f"the body is not JSON: {error}"[:300]) from None
+
+
+async def _authenticate(visit: Visit) -> None:
+    await visit.request.answer_bytes(b"", "application/json")
+
+
+async def _authorize(visit: Visit) -> None:
+    if not visit.request.caller.may("admin"):
+        raise HttpError(403, "forbidden", "key: its scope is not admin")
+    await visit.request.answer_bytes(b"", "application/json")
+
+
+async def _show_statuses(request: Request) -> None:
+    await exchange.answer(request, [status_of(number) for number in STATUSES])
+
+
+async def _show_about(request: Request) -> None:
+    await exchange.answer(request, {"version": VERSION, "answered_by": "cellwall"})
+
+
+async def _show_version(request: Request) -> None:
+    await request.answer_bytes(VERSION.encode(), "text/plain")
