@@ -15,8 +15,6 @@ from cellwall.model.errors import CapacityError, CellwallError, QuotaExceeded, S
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cellwall.server.core.request import Request
 
 _RPC = ("/process.", "/filesystem.")

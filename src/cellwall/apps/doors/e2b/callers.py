@@ -94,9 +94,7 @@ class Callers:
             found = opened(kind, headers.get("e2b-traffic-access-token", ""))
         return found
 
-    def _by_signature(
-        self, request: Request, place: Place | None
-    ) -> tuple[str, Principal] | None:
+    def _by_signature(self, request: Request, place: Place | None) -> tuple[str, Principal] | None:
         raw: bytes = request.scope.get("query_string", b"")
         query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=64))
         signature = query.get("signature")

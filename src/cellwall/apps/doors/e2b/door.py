@@ -21,7 +21,7 @@ from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
 from cellwall.apps.doors.e2b.daemon import ROUTES as DAEMON
 from cellwall.apps.doors.e2b.house import House
 from cellwall.apps.doors.e2b.interpreter import ROUTES as INTERPRETER
-from cellwall.apps.doors.e2b.seat import PLACE, SeatRoute, seated
+from cellwall.apps.doors.e2b.seat import PLACE, Seat, seated
 from cellwall.server.core.request import unauthorized
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class E2B:
         self.routes: tuple[Route | PublicRoute, ...] = (
             PublicRoute("GET", "/health", health),
             *(Route(each.method, each.path, _placed(each.handler)) for each in control),
-            *(Route(each.method, each.path, _placed(_with_seat(each))) for each in below),
+            *(Route(method, path, _placed(_with_seat(handler))) for method, path, handler in below),
             Route("*", "/{path:path}", _placed(_nothing)),
         )
 
@@ -83,9 +83,9 @@ def _placed(handler: Handler) -> Handler:
     return handle
 
 
-def _with_seat(route: SeatRoute) -> Handler:
+def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:
     async def handle(visit: Visit) -> None:
-        await route.handler(await seated(visit))
+        await handler(await seated(visit))
 
     return handle
 

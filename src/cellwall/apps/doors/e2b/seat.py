@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.apps.doors.e2b.answers import Gone
 from cellwall.apps.doors.e2b.facts import Facts
+from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import NotFound
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Seat:
     facts: Facts
 
     @property
+    def live(self) -> RemoteSandboxHandle:
+        """Handle of the sandbox, for requests about it that its object has no method for."""
+        return RemoteSandboxHandle(self.client.transport, self.sandbox.facts)
+
+    @property
     def user(self) -> str:
         """Name of the user that acts where the request names none."""
         return str(self.sandbox.facts.get("user") or _USER)
@@ -52,8 +58,7 @@ class Seat:
         return _ROOT_HOME if self.user == "root" else f"/home/{self.user}"
 
 
-@dataclass(frozen=True, slots=True)
-class SeatRoute:
+class SeatRoute(NamedTuple):
     """One method on one path of the daemon or the interpreter."""
 
     method: str

@@ -84,4 +84,3 @@ class Signed:
         """Return the signature that the holder of `token` makes."""
         text = f"{self._before}{token}{self._expiration}".encode("utf-8", "surrogateescape")
         return "v1_" + b64encode(hashlib.sha256(text).digest()).rstrip(b"=").decode()
-

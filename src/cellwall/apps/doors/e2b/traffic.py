@@ -41,6 +41,8 @@ def live(request: Request, place: Place) -> SandboxRecord:
         record = owned(request.state.sandboxes.all, request.owner, "sandbox", place.sandbox_id)
     except NotFound:
         raise Gone(place.sandbox_id) from None
-    if record.status == "stopped" or (record.status == "paused" and not record.is_resumed_by_requests):
+    if record.status == "stopped" or (
+        record.status == "paused" and not record.is_resumed_by_requests
+    ):
         raise Gone(place.sandbox_id)
     return record

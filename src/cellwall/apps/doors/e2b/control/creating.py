@@ -62,9 +62,7 @@ class Creating:
         await self._house.answer(request, self._house.shown(request, sandbox), 201)
 
     def _check(self, body: bodies.NewSandbox) -> None:
-        bodies.check_absent(
-            body, "auto_pause", "auto_pause_memory", "mcp", "iam", "volume_mounts"
-        )
+        bodies.check_absent(body, "auto_pause", "auto_pause_memory", "mcp", "iam", "volume_mounts")
         if body.secure is False:
             raise refused("secure", "every sandbox of this server needs a token")
         for name in body.metadata or {}:
@@ -199,4 +197,3 @@ def _no_template(name: str) -> Exception:
 
 def _is_running(sandbox_id: str) -> Exception:
     return HttpError(409, "conflict", f"Sandbox {sandbox_id} is already running")
-

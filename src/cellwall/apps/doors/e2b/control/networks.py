@@ -84,4 +84,3 @@ async def update(visit: Visit) -> None:
     sandbox = await existing(visit)
     await sandbox.set_network(_OPEN if policy is None else policy)
     await empty(request)
-

@@ -70,7 +70,9 @@ def page(
     if wanted.after is not None:
         after = wanted.after
         ordered = [
-            each for each in ordered if (key(each) > after if wanted.is_rising else key(each) < after)
+            each
+            for each in ordered
+            if (key(each) > after if wanted.is_rising else key(each) < after)
         ]
     part = ordered[: wanted.limit]
     if len(ordered) <= wanted.limit:
