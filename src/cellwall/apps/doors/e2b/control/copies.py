@@ -14,7 +14,9 @@ from cellwall.apps.doors.e2b.control import bodies, pages
 from cellwall.apps.doors.e2b.control.creating import TIMEOUT_S
 from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.control.snapshot_names import Called, found, kept_name, plain_name
-from cellwall.model.errors import CellwallError, NotFound
+from cellwall.apps.doors.e2b.control.templates import ONE, own_names
+from cellwall.client.connection.transport import Ask
+from cellwall.model.errors import CellwallError
 from cellwall.model.snapshot import MOST_EXPIRES_S
 from cellwall.server.core.errors import status_of
 
@@ -37,7 +39,7 @@ class Copies:
             Route("POST", "/sandboxes/{sandbox_id}/fork", self.fork),
             Route("POST", "/sandboxes/{sandbox_id}/snapshots", self.snapshot),
             Route("GET", "/snapshots", self.index),
-            Route("DELETE", "/templates/{template_id:path}", self.remove),
+            Route("DELETE", ONE, self.remove),
         )
 
     async def fork(self, visit: Visit) -> None:
@@ -98,13 +100,12 @@ class Copies:
         request = visit.request
         name = request.params["template_id"]
         snapshot = await found(visit.client, name)
-        try:
-            if snapshot is not None:
-                await visit.client.snapshots.delete(snapshot.id)
-            else:
-                await visit.client.templates.remove(name)
-        except NotFound:
-            raise missing(f"template '{name[:100]}' not found") from None
+        if snapshot is not None:
+            await visit.client.snapshots.delete(snapshot.id)
+        elif name in own_names(await visit.client.transport.json(Ask("GET", "/templates"))):
+            await visit.client.templates.remove(name)
+        else:
+            raise missing(f"template '{name[:100]}' not found")
         await empty(request)
 
 

@@ -16,9 +16,14 @@ from cellwall.client.connection.transport import Ask
 from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cellwall.apps.doors.door import Visit
     from cellwall.apps.doors.e2b.house import House
 
+ONE = "/templates/{template_id:path}"
+"""Path of one template, or of a snapshot, whose name may be anything. It fits every longer path of
+`/templates`, too, so those have to come before it."""
 _NO_BUILD = "00000000-0000-0000-0000-000000000000"
 """Id of the build of a template that the operator has."""
 
@@ -30,7 +35,7 @@ class Templates:
         self._house = house
         self.routes = (
             Route("GET", "/templates/aliases/{name:path}", self.alias),
-            Route("GET", "/templates/{name}/tags", self.tags),
+            Route("GET", "/templates/{template_id}/tags", self.tags),
             Route("GET", "/templates", self.index),
             Route("GET", "/v2/templates", self.index),
         )
@@ -44,7 +49,7 @@ class Templates:
 
     async def tags(self, visit: Visit) -> None:
         """`GET /templates/{name}/tags`: none has any, because none was built here."""
-        name = visit.request.params["name"]
+        name = visit.request.params["template_id"]
         if name not in await self._names(visit):
             raise missing(f"template '{name[:100]}' not found")
         await self._house.answer(visit.request, [])
@@ -81,10 +86,15 @@ class Templates:
         """Return the names by which the caller can create a sandbox."""
         found = await visit.client.transport.json(Ask("GET", "/templates"))
         built = {each["name"] for each in found["templates"] if each["built"]}
-        own = {each["name"] for each in found["own"]}
-        own |= {name.removesuffix(":latest") for name in own}
+        own = own_names(found)
         known = self._house.options.templates
         return built | own | {name for name, meant in known.items() if meant in built | own}
+
+
+def own_names(found: Mapping[str, Any]) -> set[str]:
+    """Return the names of the templates that the tenant has built, from our list of templates."""
+    own = {str(each["name"]) for each in found["own"]}
+    return own | {name.removesuffix(":latest") for name in own}
 
 
 _ABSENT = (
@@ -94,10 +104,11 @@ _ABSENT = (
     ("POST", "/v2/templates/{template_id}/builds/{build_id}", "building of templates"),
     ("GET", "/templates/{template_id}/files/{digest}", "building of templates"),
     ("GET", "/templates/{template_id}/builds/{build_id}/status", "building of templates"),
-    ("PATCH", "/templates/{template_id}", "changing of templates"),
-    ("PATCH", "/v2/templates/{template_id}", "changing of templates"),
     ("POST", "/templates/tags", "tags of templates"),
     ("DELETE", "/templates/tags", "tags of templates"),
+    ("GET", ONE, "builds of templates"),
+    ("PATCH", ONE, "changing of templates"),
+    ("PATCH", "/v2/templates/{template_id}", "changing of templates"),
     ("*", "/volumes", "volumes"),
     ("*", "/volumes/{path:path}", "volumes"),
     ("*", "/secrets", "secrets"),
