@@ -1,0 +1,1 @@
+"""Doors: the protocols of other executors, answered by this server for their own clients."""
