@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import httpx
 import pytest
 
 from kit.server.e2b_doors import E2BServer, created, e2b_server
 from kit.servers import ALICE, BOB, new_sandbox
+from kit.waiting import wait_until
 
 GONE = "The sandbox was not found"
 PORT = 8123
@@ -190,6 +193,27 @@ def test_a_closed_port_is_told_apart_from_a_sandbox_that_is_gone(
         "port": 8124,
         "code": 502,
     }
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_traffic_resumes_a_paused_sandbox_whose_client_wants_that(
+    e2b: E2BServer, anyone: httpx.Client, resumes: bool
+) -> None:
+    made = served(e2b, autoPause=True, autoResume={"enabled": resumes}, timeout=60)
+    one, client = f"/sandboxes/{made['sandboxID']}", e2b.client()
+    client.post(f"{one}/timeout", json={"timeout": 1})
+    wait_until(lambda: client.get(one).json()["state"] == "paused", "it is paused")
+    token = {"X-Access-Token": made["envdAccessToken"]}
+    gone(anyone.get("/health", headers=token), made["sandboxID"])
+    there = {"Host": host(made), "E2B-Traffic-Access-Token": made["trafficAccessToken"]}
+    answer = anyone.get("/", headers=there)
+    if not resumes:
+        gone(answer, made["sandboxID"])
+        return
+    assert answer.status_code == 200, answer.text
+    found = client.get(one).json()
+    assert found["state"] == "running"
+    assert datetime.fromisoformat(found["endAt"]).timestamp() - time.time() > 200
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from cellwall.apps.doors.e2b.control.creating import Creating
 from cellwall.apps.doors.e2b.control.lives import Lives
 from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
 from cellwall.apps.doors.e2b.daemon import ROUTES as DAEMON
+from cellwall.apps.doors.e2b.deadlines import Deadlines
 from cellwall.apps.doors.e2b.house import House
 from cellwall.apps.doors.e2b.interpreter import ROUTES as INTERPRETER
 from cellwall.apps.doors.e2b.seat import PLACE, Seat, seated
@@ -47,6 +48,7 @@ class E2B:
         """Raises `UsageError` for options that it does not have."""
         house = House(state, options)
         self._callers = Callers(house)
+        self._deadlines = Deadlines(state)
         creating = Creating(house)
         self.control: tuple[Route, ...] = (
             *Templates(house).routes,
@@ -74,7 +76,8 @@ class E2B:
         await answers.refuse(request, error)
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Stop looking for sandboxes to pause; idempotent."""
+        await self._deadlines.aclose()
 
 
 def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:
@@ -92,5 +95,6 @@ async def health(request: Request) -> None:
             raise unauthorized()
         await answers.empty(request)
     else:
-        traffic.live(request, place)
+        if traffic.live(request, place).status == "paused":
+            raise answers.Gone(place.sandbox_id)
         await answers.empty(request)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.apps.doors.e2b.answers import Gone
+from cellwall.apps.doors.e2b.deadlines import wake
 from cellwall.apps.doors.e2b.facts import Facts
 from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import NotFound
@@ -78,4 +79,5 @@ async def seated(visit: Visit) -> Seat:
     is_asleep = sandbox.status == "paused" and sandbox.facts.get("resume") != "auto"
     if is_asleep or sandbox.status == "stopped":
         raise SandboxGone(place.sandbox_id)
+    await wake(sandbox, visit.request.settings.most.life_s)
     return Seat(visit.request, visit.client, sandbox, Facts.of(sandbox))
