@@ -22,7 +22,7 @@ from cellwall.apps.doors.e2b.daemon import ROUTES as DAEMON
 from cellwall.apps.doors.e2b.deadlines import Deadlines
 from cellwall.apps.doors.e2b.house import House
 from cellwall.apps.doors.e2b.interpreter import ROUTES as INTERPRETER
-from cellwall.apps.doors.e2b.seat import PLACE, Seat, seated
+from cellwall.apps.doors.e2b.seat import Seat, seated
 from cellwall.server.core.request import unauthorized
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:
 
 async def health(request: Request) -> None:
     """`GET /health`: of the sandbox that the request is for, or of the server itself."""
-    place: Place | None = request.scope.get(PLACE)
+    place: Place | None = request.scope.get(answers.PLACE)
     if place is None:
         if "e2b-sandbox-id" in request.headers or "x-access-token" in request.headers:
             raise unauthorized()

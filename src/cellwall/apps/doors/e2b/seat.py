@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.apps.doors.e2b.answers import Gone
+from cellwall.apps.doors.e2b.answers import PLACE, Gone
 from cellwall.apps.doors.e2b.deadlines import wake
 from cellwall.apps.doors.e2b.facts import Facts
 from cellwall.client.live import RemoteSandboxHandle
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Request
 
 SandboxGone = Gone
-PLACE = "cellwall.e2b"
-"""Name in a request's scope of the place that it is for, once the caller is known."""
 _USER = "user"
 _ROOT_HOME = "/root"
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.answers import Gone, missing
+from cellwall.apps.doors.e2b.answers import PLACE, Gone, missing
 from cellwall.apps.doors.e2b.deadlines import wake
-from cellwall.apps.doors.e2b.seat import PLACE
 from cellwall.model.errors import NotFound, SandboxUnavailable
 from cellwall.server.auth.ownership import owned
 from cellwall.server.core.errors import HttpError
