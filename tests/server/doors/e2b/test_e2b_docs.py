@@ -10,7 +10,7 @@ from typing import cast
 
 from cellwall.apps.doors.door import PublicRoute
 from cellwall.apps.doors.e2b.control.templates import absent_routes
-from cellwall.apps.doors.e2b.door import E2B, make_door
+from cellwall.apps.doors.e2b.front.door import E2B, make_door
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.state import State
 from kit.places import ROOT

@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.door import PublicRoute, Route
-from cellwall.apps.doors.e2b import answers, traffic
-from cellwall.apps.doors.e2b.callers import INSIDE, Callers
+from cellwall.apps.doors.e2b import answers
 from cellwall.apps.doors.e2b.control.copies import Copies
 from cellwall.apps.doors.e2b.control.creating import Creating
 from cellwall.apps.doors.e2b.control.lives import Lives
 from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
 from cellwall.apps.doors.e2b.daemon import ROUTES as DAEMON
 from cellwall.apps.doors.e2b.deadlines import Deadlines
+from cellwall.apps.doors.e2b.front import traffic
+from cellwall.apps.doors.e2b.front.callers import INSIDE, Callers
 from cellwall.apps.doors.e2b.house import House
 from cellwall.apps.doors.e2b.interpreter import ROUTES as INTERPRETER
 from cellwall.apps.doors.e2b.seat import Seat, seated
