@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cellwall.apps.doors.door import MakeDoor
 
 MODULES: Mapping[str, str] = {
+    "e2b": "e2b.front.door",
     "ragflow": "ragflow.door",
     "dify": "dify.door",
     "fusion": "fusion.door",

@@ -218,6 +218,11 @@ class SandboxRecord:
         """One of `running`, `paused`, `hibernated` and `stopped`."""
         return "stopped" if self._sandbox is None else self._sandbox.status
 
+    @property
+    def is_resumed_by_requests(self) -> bool:
+        """Whether a request to it resumes it while it is paused."""
+        return bool(self._shown.get("resume", "auto") == "auto")
+
     async def close(self) -> None:
         """End the sandbox; idempotent."""
         if self._sandbox is not None:
@@ -282,7 +287,7 @@ class SandboxRecord:
             "network": self._network(),
             "auto_pause_s": self._shown.get("auto_pause_s"),
             "hibernate_s": self._shown.get("hibernate_s"),
-            "resume": self._shown.get("resume", "auto"),
+            "resume": "auto" if self.is_resumed_by_requests else "manual",
             **self._sleep(),
             "ended_because": self.ended_because,
         }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.model.errors import FileError
 from cellwall.model.ids import new_id
+from cellwall.server.auth.keys import spellings
 from cellwall.server.auth.tokens import TokenRefused
 from cellwall.server.core.error_log import drop_traceback, log_failure
 from cellwall.server.core.errors import HttpError, status_of
@@ -146,7 +147,7 @@ class Guard:
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "")
-        if "*" not in self._hosts and name_of_host(host) not in self._hosts:
+        if not answers_to(self._hosts, name_of_host(host)):
             raise HttpError(
                 403,
                 "host_refused",
@@ -192,7 +193,8 @@ class Guard:
         found = self._state.keys.find(presented)
         if found is not None and found.key_id not in self._seen_keys:
             self._seen_keys.add(found.key_id)
-            self._state.observer.redactor.learn_ours(presented, "keys")
+            for each in spellings(presented):
+                self._state.observer.redactor.learn_ours(each, "keys")
         return found
 
 
@@ -241,6 +243,11 @@ def names_of(host: str, allowed: tuple[str, ...]) -> frozenset[str]:
     if host in LOOPBACK:
         names += _LOOPBACK_NAMES
     return frozenset(name.lower() for name in names)
+
+
+def answers_to(names: frozenset[str], name: str) -> bool:
+    """Report whether a name of a host is one of `names`; `*.` there is any one label."""
+    return name in names or "*" in names or "*." + name.partition(".")[2] in names
 
 
 def name_of_host(host: str) -> str:

@@ -1,0 +1,116 @@
+"""Facts of a sandbox as E2B's clients know it: what they said of it, and the objects they read.
+
+What they say beyond the fields of every sandbox is kept in its metadata, under names that begin
+with `e2b.`, so that it outlives the server wherever the sandbox does. The invariant: such names are
+the door's; a client's own metadata is what remains.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server.core.times import rfc3339
+
+if TYPE_CHECKING:
+    from cellwall.client.sandbox import AsyncSandbox
+
+ENVD_VERSION = "0.6.13"
+"""Release of E2B's daemon whose behaviour the door has; clients choose their requests by it."""
+CLIENT_ID = "cellwall"
+PREFIX = "e2b."
+_TEMPLATE = "e2b.template"
+PUBLIC = "e2b.public"
+_PAUSE_AT = "e2b.pause_at"
+_SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
+EVERYWHERE = "0.0.0.0/0"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a client said of a sandbox."""
+
+    template: str
+    """Name by which its template, or its snapshot, was asked for."""
+    metadata: Mapping[str, str]
+    """The client's own."""
+    is_public: bool = False
+    """Whether its ports are open to requests without a token."""
+    pause_at: float | None = None
+    """When it is paused, in seconds since the epoch; None: it ends instead."""
+    pause_after_s: float | None = None
+    """The same in seconds after its creation, for one that is about to be created: a repeated
+    request has to be the same."""
+
+    @classmethod
+    def of(cls, sandbox: AsyncSandbox) -> Facts:
+        """Return the facts of a sandbox, also of one that another door made."""
+        kept = sandbox.metadata
+        own = {key: value for key, value in kept.items() if not key.startswith(PREFIX)}
+        template = kept.get(_TEMPLATE, sandbox.template)
+        return cls(template, own, kept.get(PUBLIC) == "1", pause_at(kept, sandbox.created_at))
+
+    def kept(self) -> dict[str, str]:
+        """Return the metadata that keeps them."""
+        public = {PUBLIC: "1"} if self.is_public else {}
+        at = {}
+        if self.pause_at is not None:
+            at = {_PAUSE_AT: f"{self.pause_at:.3f}"}
+        elif self.pause_after_s is not None:
+            at = {_PAUSE_AT: f"+{self.pause_after_s:.3f}"}
+        return {**self.metadata, _TEMPLATE: self.template[:512], **public, **at}
+
+
+def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:
+    """Return when a sandbox with this metadata is to be paused; None: never."""
+    found = _SECONDS.fullmatch(kept.get(_PAUSE_AT, ""))
+    if found is None:
+        return None
+    return float(found[2]) + (created_at if found[1] else 0.0)
+
+
+def cpus(sandbox: AsyncSandbox) -> int:
+    """Return the number of processors that a sandbox sees."""
+    return max(1, math.ceil(sandbox.limits.cpus))
+
+
+def listed(sandbox: AsyncSandbox) -> dict[str, Any]:
+    """Return a sandbox as an entry of a list."""
+    facts, limits = Facts.of(sandbox), sandbox.limits
+    at = facts.pause_at
+    return {
+        "templateID": facts.template,
+        "alias": facts.template,
+        "sandboxID": sandbox.id,
+        "clientID": CLIENT_ID,
+        "startedAt": sandbox.facts["created_at"],
+        "endAt": sandbox.facts["expires_at"] if at is None else rfc3339(at),
+        "cpuCount": cpus(sandbox),
+        "memoryMB": limits.memory_mb,
+        "diskSizeMB": limits.disk_mb,
+        "metadata": dict(facts.metadata),
+        "state": sandbox.status,
+        "envdVersion": ENVD_VERSION,
+    }
+
+
+def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
+    """Return a sandbox with all that is told of a single one."""
+    policy, facts = sandbox.network, Facts.of(sandbox)
+    network: dict[str, Any] = {"allowPublicTraffic": facts.is_public}
+    if policy.mode != "open":
+        network["denyOut"] = [EVERYWHERE]
+    if policy.rules:
+        network["allowOut"] = [str(rule) for rule in policy.rules]
+    return {
+        **listed(sandbox),
+        "allowInternetAccess": policy.mode != "none",
+        "network": network,
+        "lifecycle": {
+            "autoResume": sandbox.facts.get("resume") == "auto",
+            "onTimeout": "kill" if facts.pause_at is None else "pause",
+        },
+    }
