@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.facts import Facts, pause_at
+from cellwall.apps.doors.e2b.facts import Facts, pause_at, state_of
 from cellwall.model.errors import CellwallError, SandboxUnavailable
 from cellwall.surface.shared.tasks import Tasks
 
@@ -86,5 +86,5 @@ async def prolong(sandbox: AsyncSandbox, life_s: float, most_s: float) -> None:
 
 async def wake(sandbox: AsyncSandbox, most_s: float) -> None:
     """Prepare a paused sandbox for the request that is about to resume it."""
-    if sandbox.status == "paused" and Facts.of(sandbox).pause_at is not None:
+    if state_of(sandbox.status) == "paused" and Facts.of(sandbox).pause_at is not None:
         await prolong(sandbox, min(AGAIN_S, most_s), most_s)

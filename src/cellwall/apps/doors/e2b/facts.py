@@ -29,6 +29,11 @@ _SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
 EVERYWHERE = "0.0.0.0/0"
 
 
+def state_of(status: str) -> str:
+    """Return E2B's word for a sandbox's status: one that is hibernated is paused to clients."""
+    return "paused" if status == "hibernated" else status
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a client said of a sandbox."""
@@ -92,7 +97,7 @@ def listed(sandbox: AsyncSandbox) -> dict[str, Any]:
         "memoryMB": limits.memory_mb,
         "diskSizeMB": limits.disk_mb,
         "metadata": dict(facts.metadata),
-        "state": sandbox.status,
+        "state": state_of(sandbox.status),
         "envdVersion": ENVD_VERSION,
     }
 

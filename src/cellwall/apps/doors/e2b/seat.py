@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.apps.doors.e2b.answers import PLACE, Gone
 from cellwall.apps.doors.e2b.deadlines import wake
-from cellwall.apps.doors.e2b.facts import Facts
+from cellwall.apps.doors.e2b.facts import Facts, state_of
 from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import NotFound
 
@@ -74,7 +74,7 @@ async def seated(visit: Visit) -> Seat:
         sandbox = await visit.client.attach(place.sandbox_id)
     except NotFound:
         raise SandboxGone(place.sandbox_id) from None
-    is_asleep = sandbox.status == "paused" and sandbox.facts.get("resume") != "auto"
+    is_asleep = state_of(sandbox.status) == "paused" and sandbox.facts.get("resume") != "auto"
     if is_asleep or sandbox.status == "stopped":
         raise SandboxGone(place.sandbox_id)
     await wake(sandbox, visit.request.settings.most.life_s)

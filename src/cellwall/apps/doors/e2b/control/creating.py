@@ -16,7 +16,7 @@ from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
 from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
 from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
-from cellwall.apps.doors.e2b.facts import PREFIX, Facts
+from cellwall.apps.doors.e2b.facts import PREFIX, Facts, state_of
 from cellwall.client.connection.transport import Ask
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.model.errors import NotFound
@@ -189,7 +189,7 @@ class Creating:
     async def _continued(self, sandbox: AsyncSandbox, timeout_s: int | None) -> int:
         life_s = max(1, TIMEOUT_S if timeout_s is None else timeout_s)
         self.check_life(life_s)
-        was_paused = sandbox.status == "paused"
+        was_paused = state_of(sandbox.status) == "paused"
         if was_paused or ends_at(sandbox) < time.time() + life_s:
             await prolong(sandbox, life_s, self.most_s)
         if was_paused:

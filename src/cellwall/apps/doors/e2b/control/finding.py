@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.answers import missing
+from cellwall.apps.doors.e2b.facts import state_of
 from cellwall.model.errors import NotFound
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ async def existing(visit: Visit, *, is_running: bool = False) -> AsyncSandbox:
         found = await visit.client.attach(sandbox_id)
     except NotFound:
         raise _none(sandbox_id) from None
-    if found.status == "stopped" or (is_running and found.status == "paused"):
+    if found.status == "stopped" or (is_running and state_of(found.status) == "paused"):
         raise _none(sandbox_id)
     return found
 

@@ -76,7 +76,7 @@ class Lives:
         found = [
             each
             for each in await visit.client.sandboxes(state="live")
-            if each.status in states and is_meant(each)
+            if facts.state_of(each.status) in states and is_meant(each)
         ]
         page, more = pages.page(found, lambda each: (each.created_at, each.id), wanted)
         await self._house.answer(request, [facts.listed(each) for each in page], 200, more)
@@ -148,7 +148,7 @@ class Lives:
         if body.memory is False:
             raise refused("memory", "a pause keeps the memory; it cannot keep the files alone")
         sandbox = await existing(visit)
-        if sandbox.status == "paused":
+        if facts.state_of(sandbox.status) == "paused":
             raise HttpError(409, "conflict", f"Sandbox {sandbox.id} is already paused")
         try:
             await sandbox.pause()

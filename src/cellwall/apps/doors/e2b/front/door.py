@@ -19,6 +19,7 @@ from cellwall.apps.doors.e2b.control.lives import Lives
 from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
 from cellwall.apps.doors.e2b.daemon import ROUTES as DAEMON
 from cellwall.apps.doors.e2b.deadlines import Deadlines
+from cellwall.apps.doors.e2b.facts import state_of
 from cellwall.apps.doors.e2b.front import traffic
 from cellwall.apps.doors.e2b.front.callers import INSIDE, Callers
 from cellwall.apps.doors.e2b.house import House
@@ -96,6 +97,6 @@ async def health(request: Request) -> None:
             raise unauthorized()
         await answers.empty(request)
     else:
-        if traffic.live(request, place).status == "paused":
+        if state_of(traffic.live(request, place).status) == "paused":
             raise answers.Gone(place.sandbox_id)
         await answers.empty(request)

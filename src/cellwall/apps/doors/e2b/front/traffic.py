@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.answers import PLACE, Gone, missing
 from cellwall.apps.doors.e2b.deadlines import wake
+from cellwall.apps.doors.e2b.facts import state_of
 from cellwall.model.errors import NotFound, SandboxUnavailable
 from cellwall.server.auth.ownership import owned
 from cellwall.server.core.errors import HttpError
@@ -29,7 +30,7 @@ async def forward(visit: Visit) -> None:
     if place is None:
         raise missing("path: there is nothing")
     record = live(request, place)
-    if record.status == "paused":
+    if state_of(record.status) == "paused":
         if not record.is_resumed_by_requests:
             raise Gone(place.sandbox_id)
         await wake(await visit.client.attach(record.id), request.settings.most.life_s)
