@@ -75,7 +75,7 @@ class InnerTransport(Transport):
 def _sent(ask: Ask) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of a request."""
     data = ask.content if isinstance(ask.content, bytes) else b""
-    headers = {"accept": ask.accept or "*/*", "host": "localhost"}
+    headers = {**ask.headers, "accept": ask.accept or "*/*", "host": "localhost"}
     if ask.body is not None:
         data, headers["content-type"] = encoded(ask.body), "application/json"
     elif ask.content is not None:

@@ -1,0 +1,1 @@
+"""Doors: foreign protocols that this server answers, for clients that exist."""
