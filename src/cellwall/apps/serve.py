@@ -15,10 +15,9 @@ import os
 import resource
 import socket
 import ssl
-import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +28,12 @@ import uvloop
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
 from cellwall.apps.heap import keep_big_blocks_apart
 from cellwall.apps.instruments import connect, facts_of
+from cellwall.apps.listeners import (
+    address_of,
+    listening_for_doors,
+    listening_on,
+    tcp_address_of,
+)
 from cellwall.apps.mcp.transport.mount import Mount
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
@@ -47,18 +52,18 @@ from cellwall.server.state import State
 if TYPE_CHECKING:
     from types import FrameType
 
+    from cellwall.apps.doors.gate import Gate
     from cellwall.apps.settings_loader import Loaded
     from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.server.core.request import Message, Receive, Send
     from cellwall.server.core.settings import ServerSettings
-    from cellwall.server.http.guards import Guard
     from cellwall.server.observability.logs import Log
     from cellwall.store.store import Store
 
+    Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
-_UNSENT_BYTES = 128 * 1024
-"""Maximum bytes that the kernel holds for a client beyond those in flight; by default up to 4 MiB
-for each client that does not read, and all of it is output that counts as delivered."""
 _COLLECT_AFTER = 20_000
 """Number of objects made and not freed since the last collection; the older two generations stay at
 10 collections each."""
@@ -96,79 +101,6 @@ def check_tls(settings: ServerSettings) -> None:
             f"{error.strerror or error}",
             remedy="give --tls-cert and --tls-key PEM files that belong together",
         ) from None
-
-
-_KEEP_ALIVE = {
-    socket.TCP_KEEPIDLE: 10,
-    socket.TCP_KEEPINTVL: 5,
-    socket.TCP_KEEPCNT: 3,
-    socket.TCP_USER_TIMEOUT: 25_000,
-}
-"""Socket options with which the kernel detects a vanished peer within 25 s. tcp(7)."""
-
-
-def bound(settings: ServerSettings) -> socket.socket:
-    """Return the bound socket; a unix socket is accessible to its owner only."""
-    if settings.unix is not None:
-        return _bound_unix(settings.unix)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE.items():  # connections inherit them from their listener
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)  # inherited
-    try:
-        sock.bind((settings.host, settings.port))
-    except OSError as error:
-        sock.close()
-        raise UsageError(
-            f"serve: bind {settings.host}:{settings.port}: {error.strerror}",
-            remedy="give another --port or --host",
-        ) from None
-    return sock
-
-
-def _bound_unix(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # `bind` reports it
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise UsageError(f"serve: {path} is not a socket", remedy="name another path")
-        if _is_answered(path):
-            raise UsageError(
-                f"serve: another process listens at {path}", remedy="stop it, or name another path"
-            )
-        os.unlink(path)
-    before = os.umask(0o177)
-    try:
-        sock.bind(path)
-    except OSError as error:
-        raise UsageError(
-            # the library's own errors have no strerror
-            f"serve: bind {path}: {error.strerror or error}",
-            remedy="name a short path that you may write",
-        ) from None
-    finally:
-        os.umask(before)
-    return sock
-
-
-def _is_answered(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
-
-
-def address_of(settings: ServerSettings, sock: socket.socket) -> str:
-    """Return the address for a client: a URL, or the path of the socket."""
-    if settings.unix is not None:
-        return f"unix:{settings.unix}"
-    host, port = sock.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if settings.is_tls else 'http'}://{shown}:{port}"
 
 
 class _Server(uvicorn.Server):
@@ -210,7 +142,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
+def config_of(settings: ServerSettings, app: Application) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     Connection.header_s = settings.header_s
     Connection.most_per_address = settings.most_connections_per_address
@@ -312,6 +244,8 @@ class Said:
 
     on_ready: Callable[[str], None]
     """Callback that gets the address, once the server listens."""
+    on_door: Callable[[str, str], None] = lambda _name, _address: None
+    """Callback that gets the name and the address of each door with a port of its own."""
     on_key: Callable[[str | None], None] = lambda _key: None
     """Callback that gets the first key if it was made now; None if it was made before."""
     is_key_new: bool = False
@@ -326,27 +260,55 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
     settings = loaded.server
     check_metrics_exposure(settings)
     check_tls(settings)
+    if settings.doors:
+        from cellwall.apps.doors.gate import check_doors
+
+        check_doors(settings)
     folder = directory or state_dir()
     with locked(folder):
         async with opened(loaded, keys, folder, said.log) as state, listening(state):
             if state.audit is not None:
                 await state.audit.open(facts_of(loaded))
             await _unlock(state, folder, said)
-            with _listening(settings) as sock:
+            with listening_on(settings) as sock, listening_for_doors(settings) as door_socks:
                 state.tasks.spawn(_sweep(state))
                 # Before the turns of waiting items: `_warm` waits for the pool to be full.
                 await _warm(state)
                 await state.open()
-                mount = Mount(state)
-                app = mount.app = create_app(state, mount.endpoints)
+                surfaces = _Surfaces(state, door_socks)
+
+                def on_ready() -> None:
+                    said.on_ready(address_of(settings, sock))
+                    for name, each in door_socks.items():
+                        said.on_door(name, tcp_address_of(settings, each))
+
                 server = _Server(
-                    config_of(settings, app),
-                    state,
-                    lambda: said.on_ready(address_of(settings, sock)),
-                    mount.aclose,
+                    config_of(settings, surfaces.app), state, on_ready, surfaces.aclose
                 )
                 _spare_the_collector()
-                await server.serve(sockets=[sock])
+                await server.serve(sockets=[sock, *door_socks.values()])
+
+
+class _Surfaces:
+    """Our own protocol, MCP, and the doors that the operator opens, as one application."""
+
+    def __init__(self, state: State, door_socks: Mapping[str, socket.socket]) -> None:
+        self._mount = Mount(state)
+        own = self._mount.app = create_app(state, self._mount.endpoints)
+        self._gate: Gate | None = None
+        self.app: Application = own
+        if state.settings.doors:
+            from cellwall.apps.doors.gate import Gate  # brings the SDK
+
+            self.app = self._gate = Gate(state, own)
+            for name, sock in door_socks.items():
+                self._gate.listens(name, sock.getsockname()[1])
+
+    async def aclose(self) -> None:
+        """End what clients of other protocols have; idempotent."""
+        await self._mount.aclose()
+        if self._gate is not None:
+            await self._gate.aclose()
 
 
 async def _unlock(state: State, directory: Path, said: Said) -> None:
@@ -359,19 +321,6 @@ async def _unlock(state: State, directory: Path, said: Said) -> None:
     if state.store is not None:
         await adopt_file(state.store, directory)
     said.on_key(await first_key(state.store, state.keys, afresh=said.is_key_new))
-
-
-@contextlib.contextmanager
-def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
-    """Yield the bound socket; close it at the end, and remove its file if it has one."""
-    sock = bound(settings)
-    try:
-        yield sock
-    finally:
-        sock.close()
-        if settings.unix is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(settings.unix)
 
 
 def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:

@@ -9,6 +9,7 @@ no key is ever echoed.
     [[keys]]  sha256, tenant, scope, expires_at
     [tiers.NAME]  quotas of the tenants of that tier; `default` is that of all other tenants
     [tenants]     TENANT = "TIER"
+    [doors.NAME]  a foreign protocol that is answered: port, tenant, and options of its own
     [trust.WORD]  level and network of `untrusted`, `semi` or `trusted`
 """
 
@@ -26,12 +27,16 @@ from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.scheduling.quotas import DEFAULT_TIER, Quotas
 from cellwall.model.errors import UsageError
 from cellwall.server.auth.keys import KeyRecord, check_key, digest_of
+from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.settings import ServerSettings
 
-SECTIONS = frozenset({"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust"})
+SECTIONS = frozenset(
+    {"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust", "doors"}
+)
 _NOT_ENGINE = frozenset({"limits", "trust"})
+_NOT_DOOR = frozenset({"options"})
 _NO_NAMES: frozenset[str] = frozenset()
-_NOT_SERVER = frozenset({"most", "tiers", "tenants"})
+_NOT_SERVER = frozenset({"most", "tiers", "tenants", "doors"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,9 @@ def load(
     server = _changed(server, _from_environment(source), _NOT_SERVER, "environment")
     given = {name: value for name, value in flags.items() if value is not None}
     server = _changed(server, given, _NOT_SERVER, "flags")
-    server = replace(server, tiers=_tiers(document), tenants=_tenants(document))
+    server = replace(
+        server, tiers=_tiers(document), tenants=_tenants(document), doors=_doors(document)
+    )
     engine = EngineSettings.from_environment(source)
     engine = replace(engine, limits=engine.limits.with_changes(_section(document, "limits")))
     engine = replace(engine, trust=_trust(document, engine.trust))
@@ -145,6 +152,19 @@ def _tenants(document: Mapping[str, Any]) -> dict[str, str]:
                 remedy=f"known tiers: {', '.join(sorted(tiers))}; make one with [tiers.NAME]",
             )
     return tenants
+
+
+def _doors(document: Mapping[str, Any]) -> dict[str, DoorSettings]:
+    """Return each door's settings; a name that all doors do not have is an option of that one."""
+    common = {each.name for each in fields(DoorSettings)} - {"options"}
+    found = {}
+    for name in _section(document, "doors"):
+        given = _section(_section(document, "doors"), name)
+        shared = {key: value for key, value in given.items() if key in common}
+        options = {key: value for key, value in given.items() if key not in common}
+        door = _changed(DoorSettings(options=options), shared, _NOT_DOOR, f"doors.{name}")
+        found[name] = door
+    return found
 
 
 def _trust(document: Mapping[str, Any], known: Mapping[str, Trust]) -> dict[str, Trust]:

@@ -6,14 +6,11 @@ invariant: there is no route outside the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from starlette.routing import compile_path
-
-from cellwall.server.core.errors import HttpError
 from cellwall.server.http.endpoint import Endpoint, serve
 from cellwall.server.http.guards import Guard
+from cellwall.server.http.path_table import PathTable
 from cellwall.server.routes import (
     audit,
     batch,
@@ -44,9 +41,6 @@ from cellwall.server.routes import (
 )
 
 if TYPE_CHECKING:
-    import re
-    from typing import Any
-
     from cellwall.server.core.request import Request
     from cellwall.server.state import State
 
@@ -81,51 +75,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (*_HANDLERS, *pages.Pages(_HANDLERS).endpoints
 
 
 class Router:
-    """Finds the endpoint of a path and method: fixed paths by lookup, the others by pattern."""
+    """Serves what the table of routes has for a path and method."""
 
     def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
-        self._fixed: dict[str, dict[str, Endpoint]] = {}
-        patterns: dict[str, dict[str, Endpoint]] = {}
-        for endpoint in endpoints:
-            where = patterns if "{" in endpoint.path else self._fixed
-            where.setdefault(endpoint.path, {})[endpoint.method] = endpoint
-        self._patterns: list[tuple[re.Pattern[str], Mapping[str, Any], dict[str, Endpoint]]] = [
-            (*compile_path(path)[::2], methods) for path, methods in patterns.items()
-        ]
+        routes = ((each.path, each.method, each) for each in endpoints)
+        self._table = PathTable(routes, remedy="see /docs")
 
     async def __call__(self, request: Request) -> None:
         """Serve a call."""
-        methods = self._find(request)
-        method = "WS" if request.scope["type"] == "websocket" else request.scope["method"]
-        endpoint = methods.get(method) or methods.get("*")
-        if endpoint is None and method == "HEAD":
-            endpoint = methods.get("GET")
-        if endpoint is None:
-            allowed = ", ".join(sorted(methods))
-            raise HttpError(
-                405,
-                "method",
-                f"method: {method[:20]} is not for this path",
-                remedy=f"use {allowed}",
-                headers={"allow": allowed},
-            )
+        endpoint = self._table.find(request)
         request.route = endpoint.path
         await serve(endpoint, request)
-
-    def _find(self, request: Request) -> Mapping[str, Endpoint]:
-        path: str = request.scope["path"]
-        fixed = self._fixed.get(path)
-        if fixed is not None:
-            return fixed
-        for pattern, convertors, methods in self._patterns:
-            found = pattern.match(path)
-            if found:
-                request.params = {
-                    name: convertors[name].convert(value)
-                    for name, value in found.groupdict().items()
-                }
-                return methods
-        raise HttpError(404, "not_found", "path: there is nothing", remedy="see /docs")
 
 
 def create_app(state: State, more: tuple[Endpoint, ...] = ()) -> Guard:

@@ -22,7 +22,7 @@ from cellwall.apps.mcp.tools.schemas import OUTPUTS
 from cellwall.apps.mcp.tools.tools import BY_NAME
 from cellwall.apps.mcp.transport.calls import Calls
 from cellwall.apps.mcp.transport.events import Events, Share
-from cellwall.apps.mcp.transport.inner import InnerWire
+from cellwall.apps.inner.transport import InnerWire
 from cellwall.apps.mcp.transport.visits import GRACE_S, IDLE_S, VisitingClient, Visits
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.execution import Event, Execution, ExecutionError

@@ -51,6 +51,7 @@ async def _serve(app: Any) -> list[dict[str, Any]]:
         connections=nothing,
         requests=0,
         tasks=Tasks(),
+        tokens=None,
         bodies=BodyBudget(2 * len(_BODY)),
     )
     headers = [(b"host", b"test"), (b"content-length", str(len(_BODY)).encode())]

@@ -77,6 +77,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     log = set_up(log_level, loaded.server.log_format)
     said = Said(
         on_ready=lambda address: typer.echo(f"listening on {address}"),
+        on_door=lambda name, address: typer.echo(f"door {name} on {address}"),
         on_key=lambda key: typer.echo(
             f"key: {key}" if key else "key: the one printed at the first start (--new-key)"
         ),

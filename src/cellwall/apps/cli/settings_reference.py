@@ -45,6 +45,8 @@ _ENGINE_VARIABLES = {
     "image_credentials": "CELLWALL_IMAGE_CREDENTIALS",
     "network_authorities": "CELLWALL_NETWORK_AUTHORITIES",
 }
+_OF_ONE = frozenset({("doors.NAME", "options")})
+"""Fields for settings that only one of several has; its own page lists them."""
 _IN_TOML = {"digest": "sha256"}
 _OF_THE_MACHINE = {
     ("most", "memory_mb"): "half of the machine's, 512 to 16384",
@@ -102,6 +104,8 @@ _ABOUT = {
     "keys": "Keys the operator brings, by their digest.",
     "tiers": "Quotas of each tenant of a tier; `default` is the tier of everybody else.",
     "tenants": "Which tier a tenant has: its name, and the tier's.",
+    "doors": "Foreign protocols that are answered, each below `/NAME`; an empty section opens one. "
+    "docs/doors.md has their names, and further options of each.",
     "trust": "What `trust=untrusted`, `semi` and `trusted` stand for; NAME is one of the three. "
     "`trusted` has the level `process` by default. Also `CELLWALL_TRUST=untrusted=kernel,…`.",
 }
@@ -112,6 +116,8 @@ def _of(section: str, kind: type, values: Any) -> Iterator[Setting]:  # noqa: AN
     hints, words = get_type_hints(kind), _docstrings(kind)
     later: list[Setting] = []
     for each in fields(kind):
+        if (section, each.name) in _OF_ONE:
+            continue
         hint = hints[each.name]
         value = _default(each) if values is None else getattr(values, each.name)
         if is_dataclass(hint) and isinstance(hint, type):

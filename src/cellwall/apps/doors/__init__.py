@@ -1,1 +1,1 @@
-"""Doors: foreign protocols that this server answers, for clients that exist."""
+"""Doors: the protocols of other executors, answered by this server for their own clients."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from cellwall.engine.scheduling.quotas import Quotas
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.passed_headers import is_never_passed
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -143,6 +144,8 @@ class ServerSettings:
     """Quotas by the name of their tier; `default` is for tenants without one."""
     tenants: Mapping[str, str] = field(default_factory=dict)
     """The tier of each tenant that is not `default`."""
+    doors: Mapping[str, DoorSettings] = field(default_factory=dict)
+    """Foreign protocols that are answered, too, each below its prefix `/NAME`."""
     least_free_mb: int = 256
     """MiB of memory the host must have available before anything new is accepted; 0: not asked."""
     least_free_disk_mb: int = 0

@@ -1,8 +1,9 @@
 """First checks of every request: strict headers, Host, Origin, key; and its errors at the end.
 
 They are plain ASGI around the application, for HTTP and WebSockets alike, and are called before any
-body is read. The ownership of objects is checked by `ownership`. The invariant: no handler runs for
-a caller without a key, unless the path is one of `PUBLIC` or carries a token of this server.
+body is read. The ownership of objects is checked by `ownership`; how a protocol presents a key and
+shows an error is its `face`. The invariant: no handler runs for a caller without a key, unless the
+face says that the path is public or that its handler checks a token of this server.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import FileError, NotFound
+from cellwall.model.errors import FileError
 from cellwall.model.ids import new_id
 from cellwall.server.auth.tokens import TokenRefused
 from cellwall.server.core.error_log import drop_traceback, log_failure
-from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.core.errors import HttpError, status_of
 from cellwall.server.core.request import ClientGone, Request, unauthorized
 from cellwall.server.core.request_context import ORIGIN
 from cellwall.server.core.settings import LOOPBACK
-from cellwall.server.port_proxy.headers import port_token
+from cellwall.server.http.face import OwnFace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -28,11 +29,9 @@ if TYPE_CHECKING:
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Message, Receive, Send
     from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.http.face import Face
     from cellwall.server.state import State
 
-PUBLIC = frozenset({"/health", "/openapi.json", "/docs", "/docs/style.css"})
-_TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
-"""Paths where a token of this server may stand for a key; their handlers check it."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ONCE = frozenset(
     {b"host", b"content-length", b"content-type", b"transfer-encoding", b"authorization",
@@ -45,10 +44,13 @@ _MOST_HEADERS = 100
 class Guard:
     """The outermost application."""
 
-    def __init__(self, state: State, app: Callable[[Request], Awaitable[None]]) -> None:
-        """`app` answers a request, or raises."""
+    def __init__(
+        self, state: State, app: Callable[[Request], Awaitable[None]], face: Face | None = None
+    ) -> None:
+        """`app` answers a request of the protocol of `face`, or raises; by default, our own."""
         self._state = state
         self._app = app
+        self._face = face or OwnFace(state.tokens)
         self._hosts = allowed_hosts(state.settings)
         self._origins = frozenset(state.settings.allowed_origins)
         self._seen_keys: set[str] = set()
@@ -120,12 +122,27 @@ class Guard:
             await asyncio.sleep(0)  # lets uvicorn see that the connection is gone
         except Exception as error:  # noqa: BLE001 - whatever it is becomes an answer
             try:
-                await _answer_error(request, error)
+                await self._answer_error(request, error)
             finally:
                 drop_traceback(error)
         finally:
             request.close()
             state.connections.ended(request)
+
+    async def _answer_error(self, request: Request, error: Exception) -> None:
+        status = status_of(error)
+        if status < 500 or status in {503, 507}:
+            _note_refusal(request, status, error)
+        log_failure(error, request.request_id)
+        if request.has_answered and request.scope["type"] == "websocket":
+            await request.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
+            return
+        if request.has_answered:
+            request.abort()  # the only way to tell the client that the answer is incomplete
+            return
+        # Before the rest of a refused body is read, which may take a while.
+        drop_traceback(error)
+        await self._face.refuse(request, error)
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "")
@@ -153,15 +170,8 @@ class Guard:
             )
 
     def _check_key(self, request: Request) -> None:
-        presented = presented_key(request)
-        path = request.scope["path"]
-        if presented is not None:
-            request.principal = self._find(presented)
-            if request.principal is not None:
-                return
-        if path in PUBLIC:
-            return
-        if _TOKEN_PATHS.match(path) and (presented is None or self._is_of_inside(request)):
+        request.principal = self._face.principal(request, self._find)
+        if request.principal is not None or self._face.is_open(request):
             return
         client = request.scope.get("client")
         wait_s = self._state.failures.wait_s(client[0] if client else "unix")
@@ -178,23 +188,6 @@ class Guard:
         refusal.headers["connection"] = "close"
         raise refusal
 
-    def _is_of_inside(self, request: Request) -> bool:
-        """Report whether the bearer token is for the server inside the sandbox.
-
-        It is, if a port token beside it opens the requested port. That token's signature is
-        checked: guessing keys beside any other token is slowed down as everywhere.
-        """
-        token = port_token(request.headers, request.scope.get("query_string", b""))
-        if token is None or "x-api-key" in request.headers or bearer_of(request.headers) is None:
-            return False
-        try:
-            claims = self._state.tokens.opened("port", token)
-        except NotFound:
-            return False
-        opened = f"/sandboxes/{claims['sandbox']}/ports/{claims['port']}/"
-        path: str = request.scope["path"]
-        return f"{path}/".startswith(opened)
-
     def _find(self, presented: str) -> Principal | None:
         found = self._state.keys.find(presented)
         if found is not None and found.key_id not in self._seen_keys:
@@ -205,27 +198,6 @@ class Guard:
 
 def _nothing() -> None:
     return
-
-
-def presented_key(request: Request) -> str | None:
-    """Return the key a request carries, or None."""
-    key = request.headers.get("x-api-key")
-    if key is not None:
-        return key
-    key = bearer_of(request.headers)
-    if key is not None:
-        return key
-    if request.scope["type"] == "websocket":
-        for each in request.headers.get("sec-websocket-protocol", "").split(","):
-            if each.strip().startswith("key."):
-                return each.strip()[4:]
-    return None
-
-
-def bearer_of(headers: Mapping[str, str]) -> str | None:
-    """Return the token of `Authorization: Bearer`, or None."""
-    kind, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else None
 
 
 def read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str], HttpError | None]:
@@ -278,26 +250,6 @@ def name_of_host(host: str) -> str:
     return (name if is_port else host).lower()
 
 
-async def _answer_error(request: Request, error: Exception) -> None:
-    status = status_of(error)
-    if status < 500 or status in {503, 507}:
-        _note_refusal(request, status, error)
-    log_failure(error, request.request_id)
-    if request.has_answered and request.scope["type"] == "websocket":
-        await request.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
-        return
-    if request.has_answered:
-        request.abort()  # the only way to tell the client that the answer is incomplete
-        return
-    body = envelope(error, request.request_id)
-    headers = headers_of(error)
-    drop_traceback(error)  # before the rest of a refused body is read, which may take a while
-    if request.scope["type"] == "websocket":
-        await _refuse_socket(request, status, body, headers)
-    else:
-        await request.refuse(body, status, headers)
-
-
 def _note_refusal(request: Request, status: int, error: Exception) -> None:
     state, code = request.state, str(getattr(error, "code", "internal"))
     state.observer.refused(request, status, code)
@@ -305,15 +257,3 @@ def _note_refusal(request: Request, status: int, error: Exception) -> None:
     is_access = is_access or isinstance(error, TokenRefused)
     if state.audit is not None and (is_access or getattr(error, "is_of_other", False)):
         state.audit.refused(request, status, code)
-
-
-async def _refuse_socket(
-    request: Request, status: int, body: dict[str, object], headers: dict[str, str]
-) -> None:
-    from cellwall.wire.answer import one_line
-
-    data = one_line(body).encode()
-    raw = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    raw += [(name.encode(), value.encode()) for name, value in headers.items()]
-    await request.send({"type": "websocket.http.response.start", "status": status, "headers": raw})
-    await request.send({"type": "websocket.http.response.body", "body": data})

@@ -14,7 +14,7 @@ from cellwall.server.core.errors import HttpError
 from cellwall.server.core.request import unauthorized
 from cellwall.server.core.times import rfc3339
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
-from cellwall.server.http.guards import bearer_of
+from cellwall.server.http.face import bearer_of
 from cellwall.server.port_proxy.headers import port_token, query_for_inside, to_inside
 from cellwall.server.port_proxy.http import Exchange
 from cellwall.server.port_proxy.websocket import InnerSocket

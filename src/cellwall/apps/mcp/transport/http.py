@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from cellwall.apps.inner.transport import InnerTransport
 from cellwall.apps.mcp.library import OnServer
 from cellwall.apps.mcp.protocol import make_server
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.tools.catalog import Catalog
 from cellwall.apps.mcp.transport.calls import Calls
 from cellwall.apps.mcp.transport.events import RETRY_MS, Events, Manager, Share, making
-from cellwall.apps.mcp.transport.inner import InnerTransport
 from cellwall.apps.mcp.transport.mount import PATH
 from cellwall.apps.mcp.transport.posts import MESSAGE_BYTES, read_before, served_directly
 from cellwall.apps.mcp.transport.visits import Visit, VisitingClient, Visits

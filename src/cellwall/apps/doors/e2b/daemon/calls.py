@@ -12,15 +12,15 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors.e2b.daemon import connect_codec as connect
-from cellwall.apps.doors.e2b.daemon.connect_codec import Codec, ConnectError
+from cellwall.apps.doors.e2b.daemon.connect import connect_codec as connect
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import Codec, ConnectError
 from cellwall.apps.doors.e2b.daemon.faults import connect_error
 from cellwall.apps.doors.e2b.seat import SandboxGone
 from cellwall.model.errors import SandboxUnavailable
 from cellwall.server.core.request import ClientGone
 
 if TYPE_CHECKING:
-    from cellwall.apps.doors.e2b.daemon.schema import Message, Value
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Message, Value
     from cellwall.apps.doors.e2b.seat import Seat
     from cellwall.server.core.request import Request
 

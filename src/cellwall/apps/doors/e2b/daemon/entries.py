@@ -6,11 +6,11 @@ import posixpath
 import stat
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.daemon import messages
+from cellwall.apps.doors.e2b.daemon.connect import messages
 from cellwall.model.errors import FileError
 
 if TYPE_CHECKING:
-    from cellwall.apps.doors.e2b.daemon.schema import Value
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Value
     from cellwall.apps.doors.e2b.daemon.users import Users
     from cellwall.client.files import Files
     from cellwall.model.files import FileEntry

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
 from cellwall.model.errors import (
     AccessDenied,
     CapacityError,

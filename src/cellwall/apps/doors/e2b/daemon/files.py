@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
 from cellwall.apps.doors.e2b.daemon.faults import sentence
 from cellwall.apps.doors.e2b.daemon.filesystem import give
 from cellwall.apps.doors.e2b.daemon.users import users

@@ -6,14 +6,14 @@ import posixpath
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.daemon import messages
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError, invalid
+from cellwall.apps.doors.e2b.daemon.connect import messages
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.entries import described
 from cellwall.apps.doors.e2b.daemon.users import named, users
 from cellwall.model.errors import FileError
 
 if TYPE_CHECKING:
-    from cellwall.apps.doors.e2b.daemon.schema import Value
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Value
     from cellwall.apps.doors.e2b.daemon.users import Account, Users
     from cellwall.apps.doors.e2b.seat import Seat
     from cellwall.client.files import Files

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors.e2b.daemon import connect_codec, inner, messages, process_events
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError, invalid
+from cellwall.apps.doors.e2b.daemon import inner, process_events
+from cellwall.apps.doors.e2b.daemon.connect import connect_codec, messages
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.process_table import Process, Processes
 from cellwall.apps.doors.e2b.daemon.users import account
 from cellwall.model.errors import Conflict, FileError, NotFound
@@ -18,7 +19,7 @@ from cellwall.wire.reading import outcome_of
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.daemon.calls import Stream
-    from cellwall.apps.doors.e2b.daemon.schema import Value
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Value
     from cellwall.apps.doors.e2b.daemon.users import Account
     from cellwall.apps.doors.e2b.seat import Seat
     from cellwall.client.connection.transport import Json

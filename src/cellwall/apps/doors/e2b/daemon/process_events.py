@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal as signals
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
 from cellwall.apps.doors.e2b.seat import SandboxGone
 from cellwall.model.outcome import Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cellwall.apps.doors.e2b.daemon.schema import Value
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Value
     from cellwall.model.execution import Event
 
 _CHUNK = 32 * 1024

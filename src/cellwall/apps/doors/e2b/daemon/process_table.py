@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon import inner
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError, invalid
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.model.errors import NotFound
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.daemon.pty import Screen
-    from cellwall.apps.doors.e2b.daemon.schema import Value
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Value
     from cellwall.client.connection.transport import Json
     from cellwall.client.live import RemoteSandboxHandle
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.daemon import files, filesystem, messages, watch
+from cellwall.apps.doors.e2b.daemon import files, filesystem, watch
 from cellwall.apps.doors.e2b.daemon.calls import client_stream, server_stream, unary
+from cellwall.apps.doors.e2b.daemon.connect import messages
 from cellwall.apps.doors.e2b.daemon.process import ProcessService
 from cellwall.apps.doors.e2b.daemon.process_table import Processes
 from cellwall.apps.doors.e2b.daemon.watch import Watchers

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
 from cellwall.model.errors import FileError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors.e2b.daemon import messages
-from cellwall.apps.doors.e2b.daemon.connect_codec import ConnectError, invalid
+from cellwall.apps.doors.e2b.daemon.connect import messages
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.entries import described
 from cellwall.apps.doors.e2b.daemon.faults import connect_error
 from cellwall.apps.doors.e2b.daemon.users import named, users
@@ -22,7 +22,7 @@ from cellwall.model.ids import new_id
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.daemon.calls import Stream
-    from cellwall.apps.doors.e2b.daemon.schema import Value
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Value
     from cellwall.apps.doors.e2b.daemon.users import Users
     from cellwall.apps.doors.e2b.seat import Seat
     from cellwall.client.files import Files

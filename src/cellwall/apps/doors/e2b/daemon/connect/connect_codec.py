@@ -10,8 +10,8 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
-from cellwall.apps.doors.e2b.daemon import binary_form, json_form
-from cellwall.apps.doors.e2b.daemon.schema import Malformed, Message, Value
+from cellwall.apps.doors.e2b.daemon.connect import binary_form, json_form
+from cellwall.apps.doors.e2b.daemon.connect.schema import Malformed, Message, Value
 
 STATUS: Mapping[str, int] = {
     "canceled": 499,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellwall.apps.doors.e2b.daemon.schema import Field, Message
+from cellwall.apps.doors.e2b.daemon.connect.schema import Field, Message
 
 FILE, DIRECTORY, SYMLINK, UNSPECIFIED = 1, 2, 3, 0
 CREATE, WRITE, REMOVE, RENAME, CHMOD = 1, 2, 3, 4, 5

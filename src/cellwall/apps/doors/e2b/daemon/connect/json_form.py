@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from cellwall.apps.doors.e2b.daemon.schema import (
+from cellwall.apps.doors.e2b.daemon.connect.schema import (
     RANGES,
     Field,
     Malformed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cellwall.apps.doors.e2b.daemon.schema import RANGES, Field, Malformed, Message, Value
+from cellwall.apps.doors.e2b.daemon.connect.schema import RANGES, Field, Malformed, Message, Value
 
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5
 _FIXED_BYTES = {_I64: 8, _I32: 4}
