@@ -52,8 +52,10 @@ def unary(
                 found = await work(seat, value)
         except TimeoutError:
             await _refuse(request, ConnectError("deadline_exceeded", "the call took too long"))
-        except (ClientGone, SandboxGone, SandboxUnavailable):
+        except ClientGone:
             raise
+        except SandboxUnavailable:
+            raise SandboxGone(seat.sandbox.id) from None
         except Exception as error:  # noqa: BLE001 - whatever it is becomes an answer
             await _refuse(request, connect_error(error))
         else:
@@ -82,7 +84,7 @@ def server_stream(
             async with asyncio.timeout(limit_s if is_bounded else None):
                 await work(seat, value, stream)
 
-        await Stream(seat.request, codec, answered).run(serve)
+        await Stream(seat, codec, answered).run(serve)
 
     return handle
 
@@ -102,7 +104,7 @@ def client_stream(asked: Message, answered: Message, work: Taking) -> Handler:
                     found = await work(seat, values)
             await stream.send(found)
 
-        await Stream(seat.request, codec, answered).run(serve)
+        await Stream(seat, codec, answered).run(serve)
 
     return handle
 
@@ -146,9 +148,10 @@ async def _refuse_type(request: Request, *, is_stream: bool) -> None:
 class Stream:
     """The messages that answer one request."""
 
-    def __init__(self, request: Request, codec: Codec, message: Message) -> None:
+    def __init__(self, seat: Seat, codec: Codec, message: Message) -> None:
         """Send nothing yet: the head goes with the first message."""
-        self._request = request
+        self._sandbox_id = seat.sandbox.id
+        self._request = request = seat.request
         self._codec = codec
         self._message = message
         self._quiet_s = connect.keepalive_s(request.headers)
@@ -162,9 +165,9 @@ class Stream:
             error = ConnectError("deadline_exceeded", "the time limit of the call is over")
         except ClientGone:
             raise
-        except (SandboxGone, SandboxUnavailable):
+        except SandboxUnavailable:
             if not self._request.has_answered:
-                raise
+                raise SandboxGone(self._sandbox_id) from None
             # a client learns that its sandbox is gone from a stream that breaks off
             self._request.abort()
             return

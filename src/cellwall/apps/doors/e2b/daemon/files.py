@@ -19,7 +19,8 @@ from cellwall.apps.doors.e2b.daemon.filesystem import give
 from cellwall.apps.doors.e2b.daemon.users import users
 from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import FileError
-from cellwall.server.core.errors import HttpError, status_of, too_large
+from cellwall.server.core.errors import HttpError, status_of
+from cellwall.server.core.request import too_large
 from cellwall.server.streaming.uploads import FormReader
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ async def _read(seat: Seat) -> None:
     path = who.path(query.get("path", ""))
     wanted = seat.request.headers.get("range")
     headers = {} if wanted is None else {"range": wanted}
-    ask = Ask("GET", seat.live.path("/files"), {"path": path}, headers=headers)
+    ask = Ask("GET", seat.sandbox.handle.path("/files"), {"path": path}, headers=headers)
     try:
-        async with seat.live.transport.stream(ask) as response:
+        async with seat.sandbox.handle.transport.stream(ask) as response:
             passed = {name: each for name in _PASSED if (each := response.headers.get(name))}
             await seat.request.start(response.status_code, _OCTETS, passed)
             async for piece in response.aiter_raw():
@@ -128,9 +129,7 @@ async def _write(seat: Seat) -> None:
         written = [path]
     else:
         raise HttpError(415, "content_type", f"content type {media[:80]!r} is not taken")
-    shown = [
-        {"path": path, "name": posixpath.basename(path), "type": "file"} for path in written
-    ]
+    shown = [{"path": path, "name": posixpath.basename(path), "type": "file"} for path in written]
     await request.answer_bytes(json.dumps(shown).encode("ascii"), "application/json")
 
 
@@ -200,7 +199,7 @@ async def _put(seat: Seat, who: Account, path: str, pieces: AsyncIterator[bytes]
     content = bytes(begin) if is_whole else lambda: _joined(bytes(begin), pieces)
     ask = Ask("PUT", "/files", {"path": path}, content=content, is_held=True, is_repeatable=False)
     try:
-        await seat.live.json(ask)
+        await seat.sandbox.handle.json(ask)
     except FileError as error:
         if error.reason == "is_directory":
             raise _bad(f"path '{path}' is a directory") from None

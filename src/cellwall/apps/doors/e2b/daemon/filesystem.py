@@ -110,9 +110,7 @@ async def _place(seat: Seat, asked: Value, field: str = "path") -> _Place:
     return _Place(seat.sandbox.files, who.path(asked.get(field, "")), who, known)
 
 
-async def give(
-    sandbox: AsyncSandbox, path: str, who: Account, *, is_tree: bool = False
-) -> None:
+async def give(sandbox: AsyncSandbox, path: str, who: Account, *, is_tree: bool = False) -> None:
     """Give what was made to the user who asked, if the sandbox's own is another."""
     if who.is_own:
         return

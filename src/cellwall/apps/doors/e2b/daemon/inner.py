@@ -47,9 +47,7 @@ async def signal(live: RemoteSandboxHandle, command_id: str, number: int) -> Non
     await live.json(Ask("POST", f"/commands/{command_id}/signal", body={"signal": number}))
 
 
-def events(
-    live: RemoteSandboxHandle, command_id: str, after: int
-) -> AsyncGenerator[Event, None]:
+def events(live: RemoteSandboxHandle, command_id: str, after: int) -> AsyncGenerator[Event, None]:
     """Return the events of a command after number `after`, to its end."""
     place = live.path(f"/commands/{command_id}")
     return follow(live.transport, lambda number: events_of(place, number), after=after)

@@ -6,7 +6,7 @@ import signal as signals
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
-from cellwall.apps.doors.e2b.seat import SandboxGone
+from cellwall.model.errors import SandboxUnavailable
 from cellwall.model.outcome import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def data(stream: str, raw: bytes) -> Iterator[Value]:
 def of(event: Event, *, is_late: bool = False) -> Iterator[Value]:
     """Yield the protocol's events for one of a command's.
 
-    A late reader does not miss what was lost before it came. Raises ConnectError, SandboxGone.
+    A late reader does not miss what was lost before it came. Raises ConnectError, SandboxUnavailable.
     """
     if event.kind in ("stdout", "stderr"):
         yield from data(event.kind, (event.text or "").encode("utf-8", "surrogateescape"))
@@ -54,9 +54,9 @@ def of(event: Event, *, is_late: bool = False) -> Iterator[Value]:
 
 
 def ended(outcome: Outcome) -> Value:
-    """Return the last event. Raises ConnectError for the time limit, and SandboxGone."""
+    """Return the last event. Raises ConnectError for the time limit, and SandboxUnavailable."""
     if outcome.verdict in _GONE:
-        raise SandboxGone
+        raise SandboxUnavailable("process: it ended with its sandbox, or with the server")
     if outcome.verdict is Verdict.WALL_TIME:
         raise ConnectError("deadline_exceeded", "the process was killed: its time limit is over")
     end: Value = {"exit_code": -1, "exited": outcome.exit_code is not None}

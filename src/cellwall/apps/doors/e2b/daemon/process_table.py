@@ -16,8 +16,8 @@ from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, i
 from cellwall.model.errors import NotFound
 
 if TYPE_CHECKING:
-    from cellwall.apps.doors.e2b.daemon.pty import Screen
     from cellwall.apps.doors.e2b.daemon.connect.schema import Value
+    from cellwall.apps.doors.e2b.daemon.pty import Screen
     from cellwall.client.connection.transport import Json
     from cellwall.client.live import RemoteSandboxHandle
 
@@ -56,9 +56,7 @@ class Processes:
         while len(self._all) > _MOST_SANDBOXES:
             self._all.popitem(last=False)
 
-    async def find(
-        self, live: RemoteSandboxHandle, selector: Value | None
-    ) -> tuple[Process, Json]:
+    async def find(self, live: RemoteSandboxHandle, selector: Value | None) -> tuple[Process, Json]:
         """Return the process that a client means, and the server's object of it.
 
         Raises ConnectError `not_found`.
@@ -84,9 +82,7 @@ class Processes:
                     return _unknown(facts), facts
         raise ConnectError("not_found", what)
 
-    async def running(
-        self, live: RemoteSandboxHandle, selector: Value | None
-    ) -> Process:
+    async def running(self, live: RemoteSandboxHandle, selector: Value | None) -> Process:
         """Return a process that has not ended. Raises ConnectError `not_found`."""
         found, facts = await self.find(live, selector)
         if facts["status"] != "running":

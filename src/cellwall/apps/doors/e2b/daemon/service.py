@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon import files, filesystem, watch
@@ -11,8 +10,11 @@ from cellwall.apps.doors.e2b.daemon.connect import messages
 from cellwall.apps.doors.e2b.daemon.process import ProcessService
 from cellwall.apps.doors.e2b.daemon.process_table import Processes
 from cellwall.apps.doors.e2b.daemon.watch import Watchers
+from cellwall.apps.doors.e2b.seat import SeatRoute
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from cellwall.apps.doors.e2b.seat import Seat
 
     Handler = Callable[[Seat], Awaitable[None]]
@@ -27,8 +29,8 @@ class Daemon:
         self._processes = Processes()
         self._watchers = Watchers()
 
-    def routes(self) -> list[tuple[str, str, Handler]]:
-        """Return method, path and handler of each route."""
+    def routes(self) -> list[SeatRoute]:
+        """Return its routes."""
         process, watchers = ProcessService(self._processes), self._watchers
         methods: dict[str, Handler] = {
             "process.Process/Start": server_stream(
@@ -59,9 +61,7 @@ class Daemon:
                 messages.PATH, messages.ENTRY, filesystem.make_dir
             ),
             "filesystem.Filesystem/Move": unary(messages.MOVE, messages.ENTRY, filesystem.move),
-            "filesystem.Filesystem/Remove": unary(
-                messages.PATH, messages.EMPTY, filesystem.remove
-            ),
+            "filesystem.Filesystem/Remove": unary(messages.PATH, messages.EMPTY, filesystem.remove),
             "filesystem.Filesystem/CreateWatcher": unary(
                 messages.WATCH, messages.WATCHER, watchers.create
             ),
@@ -76,10 +76,10 @@ class Daemon:
             ),
         }
         return [
-            ("GET", "/health", files.health),
-            ("GET", "/files", files.read),
-            ("POST", "/files", files.write),
-            *(("POST", f"/{path}", handler) for path, handler in methods.items()),
+            SeatRoute("GET", "/health", files.health),
+            SeatRoute("GET", "/files", files.read),
+            SeatRoute("POST", "/files", files.write),
+            *(SeatRoute("POST", f"/{path}", handler) for path, handler in methods.items()),
         ]
 
     async def aclose(self) -> None:

@@ -99,7 +99,9 @@ class Users:
         else:
             found = self._nameless(word)
         if not found.is_own and self._own not in ("root", "0"):
-            raise _invalid(word, f"the sandbox's user is {self._own!r}, and only root may be others")
+            raise _invalid(
+                word, f"the sandbox's user is {self._own!r}, and only root may be others"
+            )
         return found
 
     def _nameless(self, word: str) -> Account:
@@ -123,9 +125,7 @@ async def users(sandbox: AsyncSandbox) -> Users:
     own = sandbox.facts.get("user")
     if own is None:
         return Users(None)
-    return Users(
-        str(own), await _text(sandbox, "/etc/passwd"), await _text(sandbox, "/etc/group")
-    )
+    return Users(str(own), await _text(sandbox, "/etc/passwd"), await _text(sandbox, "/etc/group"))
 
 
 async def account(seat: Seat) -> Account:

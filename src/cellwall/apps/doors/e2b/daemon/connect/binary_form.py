@@ -38,7 +38,7 @@ class _Reader:
             byte = self._data[self._at]
             self._at += 1
             value |= (byte & 0x7F) << (7 * step)
-            if byte < 0x80:  # noqa: PLR2004 - the bit that says that more follows
+            if byte < 0x80:
                 return value & (2**64 - 1)
         raise Malformed(f"{self._where}: a number of more than {_MOST_VARINT} bytes")
 
@@ -74,9 +74,7 @@ def _payload(reader: _Reader, wire: int, where: str) -> int | memoryview:
     raise Malformed(f"{where}: wire type {wire} is none that is used")
 
 
-def _put(
-    value: Value, message: Message, name: str, wire: int, found: int | memoryview
-) -> None:
+def _put(value: Value, message: Message, name: str, wire: int, found: int | memoryview) -> None:
     field, where = message.fields[name], f"{message.name}.{name}"
     if wire != (_VARINT if field.kind in _NUMBERS else _LENGTH):
         raise Malformed(f"{where}: wire type {wire} is not its own")
@@ -164,7 +162,7 @@ def _write(out: bytearray, field: Field, raw: int | bytes) -> None:
 
 
 def _varint(out: bytearray, value: int) -> None:
-    while value > 0x7F:  # noqa: PLR2004 - seven bits a byte
+    while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     out.append(value)

@@ -187,7 +187,9 @@ _CHANGE = Message(
         "entry": Field(3, "message", _INFO),
     },
 )
-CHANGES = Message("GetWatcherEventsResponse", {"events": Field(1, "message", _CHANGE, is_repeated=True)})
+CHANGES = Message(
+    "GetWatcherEventsResponse", {"events": Field(1, "message", _CHANGE, is_repeated=True)}
+)
 WATCHED = Message(
     "WatchDirResponse",
     {

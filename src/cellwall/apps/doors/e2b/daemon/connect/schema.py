@@ -59,7 +59,9 @@ class Message:
     @cached_property
     def by_json_name(self) -> Mapping[str, str]:
         """Names of the fields by what JSON may call them."""
-        return {json_name(name): name for name in self.fields} | {name: name for name in self.fields}
+        return {json_name(name): name for name in self.fields} | {
+            name: name for name in self.fields
+        }
 
 
 def json_name(name: str) -> str:
