@@ -62,6 +62,11 @@ class AsyncClient(AsyncClosing):
         """Address of the server."""
         return self._transport.address.shown
 
+    @property
+    def transport(self) -> Transport:
+        """Connections to the server, for requests that have no method here."""
+        return self._transport
+
     # -- one-shot --------------------------------------------------------------------------
 
     async def arun(  # noqa: PLR0913 - each is a choice of the caller's

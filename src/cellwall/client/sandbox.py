@@ -66,11 +66,6 @@ class AsyncSandbox:
         return "paused" if self._live.facts["status"] == "paused" else "running"
 
     @property
-    def handle(self) -> RemoteSandboxHandle:
-        """Its path on the server, for requests that this object has no method for."""
-        return self._live
-
-    @property
     def isolation(self) -> Isolation:
         """Isolation that is in force."""
         return self._live.isolation

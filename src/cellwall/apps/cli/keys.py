@@ -56,8 +56,11 @@ def create(
         return await stored_keys.create(opened, tenant, scope, name, life_s)
 
     row, key = _with_store(store, config, made)
+    from cellwall.server.auth.keys import in_e2b_form
+
     until = "until it is revoked" if row.expires_at is None else f"until {_time(row.expires_at)}"
     complain(f"key {row.digest[:12]} of {tenant}, scope {scope}, {until}; it is not shown again")
+    complain(f"the same key as E2B's clients take it: {in_e2b_form(key)}")
     typer.echo(key)
 
 

@@ -21,6 +21,8 @@ from cellwall.model.errors import UsageError
 Scope = Literal["run", "manage", "admin"]
 SCOPES: tuple[Scope, ...] = ("run", "manage", "admin")
 """Scopes in rising order; each contains the ones before it."""
+_E2B = "e2b_"
+"""Beginning of every key in the form that E2B's clients check; hexadecimal digits follow."""
 _SHORTEST = 32
 """Least number of characters of a key from an operator; the server's own keys have 46."""
 
@@ -69,6 +71,11 @@ class KeyRecord:
         """A short name for logs, from the digest."""
         return self.digest[:12]
 
+    @property
+    def principal(self) -> Principal:
+        """The caller that the key stands for."""
+        return Principal(self.tenant, self.key_id, self.scope)
+
     def has_expired(self, now: float) -> bool:
         """Report whether the key has expired at `now` (seconds since the epoch)."""
         return self.expires_at is not None and self.expires_at <= now
@@ -82,6 +89,21 @@ def new_key() -> str:
 def digest_of(key: str) -> str:
     """Return the digest under which a key is kept."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def in_e2b_form(key: str) -> str:
+    """Return a key as clients of E2B take it: another spelling of the same key."""
+    return _E2B + key.encode().hex()
+
+
+def _of_e2b_form(presented: str) -> str | None:
+    """Return the key that is spelt so, or None."""
+    if not presented.startswith(_E2B):
+        return None
+    try:
+        return bytes.fromhex(presented[len(_E2B) :]).decode("ascii")
+    except ValueError:
+        return None
 
 
 def check_key(key: str) -> str:
@@ -133,8 +155,31 @@ class KeyRing:
         found = self._by_id.get(key_id)
         return found is not None and not found.has_expired(time.time())
 
+    def holder(self, key_id: str) -> Principal | None:
+        """Return the principal of the key of that id, if it is accepted now."""
+        found = self._by_id.get(key_id)
+        if found is None or found.has_expired(time.time()):
+            return None
+        return found.principal
+
+    def holders(self, tenant: str) -> list[Principal]:
+        """Return the principals of a tenant's keys that are accepted now."""
+        now = time.time()
+        return [
+            each.principal
+            for each in self._by_id.values()
+            if each.tenant == tenant and not each.has_expired(now)
+        ]
+
     def find(self, presented: str) -> Principal | None:
-        """Return the key's principal, or None."""
+        """Return the key's principal, or None; the key may be spelt as E2B's clients take it."""
+        found = self._find(presented)
+        if found is None:
+            other = _of_e2b_form(presented)
+            found = None if other is None else self._find(other)
+        return found
+
+    def _find(self, presented: str) -> Principal | None:
         digest = digest_of(presented)
         record = self._fixed.get(digest) or self._stored.get(digest)
         # A lookup by digest gives nothing away: a guess's digest cannot be chosen.
@@ -142,7 +187,7 @@ class KeyRing:
             return None
         if record.has_expired(time.time()):
             return None
-        return Principal(record.tenant, record.key_id, record.scope)
+        return record.principal
 
 
 class Failures:

@@ -64,6 +64,7 @@ NEVER = frozenset(
      b"public-key-pins", b"nel", b"report-to", b"reporting-endpoints", b"origin-agent-cluster",
      # cellwall's own
      b"x-api-key", b"x-cellwall-token", b"x-execution-id", b"x-content-type-options",
+     b"x-access-token", b"e2b-traffic-access-token", b"e2b-sandbox-id", b"e2b-sandbox-port",
      b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-prefix",
      # headers that steer the proxy in front
      b"x-sendfile", b"x-sendfile2", b"x-lighttpd-send-file", b"surrogate-control",

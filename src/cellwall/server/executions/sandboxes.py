@@ -219,6 +219,11 @@ class SandboxRecord:
         """One of `running`, `paused` and `stopped`."""
         return "stopped" if self._sandbox is None else self._sandbox.status
 
+    @property
+    def is_resumed_by_requests(self) -> bool:
+        """Whether a request to it resumes it while it is paused."""
+        return self._shown.get("resume", "auto") == "auto"
+
     async def close(self) -> None:
         """End the sandbox; idempotent."""
         if self._sandbox is not None:
@@ -275,7 +280,7 @@ class SandboxRecord:
             "metadata": self.metadata,
             "network": self._network(),
             "auto_pause_s": self._shown.get("auto_pause_s"),
-            "resume": self._shown.get("resume", "auto"),
+            "resume": "auto" if self.is_resumed_by_requests else "manual",
             "ended_because": self.ended_because,
         }
 

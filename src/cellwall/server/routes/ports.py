@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from cellwall.server.executions.sandboxes import SandboxRecord
 
 
+_OPENERS = frozenset({"x-api-key", "x-cellwall-token", "e2b-traffic-access-token"})
+"""Headers beside `Authorization` that let a request in."""
+
+
 async def sign(request: Request) -> None:
     """`POST /sandboxes/{id}/ports/sign`."""
     body = await body_of(request, PortSignBody)
@@ -44,7 +48,14 @@ async def forward(request: Request) -> None:
     """`ANY /sandboxes/{id}/ports/{port}/…`."""
     port = _port(request.params["port"])
     record = _opened(request, port)
-    prefix = f"/sandboxes/{record.id}/ports/{port}"
+    await passed_on(request, record, port, f"/sandboxes/{record.id}/ports/{port}")
+
+
+async def passed_on(request: Request, record: SandboxRecord, port: int, prefix: str) -> None:
+    """Pass a request on to a port of a sandbox that its caller may reach, and the answer back.
+
+    `prefix` is the part of the path that is not for the inside. Raises a 502 if none listens.
+    """
     target = _target(request, prefix)
     headers = to_inside(
         request.scope["headers"],
@@ -87,7 +98,7 @@ def _has_its_own_authorization(request: Request) -> bool:
     are not for the inside: a password for this host, the visitor's identity. A key of this server
     never is, whichever header has it.
     """
-    if "x-api-key" not in request.headers and "x-cellwall-token" not in request.headers:
+    if not _OPENERS & request.headers.keys():
         return False
     bearer = bearer_of(request.headers)
     if bearer is None:

@@ -1,1 +1,1 @@
-"""E2B: control plane, sandbox daemon and code interpreter, as its SDKs expect them."""
+"""The door for clients of E2B: its control plane, the daemon and the interpreter of sandboxes."""

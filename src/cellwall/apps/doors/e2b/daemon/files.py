@@ -56,11 +56,6 @@ async def write(seat: Seat) -> None:
     await _shielded(seat.request, _write(seat))
 
 
-async def health(seat: Seat) -> None:
-    """Answer `GET /health`: the sandbox is there, or no seat would have been found."""
-    await seat.request.answer_bytes(b"", "text/plain", 204)
-
-
 async def _shielded(request: Request, work: Coroutine[Any, Any, None]) -> None:
     """Do the work, and answer an error in the shape of these routes."""
     try:
@@ -89,9 +84,9 @@ async def _read(seat: Seat) -> None:
     path = who.path(query.get("path", ""))
     wanted = seat.request.headers.get("range")
     headers = {} if wanted is None else {"range": wanted}
-    ask = Ask("GET", seat.sandbox.handle.path("/files"), {"path": path}, headers=headers)
+    ask = Ask("GET", seat.live.path("/files"), {"path": path}, headers=headers)
     try:
-        async with seat.sandbox.handle.transport.stream(ask) as response:
+        async with seat.live.transport.stream(ask) as response:
             passed = {name: each for name in _PASSED if (each := response.headers.get(name))}
             await seat.request.start(response.status_code, _OCTETS, passed)
             async for piece in response.aiter_raw():
@@ -199,7 +194,7 @@ async def _put(seat: Seat, who: Account, path: str, pieces: AsyncIterator[bytes]
     content = bytes(begin) if is_whole else lambda: _joined(bytes(begin), pieces)
     ask = Ask("PUT", "/files", {"path": path}, content=content, is_held=True, is_repeatable=False)
     try:
-        await seat.sandbox.handle.json(ask)
+        await seat.live.json(ask)
     except FileError as error:
         if error.reason == "is_directory":
             raise _bad(f"path '{path}' is a directory") from None

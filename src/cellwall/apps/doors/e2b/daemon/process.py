@@ -59,7 +59,7 @@ class ProcessService:
 
     async def connect(self, seat: Seat, asked: Value, stream: Stream) -> None:
         """Answer Connect: the output of a process from now on, and its end."""
-        process, facts = await self._processes.find(seat.sandbox.handle, asked.get("process"))
+        process, facts = await self._processes.find(seat.live, asked.get("process"))
         await stream.send(process_events.started(process.pid))
         if facts["status"] == "ended":
             if facts["outcome"] is None:
@@ -72,12 +72,12 @@ class ProcessService:
     async def list(self, seat: Seat, _: Value) -> Value:
         """Answer List."""
         return {
-            "processes": [_info(each) for each in await self._processes.list(seat.sandbox.handle)]
+            "processes": [_info(each) for each in await self._processes.list(seat.live)]
         }
 
     async def send_input(self, seat: Seat, asked: Value) -> Value:
         """Answer SendInput."""
-        process = await self._processes.running(seat.sandbox.handle, asked.get("process"))
+        process = await self._processes.running(seat.live, asked.get("process"))
         await _feed(seat, process, asked.get("input", {}))
         return {}
 
@@ -87,7 +87,7 @@ class ProcessService:
         async for each in asked:
             if "start" in each:
                 process = await self._processes.running(
-                    seat.sandbox.handle, each["start"].get("process")
+                    seat.live, each["start"].get("process")
                 )
             elif "data" in each:
                 if process is None:
@@ -97,11 +97,11 @@ class ProcessService:
 
     async def close_stdin(self, seat: Seat, asked: Value) -> Value:
         """Answer CloseStdin."""
-        process = await self._processes.running(seat.sandbox.handle, asked.get("process"))
+        process = await self._processes.running(seat.live, asked.get("process"))
         if process.screen is not None:
             raise ConnectError("unknown", "a terminal's input cannot be closed")
         try:
-            await inner.feed(seat.sandbox.handle, process.command_id, b"", close=True)
+            await inner.feed(seat.live, process.command_id, b"", close=True)
         except Conflict:
             raise _ended(process) from None
         return {}
@@ -111,13 +111,13 @@ class ProcessService:
         number = asked.get("signal", 0)
         if number not in (messages.SIGTERM, messages.SIGKILL):
             raise ConnectError("unimplemented", f"signal: {number} is not SIGTERM or SIGKILL")
-        process = await self._processes.running(seat.sandbox.handle, asked.get("process"))
-        await inner.signal(seat.sandbox.handle, process.command_id, number)
+        process = await self._processes.running(seat.live, asked.get("process"))
+        await inner.signal(seat.live, process.command_id, number)
         return {}
 
     async def update(self, seat: Seat, asked: Value) -> Value:
         """Answer Update: a terminal gets another size."""
-        process = await self._processes.running(seat.sandbox.handle, asked.get("process"))
+        process = await self._processes.running(seat.live, asked.get("process"))
         if process.screen is None:
             raise ConnectError("failed_precondition", "the process runs without a terminal")
         return {}
@@ -139,7 +139,7 @@ def _body(who: Account, config: Value) -> dict[str, Any]:
 async def _started(seat: Seat, who: Account, config: Value, body: dict[str, Any]) -> Json:
     """Start a command. Raises ConnectError that says whether the program or its place is missing."""
     try:
-        return await inner.start(seat.sandbox.handle, body)
+        return await inner.start(seat.live, body)
     except (NotFound, FileError) as error:
         cwd = config.get("cwd")
         if cwd:
@@ -154,7 +154,7 @@ async def _output(
     seat: Seat, process: Process, after: int, *, is_late: bool = False
 ) -> AsyncGenerator[Value, None]:
     """Yield what a process writes, and its end."""
-    events = inner.events(seat.sandbox.handle, process.command_id, after)
+    events = inner.events(seat.live, process.command_id, after)
     try:
         async for event in events:
             for each in process_events.of(event, is_late=is_late):
@@ -167,7 +167,7 @@ async def _feed(seat: Seat, process: Process, given: Value) -> None:
     if "stdin" not in given:
         raise invalid("input: neither stdin nor pty of this process")
     try:
-        await inner.feed(seat.sandbox.handle, process.command_id, given["stdin"])
+        await inner.feed(seat.live, process.command_id, given["stdin"])
     except Conflict:
         raise _ended(process) from None
 

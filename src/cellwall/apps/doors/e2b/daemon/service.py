@@ -76,7 +76,6 @@ class Daemon:
             ),
         }
         return [
-            SeatRoute("GET", "/health", files.health),
             SeatRoute("GET", "/files", files.read),
             SeatRoute("POST", "/files", files.write),
             *(SeatRoute("POST", f"/{path}", handler) for path, handler in methods.items()),

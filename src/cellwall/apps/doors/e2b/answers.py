@@ -1,0 +1,119 @@
+"""Answers in E2B's shapes: JSON of any value, and errors as each of its planes writes them.
+
+The control plane's and the files' errors have a number as `code`, remote procedure calls' a word.
+The invariant: every refusal is JSON with `code` and `message`, and the text of an exception that
+cellwall did not raise on purpose never leaves the server.
+"""
+
+from __future__ import annotations
+
+import http
+from typing import TYPE_CHECKING, Any
+
+from cellwall.apps.doors import exchange
+from cellwall.model.errors import CapacityError, CellwallError, QuotaExceeded, SandboxUnavailable
+from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
+
+if TYPE_CHECKING:
+    from cellwall.server.core.request import Request
+
+_RPC = ("/process.", "/filesystem.")
+"""Beginnings of the paths of remote procedure calls."""
+_WORDS = {
+    400: "invalid_argument", 401: "unauthenticated", 403: "permission_denied", 404: "not_found",
+    409: "already_exists", 413: "resource_exhausted", 429: "resource_exhausted",
+    501: "unimplemented", 503: "unavailable", 504: "deadline_exceeded",
+}  # fmt: skip
+_FULL = "maximum number of concurrent sandboxes"
+"""Words by which task runners know that a place becomes free when a sandbox ends."""
+
+
+class Gone(CellwallError):
+    """The sandbox that a request is for does not exist, has ended, or stands still."""
+
+    code = "sandbox_unavailable"
+
+    def __init__(self, sandbox_id: str, port: int | None = None) -> None:
+        """With `port` the sandbox runs, and that port of it is closed."""
+        text = "The sandbox was not found"
+        if port is not None:
+            text = "The sandbox is running but port is not open"
+        super().__init__(text)
+        self.sandbox_id = sandbox_id
+        self.port = port
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the body that clients know."""
+        about = {} if self.port is None else {"port": self.port}
+        return {"sandboxId": self.sandbox_id, "message": self.message, **about, "code": 502}
+
+
+def refused(field: str, why: str) -> HttpError:
+    """Return the 400 about one option that cannot be had."""
+    return HttpError(400, "usage", f"{field}: {why}")
+
+
+def unsupported(what: str) -> HttpError:
+    """Return the 501 about a whole operation."""
+    return HttpError(501, "unimplemented", f"{what}: this server does not have it")
+
+
+def missing(message: str) -> HttpError:
+    """Return a 404."""
+    return HttpError(404, "not_found", message)
+
+
+async def empty(request: Request, status: int = 204) -> None:
+    """Answer without a body."""
+    request.has_answered = True
+    headers = [] if status == 204 else [(b"content-length", b"0")]
+    await request.send({"type": "http.response.start", "status": status, "headers": headers})
+    await request.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def refuse(request: Request, error: Exception) -> None:
+    """Answer with an error, in the shape of the plane that the path belongs to."""
+    if isinstance(error, Gone):
+        await exchange.refuse(request, error.as_json(), 502, {})
+        return
+    path: str = request.scope["path"]
+    is_control = request.scope.get("cellwall.e2b") is None
+    status, message = _told(error, request.request_id, is_control=is_control)
+    headers = dict(headers_of(error)) | _retry(status, error)
+    body: dict[str, Any] = {"code": status, "message": message}
+    if path.startswith(_RPC):
+        body["code"] = _WORDS.get(status, "internal")
+    await exchange.refuse(request, body, status, headers)
+
+
+def _told(error: Exception, request_id: str, *, is_control: bool) -> tuple[int, str]:
+    status = status_of(error)
+    about = envelope(error, request_id)["error"]
+    message = str(about["message"])
+    if about["remedy"] is not None:
+        message = f"{message}; {about['remedy']}"
+    if isinstance(error, SandboxUnavailable) and is_control:
+        status = 404
+    if isinstance(error, QuotaExceeded) and status == 429 and error.quota in _SANDBOX_QUOTAS:
+        message = f"{_FULL}: {message}"
+    if not _is_standard(status):
+        status = 500
+    return status, message
+
+
+_SANDBOX_QUOTAS = frozenset({"sandboxes", "memory_mb", "cpus", "processes"})
+
+
+def _retry(status: int, error: Exception) -> dict[str, str]:
+    """Say that a repetition is wrong, where a client would repeat by itself."""
+    if status < 500 or isinstance(error, CapacityError):
+        return {}
+    return {"should-retry": "false"}
+
+
+def _is_standard(status: int) -> bool:
+    try:
+        http.HTTPStatus(status)
+    except ValueError:
+        return False
+    return True

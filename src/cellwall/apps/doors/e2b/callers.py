@@ -1,0 +1,151 @@
+"""Callers of the door: who sends a request, and which sandbox it is for.
+
+The path says which plane is meant: the control plane takes a key, the planes of a sandbox a token
+of it, a key of its tenant, or a signature in the address of a file. The invariant: a token or a
+signature opens the one sandbox that it is of, whatever else the request names.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
+
+from cellwall.apps.doors.e2b.addressing import INTERPRETER_PORT, Place, place_of
+from cellwall.apps.doors.e2b.facts import PUBLIC
+from cellwall.apps.doors.e2b.seat import PLACE
+from cellwall.apps.doors.e2b.tokens import Signed
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.guards import bearer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cellwall.apps.doors.e2b.house import House
+    from cellwall.apps.doors.e2b.tokens import Kind
+    from cellwall.server.auth.keys import Principal
+    from cellwall.server.core.request import Request
+
+    Find = Callable[[str], Principal | None]
+
+_DAEMON = re.compile(r"/(files|envs)|/(process\.Process|filesystem\.Filesystem)/.*")
+_INTERPRETER = re.compile(r"/execute|/contexts(/.*)?")
+_DIGITS = re.compile(r"[0-9]{1,15}")
+
+
+class Callers:
+    """Finds the caller and the place of each request."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def of(self, request: Request, path: str, find: Find) -> Principal | None:
+        """Return who asks; note the place of a request for a sandbox in its scope.
+
+        `path` without the door's prefix. Raises the 401 about a signature.
+        """
+        place = place_of(request.headers, self._house.options.domain)
+        is_control = not is_of_sandbox(path, request, place)
+        if is_control:
+            return find(presented(request) or "")
+        found = self._holder(request, path, place) or self._by_key(request, place, find)
+        if found is None:
+            return None
+        place, caller = found
+        request.scope[PLACE] = place
+        return caller
+
+    def _by_key(
+        self, request: Request, place: Place | None, find: Find
+    ) -> tuple[Place, Principal] | None:
+        key = presented(request)
+        caller = None if key is None or place is None else find(key)
+        return None if place is None or caller is None else (place, caller)
+
+    def _holder(
+        self, request: Request, path: str, place: Place | None
+    ) -> tuple[Place, Principal] | None:
+        """Return the sandbox and the caller whose token or signature the request has."""
+        is_file = path == "/files" and not (place is not None and place.is_inside)
+        found = self._by_token(request, path, place)
+        if found is None and is_file and presented(request) is None:
+            if "x-access-token" in request.headers:
+                return None
+            found = self._by_signature(request, place)
+        if found is None:
+            return self._by_public_port(place)
+        sandbox_id, caller = found
+        if place is not None and place.sandbox_id != sandbox_id:
+            return None
+        if place is None:
+            is_cell = _INTERPRETER.fullmatch(path) is not None
+            place = Place(sandbox_id, INTERPRETER_PORT) if is_cell else Place(sandbox_id)
+        return place, caller
+
+    def _by_token(
+        self, request: Request, path: str, place: Place | None
+    ) -> tuple[str, Principal] | None:
+        opened, headers = self._house.tokens.opened, request.headers
+        found = opened("daemon", headers.get("x-access-token", ""))
+        is_daemon = _DAEMON.fullmatch(path) and not (place is not None and place.is_inside)
+        if found is None and not is_daemon:
+            kind: Kind = "traffic"
+            found = opened(kind, headers.get("e2b-traffic-access-token", ""))
+        return found
+
+    def _by_signature(self, request: Request, place: Place | None) -> tuple[str, Principal] | None:
+        raw: bytes = request.scope.get("query_string", b"")
+        query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=64))
+        signature = query.get("signature")
+        if signature is None:
+            raise _refused("missing signature query parameter")
+        expiration = query.get("signature_expiration")
+        operation = "write" if request.scope.get("method") == "POST" else "read"
+        message = Signed(
+            query.get("path", ""),
+            "write" if operation == "write" else "read",
+            query.get("username", ""),
+            expiration,
+        )
+        all_ = self._house.state.sandboxes.all
+        meant = all_.values() if place is None else filter(None, [all_.get(place.sandbox_id)])
+        sandboxes = [(each.id, each.owner) for each in meant if each.ended_at is None]
+        found = self._house.tokens.signer(signature, message, sandboxes)
+        if found is None:
+            raise _refused("invalid signature")
+        if expiration is not None and not _is_ahead(expiration):
+            raise _refused("signature is already expired")
+        return found
+
+    def _by_public_port(self, place: Place | None) -> tuple[Place, Principal] | None:
+        """Return a caller for a port that its owner has opened, if the operator permits that."""
+        if place is None or not place.is_inside or not self._house.options.public_ports:
+            return None
+        record = self._house.state.sandboxes.all.get(place.sandbox_id)
+        if record is None or record.metadata.get(PUBLIC) != "1":
+            return None
+        holders = self._house.state.keys.holders(record.owner)
+        return (place, holders[0]) if holders else None
+
+
+def is_of_sandbox(path: str, request: Request, place: Place | None) -> bool:
+    """Report whether a request is for a plane of a sandbox rather than for the control plane."""
+    if place is not None and (place.is_by_host or place.is_inside):
+        return True
+    if path == "/health":
+        return place is not None or "x-access-token" in request.headers
+    return bool(_DAEMON.fullmatch(path) or _INTERPRETER.fullmatch(path))
+
+
+def presented(request: Request) -> str | None:
+    """Return the key that a request carries, or None. A call of a procedure sends a user there."""
+    return request.headers.get("x-api-key") or bearer_of(request.headers)
+
+
+def _is_ahead(expiration: str) -> bool:
+    return _DIGITS.fullmatch(expiration) is not None and int(expiration) > time.time()
+
+
+def _refused(message: str) -> HttpError:
+    return HttpError(401, "unauthorized", message)

@@ -1,0 +1,199 @@
+"""Creation of sandboxes, and connections to those that exist.
+
+A sandbox is made of a template or of a snapshot, whichever has the name. The invariant: an answer
+says of a sandbox what it has; what it cannot have was refused before it was made.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cellwall.apps.doors.door import Route
+from cellwall.apps.doors.e2b.answers import missing, refused
+from cellwall.apps.doors.e2b.control import bodies
+from cellwall.apps.doors.e2b.control.finding import existing
+from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
+from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
+from cellwall.apps.doors.e2b.facts import PREFIX, Facts
+from cellwall.client.connection.transport import Ask
+from cellwall.client.sandbox import AsyncSandbox
+from cellwall.model.errors import NotFound
+from cellwall.model.ids import new_id
+from cellwall.server.core.errors import HttpError
+from cellwall.wire import asking
+
+if TYPE_CHECKING:
+    from cellwall.apps.doors.door import Visit
+    from cellwall.apps.doors.e2b.house import House
+    from cellwall.model.snapshot import Snapshot
+    from cellwall.server.core.request import Request
+
+TIMEOUT_S = 300
+"""Seconds that a sandbox lives, and that a connection adds, where the client says nothing."""
+_OLD_TIMEOUT_S = 15
+"""The same for the first release of the route."""
+
+
+class Creating:
+    """The routes."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self.routes = (
+            Route("POST", "/v2/sandboxes", self.create),
+            Route("POST", "/sandboxes", self.create),
+            Route("POST", "/v2/sandboxes/{sandbox_id}/connect", self.connect),
+            Route("POST", "/sandboxes/{sandbox_id}/connect", self.connect),
+            Route("POST", "/sandboxes/{sandbox_id}/resume", self.resume),
+        )
+
+    async def create(self, visit: Visit) -> None:
+        """`POST /v2/sandboxes`, and `/sandboxes` of older clients."""
+        request = visit.request
+        body = await bodies.read(request, bodies.NewSandbox)
+        is_old = not request.scope["path"].endswith("/v2/sandboxes")
+        self._check(body)
+        life_s = body.timeout or (_OLD_TIMEOUT_S if is_old else TIMEOUT_S)
+        self.check_life(life_s)
+        if is_old and body.allow_internet_access:
+            body.allow_internet_access = None  # these clients always say so
+        sandbox = await self._made(visit, body, life_s)
+        await self._house.answer(request, self._house.shown(request, sandbox), 201)
+
+    def _check(self, body: bodies.NewSandbox) -> None:
+        bodies.check_absent(body, "auto_pause", "auto_pause_memory", "mcp", "iam", "volume_mounts")
+        if body.secure is False:
+            raise refused("secure", "every sandbox of this server needs a token")
+        for name in body.metadata or {}:
+            if name.startswith(PREFIX):
+                raise refused("metadata", f"names that begin with {PREFIX} are the server's")
+        if body.network is None:
+            return
+        check_egress(body.network)
+        bodies.check_absent(body.network, "mask_request_host", "https_ports")
+        if body.network.allow_public_traffic and not self._house.options.public_ports:
+            raise refused(
+                "network.allowPublicTraffic",
+                "ports need a token here; the operator may permit it with public_ports",
+            )
+
+    def check_life(self, life_s: float) -> None:
+        """Raise the 400 for a life that is longer than the operator's ceiling."""
+        most_s = self._house.state.settings.most.life_s
+        if life_s > most_s:
+            raise refused("timeout", f"cannot be greater than {most_s:g} seconds")
+
+    # -- of a template, or of a snapshot ---------------------------------------------------
+
+    async def _made(self, visit: Visit, body: bodies.NewSandbox, life_s: float) -> AsyncSandbox:
+        name = body.template_id
+        known = self._house.options.templates.get(name)
+        if known is None:
+            snapshot = await found_snapshot(visit.client, name)
+            if snapshot is not None:
+                return await self._restored(visit, body, snapshot, life_s)
+        try:
+            return await self._new(visit, body, known or name, life_s)
+        except NotFound:
+            raise _no_template(name) from None
+
+    async def _new(
+        self, visit: Visit, body: bodies.NewSandbox, template: str, life_s: float
+    ) -> AsyncSandbox:
+        network = body.network or bodies.Network()
+        policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
+        most = self._house.state.settings.most
+        asked = {
+            "template": template,
+            "limits": {
+                "life_s": life_s,
+                # A sandbox of E2B's ends by its timeout, and has no limit for a command.
+                "idle_s": most.idle_s,
+                "wall_s": most.wall_s,
+                "cpu_s": most.cpu_s,
+            },
+            "metadata": self._facts(body).kept(),
+            "network": self._default_network() if policy is None else policy,
+            "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
+            **asking.given(env=body.env_vars or None),
+        }
+        key = visit.request.headers.get("idempotency-key") or new_id()
+        ask = Ask("POST", "/sandboxes", body=asked, key=key, is_held=True)
+        transport = visit.client.transport
+        return AsyncSandbox(transport, await transport.json(ask))
+
+    def _default_network(self) -> str:
+        """Return the network of a client that says nothing of it: the Internet if permitted."""
+        return "open" if self._house.state.engine.settings.network == "open" else "none"
+
+    def _facts(self, body: bodies.NewSandbox) -> Facts:
+        """Return what is kept of a request. Ports are public unless said otherwise, if they may."""
+        said = None if body.network is None else body.network.allow_public_traffic
+        is_public = self._house.options.public_ports and said is not False
+        return Facts(body.template_id, body.metadata or {}, is_public)
+
+    async def _restored(
+        self, visit: Visit, body: bodies.NewSandbox, snapshot: Snapshot, life_s: float
+    ) -> AsyncSandbox:
+        """Make a sandbox of a snapshot, which has an environment of its own."""
+        bodies.check_absent(body, "env_vars", "auto_resume")
+        if "idempotency-key" in visit.request.headers:
+            raise refused("Idempotency-Key", "not with a snapshot")
+        network = body.network or bodies.Network()
+        policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
+        sandbox = await visit.client.restore(snapshot.id)
+        try:
+            await sandbox.change(life_s=life_s, metadata=self._facts(body).kept())
+            await sandbox.set_network(self._default_network() if policy is None else policy)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    # -- that exist ------------------------------------------------------------------------
+
+    async def connect(self, visit: Visit) -> None:
+        """`POST /v2/sandboxes/{id}/connect`: resumes a paused one, and prolongs its life."""
+        request = visit.request
+        body = await bodies.read(request, bodies.Connect)
+        if body.memory is False:
+            raise refused("memory", "a sandbox cannot be booted anew from its files alone")
+        sandbox = await existing(visit)
+        status = await self._continued(sandbox, body.timeout)
+        await self._answer(request, sandbox, status)
+
+    async def resume(self, visit: Visit) -> None:
+        """`POST /sandboxes/{id}/resume`, of older clients."""
+        request = visit.request
+        body = await bodies.read(request, bodies.Resume)
+        bodies.check_absent(body, "auto_pause")
+        sandbox = await existing(visit)
+        if sandbox.status == "running":
+            raise _is_running(sandbox.id)
+        await self._continued(sandbox, body.timeout)
+        await self._answer(request, sandbox, 201)
+
+    async def _continued(self, sandbox: AsyncSandbox, timeout_s: int | None) -> int:
+        life_s = max(1, TIMEOUT_S if timeout_s is None else timeout_s)
+        self.check_life(life_s)
+        was_paused = sandbox.status == "paused"
+        if was_paused:
+            await sandbox.resume()
+        if was_paused or sandbox.ends_at < time.time() + life_s:
+            await sandbox.extend(life_s)
+        return 201 if was_paused else 200
+
+    async def _answer(self, request: Request, sandbox: AsyncSandbox, status: int) -> None:
+        await self._house.answer(request, self._house.shown(request, sandbox), status)
+
+
+def _no_template(name: str) -> Exception:
+    stem, colon, tag = name.partition(":")
+    if colon:
+        return missing(f"tag '{tag[:100]}' does not exist for template '{stem[:100]}'")
+    return missing(f"template '{name[:100]}' not found")
+
+
+def _is_running(sandbox_id: str) -> Exception:
+    return HttpError(409, "conflict", f"Sandbox {sandbox_id} is already running")

@@ -1,0 +1,115 @@
+"""The door for clients of E2B: all planes on one origin, told apart by the path.
+
+The control plane is in `control`, the daemon's routes in `daemon`, the interpreter's in
+`interpreter`; this module mounts them. A request for another port of a sandbox goes to the server
+inside, whatever its path. The invariant: a handler of a sandbox's plane runs only with the seat
+that the caller's token or key opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cellwall.apps.doors.door import PublicRoute, Route
+from cellwall.apps.doors.e2b import answers, traffic
+from cellwall.apps.doors.e2b.callers import Callers
+from cellwall.apps.doors.e2b.control.copies import Copies
+from cellwall.apps.doors.e2b.control.creating import Creating
+from cellwall.apps.doors.e2b.control.lives import Lives
+from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
+from cellwall.apps.doors.e2b.daemon.service import Daemon
+from cellwall.apps.doors.e2b.house import House
+from cellwall.apps.doors.e2b.interpreter.service import Interpreter
+from cellwall.apps.doors.e2b.seat import PLACE, Seat, seated
+from cellwall.server.core.request import unauthorized
+
+if TYPE_CHECKING:
+    from cellwall.apps.doors.door import Visit
+    from cellwall.apps.doors.e2b.addressing import Place
+    from cellwall.server.auth.keys import Principal
+    from cellwall.server.core.request import Request
+    from cellwall.server.http.face import Find
+    from cellwall.server.state import State
+
+Handler = Callable[["Visit"], Awaitable[None]]
+
+
+class E2B:
+    """The door; see the module."""
+
+    def __init__(self, state: State, options: Mapping[str, Any]) -> None:
+        """Raises `UsageError` for options that it does not have."""
+        house = House(state, options)
+        self._callers = Callers(house)
+        creating = Creating(house)
+        control = (
+            *Templates(house).routes,
+            *Lives(house, creating).routes,
+            *creating.routes,
+            *absent_routes(),
+            *Copies(house, creating).routes,
+        )
+        self._daemon = Daemon()
+        below = (*self._daemon.routes(), *Interpreter().routes())
+        self.routes: tuple[Route | PublicRoute, ...] = (
+            PublicRoute("GET", "/health", health),
+            *(Route(each.method, each.path, _placed(each.handler)) for each in control),
+            *(Route(method, path, _placed(_with_seat(handler))) for method, path, handler in below),
+            Route("*", "/{path:path}", _placed(_nothing)),
+        )
+
+    def principal(self, request: Request, find: Find) -> Principal | None:
+        """Return who asks."""
+        return self._callers.of(request, request.scope["path"], find)
+
+    async def refuse(self, request: Request, error: Exception) -> None:
+        """Answer with an error in E2B's shape."""
+        await answers.refuse(request, error)
+
+    async def aclose(self) -> None:
+        """End what clients have left open in the daemon."""
+        await self._daemon.aclose()
+
+
+def _placed(handler: Handler) -> Handler:
+    """Send what is for another port of a sandbox there."""
+
+    async def handle(visit: Visit) -> None:
+        place: Place | None = visit.request.scope.get(PLACE)
+        if place is not None and place.is_inside:
+            await traffic.forward(visit.request)
+        else:
+            await handler(visit)
+
+    return handle
+
+
+def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:
+    async def handle(visit: Visit) -> None:
+        await handler(await seated(visit))
+
+    return handle
+
+
+async def _nothing(visit: Visit) -> None:
+    raise answers.missing(f"{visit.request.scope['path'][:100]}: there is nothing")
+
+
+async def health(request: Request) -> None:
+    """`GET /health`: of the sandbox that the request is for, or of the server itself."""
+    place: Place | None = request.scope.get(PLACE)
+    if place is None:
+        if "e2b-sandbox-id" in request.headers or "x-access-token" in request.headers:
+            raise unauthorized()
+        await answers.empty(request)
+    elif place.is_inside:
+        await traffic.forward(request)
+    else:
+        traffic.live(request, place)
+        await answers.empty(request)
+
+
+def make_door(state: State, options: Mapping[str, Any]) -> E2B:
+    """Return the door. Raises UsageError for options that it does not have."""
+    return E2B(state, options)

@@ -1,0 +1,48 @@
+"""Traffic to servers inside sandboxes: any port, by the name of a host or by headers.
+
+The server's own proxy of ports passes it on, so that neither side sees more of the other than
+there. The invariant: the sandbox is one of the caller's tenant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.apps.doors.e2b.answers import Gone
+from cellwall.apps.doors.e2b.seat import PLACE
+from cellwall.model.errors import NotFound, SandboxUnavailable
+from cellwall.server.auth.ownership import owned
+from cellwall.server.core.errors import HttpError
+from cellwall.server.routes import ports
+
+if TYPE_CHECKING:
+    from cellwall.apps.doors.e2b.addressing import Place
+    from cellwall.server.core.request import Request
+    from cellwall.server.executions.sandboxes import SandboxRecord
+
+
+async def forward(request: Request) -> None:
+    """Pass a request on to the port that it is for."""
+    place: Place = request.scope[PLACE]
+    record = live(request, place)
+    try:
+        await ports.passed_on(request, record, place.port, "")
+    except SandboxUnavailable:
+        raise Gone(place.sandbox_id) from None
+    except HttpError as error:
+        if error.code == "port_unreachable":
+            raise Gone(place.sandbox_id, place.port) from None
+        raise
+
+
+def live(request: Request, place: Place) -> SandboxRecord:
+    """Return the sandbox of a place. Raises `Gone` if it has ended, or is paused for good."""
+    try:
+        record = owned(request.state.sandboxes.all, request.owner, "sandbox", place.sandbox_id)
+    except NotFound:
+        raise Gone(place.sandbox_id) from None
+    if record.status == "stopped" or (
+        record.status == "paused" and not record.is_resumed_by_requests
+    ):
+        raise Gone(place.sandbox_id)
+    return record
