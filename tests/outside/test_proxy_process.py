@@ -224,7 +224,7 @@ def test_many_long_records_at_once_end_no_proxy(own: World) -> None:
             timeout=60,
         )
         assert done.outcome.verdict == "ok", done.error
-        _wait(lambda: _events(sandbox).count("close") == 80, 15)
+        _wait(lambda: _events(sandbox).count("close") == 80)
         longest = max(len(json.dumps(each)) for each in sandbox.network_log())
         assert 80 * longest > 131_072  # the control: more than one message takes
         assert _pid(own) == first

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
+from cellwall.apps.inner.transport import InnerWire
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.tools import answers
 from cellwall.apps.mcp.tools.addresses import address, media_type, place
@@ -22,7 +23,6 @@ from cellwall.apps.mcp.tools.schemas import OUTPUTS
 from cellwall.apps.mcp.tools.tools import BY_NAME
 from cellwall.apps.mcp.transport.calls import Calls
 from cellwall.apps.mcp.transport.events import Events, Share
-from cellwall.apps.inner.transport import InnerWire
 from cellwall.apps.mcp.transport.visits import GRACE_S, IDLE_S, VisitingClient, Visits
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.execution import Event, Execution, ExecutionError
