@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -21,6 +21,8 @@ from cellwall.wire.asking import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+
+    from websockets.asyncio.client import ClientConnection
 
     from cellwall.client.connection.address import Address
     from cellwall.surface.shared.tasks import Tasks
@@ -70,6 +72,16 @@ class InnerTransport(Transport):
             raise refusal(whole.status, body, whole.headers())
         value: Json = json.loads(body)
         return value
+
+    async def socket(self, path: str, params: Mapping[str, Any]) -> ClientConnection:
+        """Open a WebSocket. Raises the error of the error envelope, or ServerUnreachable."""
+        from cellwall.apps.inner.sockets import InnerSocket, scope_of
+
+        made = InnerSocket()
+        scope = scope_of(path, urlencode(present(params)).encode())
+        scope["client"] = self._peer
+        await made.open(self._app, {"host": "localhost"}, scope, self._running)
+        return cast("ClientConnection", made)
 
 
 def _sent(ask: Ask) -> tuple[bytes, dict[str, str]]:

@@ -6,10 +6,11 @@ limits, its audit and its end are those of every command.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors.e2b.daemon import inner, process_events
+from cellwall.apps.doors.e2b.daemon import inner, process_events, pty
 from cellwall.apps.doors.e2b.daemon.connect import connect_codec, messages
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.process_table import Process, Processes
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from cellwall.client.connection.transport import Json
 
 _MOST_TAG = 256
-_LIMIT_SLACK_S = 0.0
 
 
 class ProcessService:
@@ -48,14 +48,24 @@ class ProcessService:
         if not asked.get("stdin", True):
             body["stdin"] = ""
         given = {name: each for name, each in body.items() if each is not None}
-        facts = await _started(seat, who, config, given)
+        async with _explained(seat, who, config):
+            facts = await inner.start(seat.live, given)
         process = Process(facts["id"], facts["pid"], config, asked.get("tag"))
         self._processes.add(seat.sandbox.id, process)
         await stream.send(process_events.started(process.pid))
         await stream.pass_on(_output(seat, process, 0), process_events.ALIVE)
 
     async def _start_terminal(self, seat: Seat, asked: Value, stream: Stream) -> None:
-        raise ConnectError("unimplemented", "pty: this server does not offer terminals here")
+        config = asked.get("process", {})
+        who = await account(seat)
+        _body(who, config)
+        async with _explained(seat, who, config):
+            screen = await pty.opened(seat, who, config, asked["pty"])
+        events, terminal = screen.events(), screen.terminal
+        process = Process(terminal.id, terminal.pid or 0, config, asked.get("tag"), screen)
+        self._processes.add(seat.sandbox.id, process)
+        await stream.send(process_events.started(process.pid))
+        await stream.pass_on(events, process_events.ALIVE)
 
     async def connect(self, seat: Seat, asked: Value, stream: Stream) -> None:
         """Answer Connect: the output of a process from now on, and its end."""
@@ -66,39 +76,57 @@ class ProcessService:
                 raise ConnectError("internal", "the end of the process is not known")
             await stream.send(process_events.ended(outcome_of(facts["outcome"])))
             return
-        late = _output(seat, process, facts["last_event"], is_late=True)
-        await stream.pass_on(late, process_events.ALIVE)
+        if facts["terminal"] is not None:
+            events = (await self._screen(seat, process)).events()
+        else:
+            events = _output(seat, process, facts["last_event"], is_late=True)
+        await stream.pass_on(events, process_events.ALIVE)
+
+    async def _screen(self, seat: Seat, process: Process) -> pty.Screen:
+        """Return the terminal of a process; one that was opened elsewhere is taken."""
+        if process.screen is None:
+            process.screen = await pty.attached(seat, process.command_id)
+            self._processes.add(seat.sandbox.id, process)
+        return process.screen
 
     async def list(self, seat: Seat, _: Value) -> Value:
         """Answer List."""
-        return {
-            "processes": [_info(each) for each in await self._processes.list(seat.live)]
-        }
+        return {"processes": [_info(each) for each in await self._processes.list(seat.live)]}
 
     async def send_input(self, seat: Seat, asked: Value) -> Value:
         """Answer SendInput."""
-        process = await self._processes.running(seat.live, asked.get("process"))
-        await _feed(seat, process, asked.get("input", {}))
+        process, facts = await self._processes.running(seat.live, asked.get("process"))
+        await self._feed(seat, process, facts, asked.get("input", {}))
         return {}
+
+    async def _feed(self, seat: Seat, process: Process, facts: Json, given: Value) -> None:
+        has_terminal = facts["terminal"] is not None
+        if ("pty" if has_terminal else "stdin") not in given:
+            raise invalid("input: it has to be pty for a terminal, and stdin for any other process")
+        if has_terminal:
+            await (await self._screen(seat, process)).terminal.write(given["pty"])
+            return
+        try:
+            await inner.feed(seat.live, process.command_id, given["stdin"])
+        except Conflict:
+            raise _ended(process) from None
 
     async def stream_input(self, seat: Seat, asked: AsyncIterator[Value]) -> Value:
         """Answer StreamInput: its first message names the process."""
-        process: Process | None = None
+        found: tuple[Process, Json] | None = None
         async for each in asked:
             if "start" in each:
-                process = await self._processes.running(
-                    seat.live, each["start"].get("process")
-                )
+                found = await self._processes.running(seat.live, each["start"].get("process"))
             elif "data" in each:
-                if process is None:
+                if found is None:
                     raise invalid("stream: input came before its start")
-                await _feed(seat, process, each["data"].get("input", {}))
+                await self._feed(seat, *found, each["data"].get("input", {}))
         return {}
 
     async def close_stdin(self, seat: Seat, asked: Value) -> Value:
         """Answer CloseStdin."""
-        process = await self._processes.running(seat.live, asked.get("process"))
-        if process.screen is not None:
+        process, facts = await self._processes.running(seat.live, asked.get("process"))
+        if facts["terminal"] is not None:
             raise ConnectError("unknown", "a terminal's input cannot be closed")
         try:
             await inner.feed(seat.live, process.command_id, b"", close=True)
@@ -111,15 +139,19 @@ class ProcessService:
         number = asked.get("signal", 0)
         if number not in (messages.SIGTERM, messages.SIGKILL):
             raise ConnectError("unimplemented", f"signal: {number} is not SIGTERM or SIGKILL")
-        process = await self._processes.running(seat.live, asked.get("process"))
+        process, _ = await self._processes.running(seat.live, asked.get("process"))
         await inner.signal(seat.live, process.command_id, number)
         return {}
 
     async def update(self, seat: Seat, asked: Value) -> Value:
         """Answer Update: a terminal gets another size."""
-        process = await self._processes.running(seat.live, asked.get("process"))
-        if process.screen is None:
+        process, facts = await self._processes.running(seat.live, asked.get("process"))
+        if "pty" not in asked:
+            return {}
+        if facts["terminal"] is None:
             raise ConnectError("failed_precondition", "the process runs without a terminal")
+        size = pty.size_of(asked["pty"])
+        await (await self._screen(seat, process)).terminal.resize(*size)
         return {}
 
 
@@ -136,10 +168,11 @@ def _body(who: Account, config: Value) -> dict[str, Any]:
     }
 
 
-async def _started(seat: Seat, who: Account, config: Value, body: dict[str, Any]) -> Json:
-    """Start a command. Raises ConnectError that says whether the program or its place is missing."""
+@contextlib.asynccontextmanager
+async def _explained(seat: Seat, who: Account, config: Value) -> AsyncIterator[None]:
+    """Say whether it is the program or its directory that is missing. Raises ConnectError."""
     try:
-        return await inner.start(seat.live, body)
+        yield
     except (NotFound, FileError) as error:
         cwd = config.get("cwd")
         if cwd:
@@ -161,15 +194,6 @@ async def _output(
                 yield each
     finally:
         await events.aclose()
-
-
-async def _feed(seat: Seat, process: Process, given: Value) -> None:
-    if "stdin" not in given:
-        raise invalid("input: neither stdin nor pty of this process")
-    try:
-        await inner.feed(seat.live, process.command_id, given["stdin"])
-    except Conflict:
-        raise _ended(process) from None
 
 
 def _ended(process: Process) -> ConnectError:

@@ -43,7 +43,8 @@ def data(stream: str, raw: bytes) -> Iterator[Value]:
 def of(event: Event, *, is_late: bool = False) -> Iterator[Value]:
     """Yield the protocol's events for one of a command's.
 
-    A late reader does not miss what was lost before it came. Raises ConnectError, SandboxUnavailable.
+    A late reader does not miss what was lost before it came. Raises ConnectError, and
+    SandboxUnavailable if it ended with its sandbox.
     """
     if event.kind in ("stdout", "stderr"):
         yield from data(event.kind, (event.text or "").encode("utf-8", "surrogateescape"))

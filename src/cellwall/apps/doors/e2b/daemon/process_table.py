@@ -82,12 +82,14 @@ class Processes:
                     return _unknown(facts), facts
         raise ConnectError("not_found", what)
 
-    async def running(self, live: RemoteSandboxHandle, selector: Value | None) -> Process:
-        """Return a process that has not ended. Raises ConnectError `not_found`."""
+    async def running(
+        self, live: RemoteSandboxHandle, selector: Value | None
+    ) -> tuple[Process, Json]:
+        """Return a process that has not ended, as `find`. Raises ConnectError `not_found`."""
         found, facts = await self.find(live, selector)
         if facts["status"] != "running":
             raise ConnectError("not_found", f"process with pid {found.pid} not found")
-        return found
+        return found, facts
 
     async def list(self, live: RemoteSandboxHandle) -> list[Process]:
         """Return the processes that run, also those that were not started here."""
