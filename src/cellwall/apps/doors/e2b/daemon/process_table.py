@@ -61,7 +61,7 @@ class Processes:
 
         Raises ConnectError `not_found`.
         """
-        own = self._all.get(live.id, {})
+        own = self._all.get(live.id, OrderedDict())
         found: Process | None = None
         if selector is not None and "pid" in selector:
             what = f"process with pid {selector['pid']} not found"
@@ -93,7 +93,7 @@ class Processes:
 
     async def list(self, live: RemoteSandboxHandle) -> list[Process]:
         """Return the processes that run, also those that were not started here."""
-        own = self._all.get(live.id, {})
+        own = self._all.get(live.id, OrderedDict())
         by_id = {each.command_id: each for each in own.values()}
         return [
             by_id.get(facts["id"]) or _unknown(facts)

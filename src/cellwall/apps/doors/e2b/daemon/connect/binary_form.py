@@ -145,7 +145,7 @@ def _raw(field: Field, one: Any) -> int | bytes:  # noqa: ANN401 - by the schema
         nanos = min(_NANOS - 1, round((one - seconds) * _NANOS))
         return encoded(_TIMESTAMP, {"seconds": seconds, "nanos": nanos})
     if field.kind == "sint32":
-        return ((one << 1) ^ (one >> 31)) & (2**32 - 1)
+        return int((one << 1) ^ (one >> 31)) & (2**32 - 1)
     if field.kind == "bytes":
         return bytes(one)
     return int(one) & (2**64 - 1)

@@ -73,15 +73,18 @@ class Codec:
 
     def decode(self, message: Message, data: bytes) -> Value:
         """Return a message. Raises ConnectError."""
-        form = binary_form if self.is_binary else json_form
         try:
-            return form.decoded(message, data)
+            if self.is_binary:
+                return binary_form.decoded(message, data)
+            return json_form.decoded(message, data)
         except Malformed as error:
             raise invalid(str(error)) from None
 
     def encode(self, message: Message, value: Value) -> bytes:
         """Return the bytes of a message."""
-        return (binary_form if self.is_binary else json_form).encoded(message, value)
+        if self.is_binary:
+            return binary_form.encoded(message, value)
+        return json_form.encoded(message, value)
 
 
 JSON = Codec("application/json", is_stream=False, is_binary=False)
