@@ -80,7 +80,7 @@ async def _refuse(request: Request, status: int, message: str) -> None:
 
 async def _read(seat: Seat) -> None:
     query = _query(seat.request)
-    who = (await users(seat.sandbox)).account(query.get("username"))
+    who = (await users(seat)).account(query.get("username"))
     path = who.path(query.get("path", ""))
     wanted = seat.request.headers.get("range")
     headers = {} if wanted is None else {"range": wanted}
@@ -112,7 +112,7 @@ async def _write(seat: Seat) -> None:
     refused = next((name for name in request.headers if name.startswith(_METADATA)), None)
     if refused is not None:
         raise _bad(f"{refused}: metadata of files is not kept here")
-    who = (await users(seat.sandbox)).account(query.get("username"))
+    who = (await users(seat)).account(query.get("username"))
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == "multipart/form-data":
         written = await _form(seat, who, query.get("path"))

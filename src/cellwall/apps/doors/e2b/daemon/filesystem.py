@@ -105,7 +105,7 @@ class _Place:
 
 
 async def _place(seat: Seat, asked: Value, field: str = "path") -> _Place:
-    known = await users(seat.sandbox)
+    known = await users(seat)
     who = known.account(named(seat.request.headers))
     return _Place(seat.sandbox.files, who.path(asked.get(field, "")), who, known)
 

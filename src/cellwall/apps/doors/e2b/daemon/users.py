@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
+from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cellwall.apps.doors.e2b.seat import Seat
-    from cellwall.client.sandbox import AsyncSandbox
 
 OWN, OWN_ID, OWN_HOME = "user", 1000, "/home/user"
 """The one user of a sandbox that is not on an image."""
@@ -120,17 +120,17 @@ class Users:
         return "" if gid is None else self._groups.get(gid, str(gid))
 
 
-async def users(sandbox: AsyncSandbox) -> Users:
+async def users(seat: Seat) -> Users:
     """Return the users of a sandbox."""
-    own = sandbox.facts.get("user")
+    own = seat.sandbox.facts.get("user")
     if own is None:
         return Users(None)
-    return Users(str(own), await _text(sandbox, "/etc/passwd"), await _text(sandbox, "/etc/group"))
+    return Users(str(own), await _text(seat, "/etc/passwd"), await _text(seat, "/etc/group"))
 
 
 async def account(seat: Seat) -> Account:
     """Return the account of the user that a call names. Raises ConnectError."""
-    return (await users(seat.sandbox)).account(named(seat.request.headers))
+    return (await users(seat)).account(named(seat.request.headers))
 
 
 def _invalid(word: str, why: str) -> ConnectError:
@@ -141,10 +141,11 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
 
 
-async def _text(sandbox: AsyncSandbox, path: str) -> str:
+async def _text(seat: Seat, path: str) -> str:
     data = bytearray()
     try:
-        async with contextlib.aclosing(sandbox.files.read_stream(path)) as pieces:
+        ask = Ask("GET", "/files", {"path": path})
+        async with contextlib.aclosing(seat.live.pieces(ask)) as pieces:
             async for piece in pieces:
                 data += piece
                 if len(data) > _MOST_BYTES:

@@ -93,7 +93,7 @@ class Watching:
 
 
 async def _watching(seat: Seat, asked: Value) -> Watching:
-    known = await users(seat.sandbox)
+    known = await users(seat)
     path = known.account(named(seat.request.headers)).path(asked.get("path", ""))
     made = Watching(seat.sandbox.files, path, known, asked)
     try:
