@@ -75,7 +75,8 @@ class ServerSettings:
     allow_plain: bool = False
     """Keys may travel over plain TCP off this host: something in front speaks TLS."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names for the Host header, without port; `*` for any (only behind a proxy)."""
+    """Further names for the Host header, without port: `box.example`, `*.box.example` for each name
+    right below it, `*` for any (only behind a proxy)."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://app.example`) of pages that may call; never answered with CORS headers."""
     port_headers: tuple[str, ...] = ()

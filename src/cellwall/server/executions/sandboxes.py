@@ -222,7 +222,7 @@ class SandboxRecord:
     @property
     def is_resumed_by_requests(self) -> bool:
         """Whether a request to it resumes it while it is paused."""
-        return self._shown.get("resume", "auto") == "auto"
+        return bool(self._shown.get("resume", "auto") == "auto")
 
     async def close(self) -> None:
         """End the sandbox; idempotent."""

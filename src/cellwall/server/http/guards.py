@@ -146,7 +146,7 @@ class Guard:
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "")
-        if "*" not in self._hosts and name_of_host(host) not in self._hosts:
+        if not answers_to(self._hosts, name_of_host(host)):
             raise HttpError(
                 403,
                 "host_refused",
@@ -241,6 +241,11 @@ def names_of(host: str, allowed: tuple[str, ...]) -> frozenset[str]:
     if host in LOOPBACK:
         names += _LOOPBACK_NAMES
     return frozenset(name.lower() for name in names)
+
+
+def answers_to(names: frozenset[str], name: str) -> bool:
+    """Report whether a name of a host is one of `names`; `*.` there is any one label."""
+    return name in names or "*" in names or "*." + name.partition(".")[2] in names
 
 
 def name_of_host(host: str) -> str:

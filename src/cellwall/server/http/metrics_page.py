@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from cellwall.server.auth.keys import digest_of
-from cellwall.server.http.guards import name_of_host, read_headers
+from cellwall.server.http.guards import answers_to, name_of_host, read_headers
 
 if TYPE_CHECKING:
     from cellwall.server.observability.metrics import Metrics
@@ -53,7 +53,7 @@ class MetricsPage:
         headers, fault = read_headers(scope["headers"])
         if fault is not None:
             return 400, b"bad headers\n"
-        if "*" not in self._hosts and name_of_host(headers.get("host", "")) not in self._hosts:
+        if not answers_to(self._hosts, name_of_host(headers.get("host", ""))):
             return 403, b"this server does not answer to that name\n"
         if not self._is_allowed(headers.get("authorization", "")):
             return 401, b"a bearer token is needed\n"

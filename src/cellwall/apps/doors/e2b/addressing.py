@@ -62,8 +62,3 @@ def _by_host(host: str, domain: str | None) -> Place | None:
     if domain is not None and found["domain"].partition(":")[0] != domain.partition(":")[0]:
         return None
     return Place(found["id"], int(found["port"]), is_by_host=True)
-
-
-def is_host_of_sandbox(host: str, domain: str) -> bool:
-    """Report whether a Host header is that of a port of a sandbox below `domain`."""
-    return _by_host(host, domain) is not None

@@ -10,27 +10,27 @@ from __future__ import annotations
 import re
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from cellwall.apps.doors.e2b.addressing import INTERPRETER_PORT, Place, place_of
 from cellwall.apps.doors.e2b.facts import PUBLIC
 from cellwall.apps.doors.e2b.seat import PLACE
 from cellwall.apps.doors.e2b.tokens import Signed
 from cellwall.server.core.errors import HttpError
-from cellwall.server.http.guards import bearer_of
+from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cellwall.apps.doors.e2b.house import House
     from cellwall.apps.doors.e2b.tokens import Kind
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
-
-    Find = Callable[[str], Principal | None]
+    from cellwall.server.http.face import Find
 
 _DAEMON = re.compile(r"/(files|envs)|/(process\.Process|filesystem\.Filesystem)/.*")
 _INTERPRETER = re.compile(r"/execute|/contexts(/.*)?")
+INSIDE = "/traffic-to-the-inside"
+"""Path of the route of all requests for servers inside. A client that sends it gets nowhere."""
+_TOKENS = ("x-access-token", "e2b-traffic-access-token")
 _DIGITS = re.compile(r"[0-9]{1,15}")
 
 
@@ -43,18 +43,32 @@ class Callers:
     def of(self, request: Request, path: str, find: Find) -> Principal | None:
         """Return who asks; note the place of a request for a sandbox in its scope.
 
-        `path` without the door's prefix. Raises the 401 about a signature.
+        Raises the 401 about a signature.
         """
         place = place_of(request.headers, self._house.options.domain)
-        is_control = not is_of_sandbox(path, request, place)
-        if is_control:
-            return find(presented(request) or "")
-        found = self._holder(request, path, place) or self._by_key(request, place, find)
+        if not is_of_sandbox(path, request, place):
+            key = presented(request)
+            return None if key is None else find(key)
+        found = self._by_key(request, place, find) or self._holder(request, path, place)
         if found is None:
-            return None
-        place, caller = found
-        request.scope[PLACE] = place
+            self._note_wrong(request, find)
+            caller = None
+        else:
+            place, caller = found
+        if place is not None:
+            request.scope[PLACE] = place
+            if place.is_inside:
+                # Whatever its path: that is for the server inside, which gets it as it came.
+                request.scope["raw_path"] = request.scope.get("raw_path") or quote(path).encode()
+                request.scope["path"] = INSIDE
         return caller
+
+    @staticmethod
+    def _note_wrong(request: Request, find: Find) -> None:
+        """Let a token that opens nothing count as a wrong key: its sender is no guest."""
+        for name in _TOKENS:
+            if name in request.headers:
+                find(request.headers[name])
 
     def _by_key(
         self, request: Request, place: Place | None, find: Find

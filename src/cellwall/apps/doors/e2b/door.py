@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.door import PublicRoute, Route
 from cellwall.apps.doors.e2b import answers, traffic
-from cellwall.apps.doors.e2b.callers import Callers
+from cellwall.apps.doors.e2b.callers import INSIDE, Callers
 from cellwall.apps.doors.e2b.control.copies import Copies
 from cellwall.apps.doors.e2b.control.creating import Creating
 from cellwall.apps.doors.e2b.control.lives import Lives
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 Handler = Callable[["Visit"], Awaitable[None]]
 
 
+def make_door(state: State, options: Mapping[str, Any]) -> E2B:
+    """Return the door."""
+    return E2B(state, options)
+
+
 class E2B:
     """The door; see the module."""
 
@@ -54,14 +59,16 @@ class E2B:
         below = (*self._daemon.routes(), *Interpreter().routes())
         self.routes: tuple[Route | PublicRoute, ...] = (
             PublicRoute("GET", "/health", health),
-            *(Route(each.method, each.path, _placed(each.handler)) for each in control),
-            *(Route(method, path, _placed(_with_seat(handler))) for method, path, handler in below),
-            Route("*", "/{path:path}", _placed(_nothing)),
+            Route("*", INSIDE, traffic.forward),
+            *control,
+            *(Route(method, path, _with_seat(handler)) for method, path, handler in below),
         )
 
     def principal(self, request: Request, find: Find) -> Principal | None:
         """Return who asks."""
-        return self._callers.of(request, request.scope["path"], find)
+        # Clients whose base ends in a slash send two.
+        path = request.scope["path"] = "/" + request.scope["path"].lstrip("/")
+        return self._callers.of(request, path, find)
 
     async def refuse(self, request: Request, error: Exception) -> None:
         """Answer with an error in E2B's shape."""
@@ -72,28 +79,11 @@ class E2B:
         await self._daemon.aclose()
 
 
-def _placed(handler: Handler) -> Handler:
-    """Send what is for another port of a sandbox there."""
-
-    async def handle(visit: Visit) -> None:
-        place: Place | None = visit.request.scope.get(PLACE)
-        if place is not None and place.is_inside:
-            await traffic.forward(visit.request)
-        else:
-            await handler(visit)
-
-    return handle
-
-
 def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:
     async def handle(visit: Visit) -> None:
         await handler(await seated(visit))
 
     return handle
-
-
-async def _nothing(visit: Visit) -> None:
-    raise answers.missing(f"{visit.request.scope['path'][:100]}: there is nothing")
 
 
 async def health(request: Request) -> None:
@@ -103,8 +93,6 @@ async def health(request: Request) -> None:
         if "e2b-sandbox-id" in request.headers or "x-access-token" in request.headers:
             raise unauthorized()
         await answers.empty(request)
-    elif place.is_inside:
-        await traffic.forward(request)
     else:
         traffic.live(request, place)
         await answers.empty(request)

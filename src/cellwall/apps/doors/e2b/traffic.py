@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.answers import Gone
+from cellwall.apps.doors.e2b.answers import Gone, missing
 from cellwall.apps.doors.e2b.seat import PLACE
 from cellwall.model.errors import NotFound, SandboxUnavailable
 from cellwall.server.auth.ownership import owned
@@ -16,17 +16,21 @@ from cellwall.server.core.errors import HttpError
 from cellwall.server.routes import ports
 
 if TYPE_CHECKING:
+    from cellwall.apps.doors.door import Visit
     from cellwall.apps.doors.e2b.addressing import Place
     from cellwall.server.core.request import Request
     from cellwall.server.executions.sandboxes import SandboxRecord
 
 
-async def forward(request: Request) -> None:
+async def forward(visit: Visit) -> None:
     """Pass a request on to the port that it is for."""
-    place: Place = request.scope[PLACE]
+    request = visit.request
+    place: Place | None = request.scope.get(PLACE)
+    if place is None:
+        raise missing("path: there is nothing")
     record = live(request, place)
     try:
-        await ports.passed_on(request, record, place.port, "")
+        await ports.passed_on(request, record, place.port, request.scope.get("root_path", ""))
     except SandboxUnavailable:
         raise Gone(place.sandbox_id) from None
     except HttpError as error:

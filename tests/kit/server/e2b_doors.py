@@ -1,0 +1,82 @@
+"""A real server with the door for E2B's clients, on a port of its own, and their SDK's options."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+
+from cellwall.server.auth.keys import in_e2b_form
+from kit.arena import DAY_S
+from kit.servers import ALICE, Server, running
+
+SETTINGS = f"""
+[engine]
+network = "open"
+pool_idle_s = {DAY_S}
+[doors.e2b]
+port = 0
+"""
+MADE = {"templateID": "base"}
+
+
+@dataclass
+class E2BServer:
+    """A server, and the address of its door."""
+
+    server: Server
+    address: str
+
+    def client(self, key: str | None = ALICE, **headers: str) -> httpx.Client:
+        """Return a client of the control plane; it is closed with the server."""
+        made = self.server.client(None, **headers)
+        made.base_url = httpx.URL(self.address)
+        if key is not None:
+            made.headers["X-API-KEY"] = in_e2b_form(key)
+        return made
+
+    def sdk(self, key: str = ALICE) -> dict[str, str]:
+        """Return what the SDK's methods take in the place of its three variables."""
+        return {
+            "api_url": self.address,
+            "sandbox_url": self.address,
+            "api_key": in_e2b_form(key),
+        }
+
+    def variables(self, key: str = ALICE) -> dict[str, str]:
+        """Return the variables by which an unmodified client is pointed here."""
+        return {
+            "E2B_API_URL": self.address,
+            "E2B_SANDBOX_URL": self.address,
+            "E2B_API_KEY": in_e2b_form(key),
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+
+
+@contextlib.contextmanager
+def e2b_server(more: str = "", options: str = "", /, **server: object) -> Iterator[E2BServer]:
+    """Run a server with the door; `options` are further lines of its section, `more` is TOML."""
+    with running(SETTINGS + options + more, **server) as made:
+        assert made.process.stdout is not None
+        line = made.process.stdout.readline().strip()
+        assert line.startswith("door e2b on http"), line
+        yield E2BServer(made, line.removeprefix("door e2b on "))
+
+
+def created(client: httpx.Client, **body: object) -> dict[str, str]:
+    """Create a sandbox and return what the door says of it."""
+    answer = client.post("/v2/sandboxes", json={**MADE, **body})
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def refusal(answer: httpx.Response, status: int) -> str:
+    """Return the message of a refusal, checked for the shape that both SDKs need."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert body["code"] == status, body
+    assert isinstance(body["message"], str)
+    assert set(body) == {"code", "message"}
+    return str(body["message"])

@@ -1,0 +1,461 @@
+"""The control plane of the E2B door on the wire: what it takes, what it refuses, and how."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from datetime import datetime
+
+import httpx
+import pytest
+
+from cellwall.apps.doors.e2b.facts import ENVD_VERSION
+from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
+from kit.servers import ALICE
+
+ALL = "0.0.0.0/0"
+
+
+def ends_in(client: httpx.Client, sandbox_id: str) -> float:
+    detail = client.get(f"/sandboxes/{sandbox_id}").json()
+    return datetime.fromisoformat(detail["endAt"]).timestamp() - time.time()
+
+
+@pytest.fixture
+def client(e2b: E2BServer) -> httpx.Client:
+    return e2b.client()
+
+
+@pytest.fixture
+def sandbox_id(client: httpx.Client) -> str:
+    return created(client)["sandboxID"]
+
+
+# -- creation ----------------------------------------------------------------------------------
+
+
+def test_a_created_sandbox_has_what_every_client_needs(client: httpx.Client) -> None:
+    made = created(client)
+    assert re.fullmatch("[a-z0-9]+", made["sandboxID"])
+    assert made["envdVersion"] == ENVD_VERSION
+    assert made["templateID"] == "base"
+    assert made["envdAccessToken"] != made["trafficAccessToken"]
+    assert made["domain"].startswith("localhost:")
+    assert made["envdAccessToken"] != created(client)["envdAccessToken"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "life_s"),
+    [
+        ("/v2/sandboxes", {}, 300),
+        ("/sandboxes", {}, 15),
+        ("/v2/sandboxes", {"timeout": 60}, 60),
+        ("/sandboxes", {"timeout": 60, "secure": True, "allow_internet_access": True}, 60),
+    ],
+)
+def test_a_sandbox_lives_as_long_as_its_client_says(
+    client: httpx.Client, path: str, body: dict[str, object], life_s: float
+) -> None:
+    answer = client.post(path, json={**MADE, **body})
+    assert answer.status_code == 201, answer.text
+    assert life_s - 5 < ends_in(client, answer.json()["sandboxID"]) <= life_s
+
+
+def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
+    created(
+        client,
+        metadata={},
+        envVars={},
+        autoPause=False,
+        autoPauseMemory=None,
+        autoResume={"enabled": False},
+        network={"allowOut": [], "denyOut": None, "rules": {}, "allowPublicTraffic": False},
+        mcp=None,
+        iam={},
+        volumeMounts=[],
+        secure=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"autoPause": True}, "autoPause"),
+        ({"autoPauseMemory": True}, "autoPauseMemory"),
+        ({"mcp": {"x": {}}}, "mcp"),
+        ({"iam": {"tokens": {"a": {}}}}, "iam"),
+        ({"volumeMounts": [{"name": "a", "path": "/a"}]}, "volumeMounts"),
+        ({"secure": False}, "secure"),
+        ({"network": {"rules": {"a.example": []}}}, "rules"),
+        ({"network": {"egressProxy": {"address": "a"}}}, "egressProxy"),
+        ({"network": {"dnsServers": ["192.0.2.1"]}}, "dnsServers"),
+        ({"network": {"maskRequestHost": "a"}}, "maskRequestHost"),
+        ({"network": {"httpsPorts": [443]}}, "httpsPorts"),
+        ({"network": {"allowPublicTraffic": True}}, "allowPublicTraffic"),
+        ({"network": {"denyOut": ["192.0.2.1"]}}, "denyOut"),
+        ({"network": {"allowOut": ["a.example"]}}, "allowOut"),
+        ({"network": {"unheardOf": 1}}, "unheardOf"),
+        ({"metadata": {"e2b.template": "x"}}, "metadata"),
+        ({"metadata": {"x": "y" * 600}}, "metadata"),
+        ({"metadata": {"x": 1}}, "metadata"),
+        ({"envVars": {"1X": "y"}}, "env"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": 10**6}, "timeout"),
+        ({"timeout": 100_000}, "timeout"),
+        ({"timeout": "x"}, "timeout"),
+        ({"templateID": ""}, "templateID"),
+        ({"templateID": None}, "templateID"),
+        ({"unheardOf": 1}, "unheardOf"),
+    ],
+)
+def test_an_option_that_cannot_be_had_is_refused_by_its_name(
+    client: httpx.Client, body: dict[str, object], field: str
+) -> None:
+    before = len(client.get("/v2/sandboxes").json())
+    answer = client.post("/v2/sandboxes", json={**MADE, **body})
+    assert field in refusal(answer, 400)
+    assert len(client.get("/v2/sandboxes").json()) == before
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(client: httpx.Client, data: bytes) -> None:
+    refusal(client.post("/v2/sandboxes", content=data), 400)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none-such", "template 'none-such' not found"),
+        ("none-such:v1", "tag 'v1' does not exist for template 'none-such'"),
+    ],
+)
+def test_an_unknown_template_is_not_found(client: httpx.Client, name: str, message: str) -> None:
+    assert refusal(client.post("/v2/sandboxes", json={"templateID": name}), 404) == message
+
+
+def test_a_repeated_creation_with_its_key_gives_the_same_sandbox(client: httpx.Client) -> None:
+    headers = {"Idempotency-Key": f"trial-{time.time_ns()}"}
+    made = [client.post("/v2/sandboxes", json=MADE, headers=headers).json() for _ in range(2)]
+    assert made[0] == made[1]
+    other = client.post("/v2/sandboxes", json={**MADE, "timeout": 9}, headers=headers)
+    assert other.status_code in {409, 422}
+    refusal(other, other.status_code)
+
+
+def test_a_chunked_body_is_read(e2b: E2BServer) -> None:
+    def pieces() -> list[bytes]:
+        return [b'{"template', b'ID":"base"}']
+
+    answer = e2b.client().post("/v2/sandboxes", content=iter(pieces()))
+    assert answer.status_code == 201, answer.text
+
+
+# -- connections, lives ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["/v2", ""])
+def test_a_connection_only_prolongs(client: httpx.Client, version: str) -> None:
+    made = created(client, timeout=100)
+    path = f"{version}/sandboxes/{made['sandboxID']}/connect"
+    shorter = client.post(path, json={"timeout": 10})
+    assert shorter.status_code == 200
+    assert shorter.json() == made
+    assert ends_in(client, made["sandboxID"]) > 90
+    assert client.post(path, json={"timeout": 500}).status_code == 200
+    assert 490 < ends_in(client, made["sandboxID"]) <= 500
+    assert "memory" in refusal(client.post(path, json={"memory": False}), 400)
+
+
+def test_a_connection_to_a_paused_sandbox_resumes_it(client: httpx.Client, sandbox_id: str) -> None:
+    one = f"/sandboxes/{sandbox_id}"
+    assert client.post(f"{one}/pause").status_code == 204
+    assert client.get(one).json()["state"] == "paused"
+    refusal(client.post(f"{one}/pause", json={}), 409)
+    refusal(client.post(f"{one}/timeout", json={"timeout": 50}), 404)
+    answer = client.post(f"{one}/connect", json={"timeout": 77})
+    assert answer.status_code == 201
+    assert answer.json()["sandboxID"] == sandbox_id
+    assert client.get(one).json()["state"] == "running"
+    assert 70 < ends_in(client, sandbox_id) <= 77
+
+
+def test_an_older_client_resumes_a_paused_sandbox(client: httpx.Client, sandbox_id: str) -> None:
+    one = f"/sandboxes/{sandbox_id}"
+    refusal(client.post(f"{one}/resume", json={}), 409)
+    client.post(f"{one}/pause")
+    assert client.post(f"{one}/resume", json={"timeout": 60}).status_code == 201
+
+
+def test_a_pause_of_the_files_alone_is_refused(client: httpx.Client, sandbox_id: str) -> None:
+    answer = client.post(f"/sandboxes/{sandbox_id}/pause", json={"memory": False})
+    assert "memory" in refusal(answer, 400)
+    assert client.get(f"/sandboxes/{sandbox_id}").json()["state"] == "running"
+
+
+def test_a_timeout_shortens_and_prolongs_and_ends(client: httpx.Client, sandbox_id: str) -> None:
+    path = f"/sandboxes/{sandbox_id}/timeout"
+    assert client.post(path, json={"timeout": 40}).status_code == 204
+    assert 30 < ends_in(client, sandbox_id) <= 40
+    assert client.post(path, json={"timeout": 700}).status_code == 204
+    assert 690 < ends_in(client, sandbox_id) <= 700
+    refusal(client.post(path, json={"timeout": 100_000}), 400)
+    refusal(client.post(path, json={}), 400)
+    assert client.post(path, json={"timeout": 0}).status_code == 204
+    refusal(client.get(f"/sandboxes/{sandbox_id}"), 404)
+
+
+def test_a_refresh_never_shortens(client: httpx.Client, sandbox_id: str) -> None:
+    path = f"/sandboxes/{sandbox_id}/refreshes"
+    assert client.post(path, json={"duration": 10}).status_code == 204
+    assert ends_in(client, sandbox_id) > 250
+
+
+def test_a_killed_sandbox_is_not_found(client: httpx.Client, sandbox_id: str) -> None:
+    one = f"/sandboxes/{sandbox_id}"
+    assert client.delete(one).status_code == 204
+    refusal(client.delete(one), 404)
+    refusal(client.get(one), 404)
+    assert sandbox_id not in {each["sandboxID"] for each in client.get("/v2/sandboxes").json()}
+
+
+# -- lists -------------------------------------------------------------------------------------
+
+
+def test_a_list_is_filtered_and_comes_in_pages(client: httpx.Client) -> None:
+    mark = f"page-{time.time_ns()}"
+    made = [created(client, metadata={"mark": mark})["sandboxID"] for _ in range(3)]
+    client.post(f"/sandboxes/{made[0]}/pause")
+
+    def listed(**query: object) -> tuple[list[str], str | None]:
+        answer = client.get("/v2/sandboxes", params={"metadata": f"mark={mark}", **query})
+        assert answer.status_code == 200, answer.text
+        return [each["sandboxID"] for each in answer.json()], answer.headers.get("x-next-token")
+
+    assert listed() == (made[::-1], None)
+    assert listed(order="asc") == (made, None)
+    assert listed(state="paused") == (made[:1], None)
+    assert listed(state="running,paused")[0] == made[::-1]
+    assert listed(state=["running", "paused"])[0] == made[::-1]
+    assert listed(template="base")[0] == made[::-1]
+    assert listed(template="other")[0] == []
+    page, token = listed(limit=2)
+    assert (page, bool(token)) == (made[:0:-1], True)
+    assert listed(limit=2, nextToken=token) == (made[:1], None)
+    started = client.get(f"/sandboxes/{made[1]}").json()["startedAt"]
+    assert listed(startedAfter=started)[0] == made[:1:-1]
+    older = client.get("/sandboxes", params={"metadata": f"mark={mark}"}).json()
+    assert [each["sandboxID"] for each in older] == made[:0:-1]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"limit": "0"}, {"limit": "1000"}, {"order": "x"}, {"state": "x"}, {"nextToken": "x"},
+        {"startedAfter": "yesterday"}, {"startedAfter": "2026-01-01T00:00:00"}, {"unheardOf": "1"},
+    ],
+)  # fmt: skip
+def test_a_filter_that_cannot_be_is_refused(client: httpx.Client, query: dict[str, str]) -> None:
+    assert next(iter(query)) in refusal(client.get("/v2/sandboxes", params=query), 400)
+
+
+# -- numbers, networks -------------------------------------------------------------------------
+
+
+def test_metrics_are_of_now_and_none_of_another_time(client: httpx.Client, sandbox_id: str) -> None:
+    path = f"/sandboxes/{sandbox_id}/metrics"
+    [found] = client.get(path).json()
+    assert found["memTotal"] > found["memUsed"] > 0
+    assert found["diskTotal"] >= found["diskUsed"] > 0
+    assert found["cpuUsedPct"] >= 0
+    now = int(time.time())
+    for factor in (1, 1000):
+        around = {"start": (now - 60) * factor, "end": (now + 60) * factor}
+        assert len(client.get(path, params=around).json()) == 1
+        assert client.get(path, params={"end": (now - 60) * factor}).json() == []
+        assert client.get(path, params={"start": (now + 60) * factor}).json() == []
+    refusal(client.get(path, params={"start": "x"}), 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "internet", "network"),
+    [
+        ({}, True, {}),
+        ({"allow_internet_access": False}, False, {"denyOut": [ALL]}),
+        (
+            {"allowOut": ["a.example", "*.b.example", "192.0.2.1"], "denyOut": [ALL]},
+            True,
+            {"allowOut": ["a.example", "*.b.example", "192.0.2.1/32"], "denyOut": [ALL]},
+        ),
+    ],
+)
+def test_a_network_update_replaces_the_whole_policy(
+    client: httpx.Client,
+    sandbox_id: str,
+    body: dict[str, object],
+    internet: bool,
+    network: dict[str, object],
+) -> None:
+    one = f"/sandboxes/{sandbox_id}"
+    before = {"allowOut": ["192.0.2.9"], "denyOut": [ALL]}
+    assert client.put(f"{one}/network", json=before).status_code == 204
+    assert client.put(f"{one}/network", json=body).status_code == 204
+    found = client.get(one).json()
+    assert found["allowInternetAccess"] is internet
+    assert found["network"] == {**network, "allowPublicTraffic": False}
+
+
+@pytest.mark.parametrize(
+    "body", [{"rules": {"a": []}}, {"egressProxy": {"address": "a"}}, {"dnsServers": ["a"]},
+             {"denyOut": ["192.0.2.1"]}, {"httpsPorts": [1]}]
+)  # fmt: skip
+def test_a_network_update_that_cannot_be_enforced_changes_nothing(
+    client: httpx.Client, sandbox_id: str, body: dict[str, object]
+) -> None:
+    one = f"/sandboxes/{sandbox_id}"
+    client.put(f"{one}/network", json={"allow_internet_access": False})
+    assert next(iter(body)) in refusal(client.put(f"{one}/network", json=body), 400)
+    assert client.get(one).json()["allowInternetAccess"] is False
+
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_a_template_until_it_is_deleted(
+    client: httpx.Client, sandbox_id: str
+) -> None:
+    name = f"snap-{time.time_ns() % 10**9}"
+    answer = client.post(f"/sandboxes/{sandbox_id}/snapshots", json={"name": name})
+    assert answer.status_code == 201, answer.text
+    snapshot = answer.json()
+    assert snapshot["names"] == [name]
+    for query in ({"sandboxID": sandbox_id}, {"name": name}, {"name": f"{name}:default"}):
+        assert client.get("/snapshots", params=query).json() == [snapshot]
+    assert client.get("/snapshots", params={"sandboxID": "other"}).json() == []
+    for called in (name, f"{name}:default", snapshot["snapshotID"]):
+        copy = created(client, templateID=called, metadata={"a": "b"}, timeout=60)
+        detail = client.get(f"/sandboxes/{copy['sandboxID']}").json()
+        assert (detail["templateID"], detail["metadata"]) == (called, {"a": "b"})
+        assert ends_in(client, copy["sandboxID"]) <= 60
+    refused = client.post("/v2/sandboxes", json={"templateID": name, "envVars": {"A": "b"}})
+    assert "envVars" in refusal(refused, 400)
+    assert client.delete(f"/templates/{name}").status_code == 204
+    refusal(client.delete(f"/templates/{name}"), 404)
+    refusal(client.post("/v2/sandboxes", json={"templateID": name}), 404)
+
+
+def test_a_fork_gives_as_many_sandboxes_as_were_asked_for(
+    client: httpx.Client, sandbox_id: str
+) -> None:
+    answer = client.post(f"/sandboxes/{sandbox_id}/fork", json={"count": 2, "timeout": 60})
+    assert answer.status_code == 201, answer.text
+    made = [each["sandbox"] for each in answer.json()]
+    assert len({each["sandboxID"] for each in made} | {sandbox_id}) == 3
+    assert ends_in(client, made[0]["sandboxID"]) <= 60
+    refusal(client.post(f"/sandboxes/{sandbox_id}/fork", json={"count": 21}), 400)
+
+
+# -- templates ---------------------------------------------------------------------------------
+
+
+def test_templates_exist_by_the_names_that_create_sandboxes(client: httpx.Client) -> None:
+    assert client.get("/templates/aliases/base").json() == {"templateID": "base", "public": False}
+    refusal(client.get("/templates/aliases/none-such"), 404)
+    refusal(client.get("/templates/none-such/tags"), 404)
+    assert "base" in {each["templateID"] for each in client.get("/templates").json()}
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v3/templates", 501),
+        ("POST", "/v2/templates/x/builds/y", 501),
+        ("GET", "/templates/x/builds/y/status", 501),
+        ("GET", "/templates/x/files/y", 501),
+        ("PATCH", "/v2/templates/x", 501),
+        ("POST", "/templates/tags", 501),
+        ("DELETE", "/templates/tags", 501),
+        ("GET", "/volumes", 501),
+        ("POST", "/volumes", 501),
+        ("DELETE", "/volumes/x", 501),
+        ("GET", "/secrets", 501),
+        ("POST", "/secrets/x", 501),
+        ("GET", "/sandboxes/metrics", 501),
+        ("GET", "/sandboxes/x/logs", 501),
+        ("GET", "/teams", 501),
+        ("GET", "/unheard-of", 404),
+        ("POST", "/sandboxes/x/unheard-of", 404),
+        ("PUT", "/v2/sandboxes", 405),
+        ("PATCH", "/sandboxes/x", 405),
+        ("GET", "/traffic-to-the-inside", 404),
+    ],
+)
+def test_what_is_not_here_is_refused_in_the_protocols_shape(
+    client: httpx.Client, method: str, path: str, status: int
+) -> None:
+    answer = client.request(method, path, json={"a": 1} if method != "GET" else None)
+    refusal(answer, status)
+    assert answer.headers.get("should-retry") == ("false" if status >= 500 else None)
+
+
+@pytest.mark.parametrize("key", [None, "wrong-key-0123456789abcdef0123456789abcdef"])
+def test_without_a_key_nothing_is_answered(e2b: E2BServer, key: str | None) -> None:
+    client = e2b.client(key)
+    for method, path in (("GET", "/v2/sandboxes"), ("POST", "/v2/sandboxes"), ("GET", "/x")):
+        refusal(client.request(method, path), 401)
+
+
+def test_a_connection_goes_on_after_a_refused_body(e2b: E2BServer) -> None:
+    """A client that keeps its socket would otherwise fail with its next request."""
+    head = (
+        f"Host: {e2b.address.removeprefix('http://')}\r\nX-API-KEY: {ALICE}\r\n"
+        "Content-Type: application/json\r\n"
+    )
+    refused = b"{" * 1000
+    port = int(e2b.address.rpartition(":")[2])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=20) as sock,
+        sock.makefile("rb") as file,
+    ):
+        for _ in range(2):
+            text = f"POST /v2/sandboxes HTTP/1.1\r\n{head}Content-Length: {len(refused)}\r\n\r\n"
+            sock.sendall(text.encode() + refused)
+            assert file.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+            length = 0
+            while (line := file.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+            assert b'"code":400' in file.read(length)
+
+
+def test_a_client_of_an_untested_release_is_warned_and_logged(e2b: E2BServer) -> None:
+    new = e2b.client(**{"User-Agent": "e2b-python-sdk/2.99.0"})
+    tested = e2b.client(**{"User-Agent": "e2b-python-sdk/2.63.0"})
+    assert "2.99.0" in new.get("/v2/sandboxes").headers["warning"]
+    assert "warning" not in tested.get("/v2/sandboxes").headers
+    assert "a client of release 2.99.0" in e2b.server.log.read_text(encoding="utf-8")
+
+
+def test_health_is_public(e2b: E2BServer) -> None:
+    assert e2b.client(None).get("/health").status_code == 204
+
+
+def test_the_door_is_also_below_its_prefix(e2b: E2BServer) -> None:
+    client = e2b.client()
+    client.base_url = httpx.URL(f"{e2b.server.address}/e2b")
+    made = created(client)
+    assert client.delete(f"/sandboxes/{made['sandboxID']}").status_code == 204
+
+
+def test_a_full_tenant_is_told_so_in_the_words_that_runners_wait_for() -> None:
+    quotas = "[tiers.default]\nsandboxes = 1\n"
+    with e2b_server(quotas) as small:
+        client = small.client()
+        first = created(client)
+        message = refusal(client.post("/v2/sandboxes", json=MADE), 429)
+        assert "maximum number of concurrent" in message
+        client.delete(f"/sandboxes/{first['sandboxID']}")
+        created(client)
