@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from e2b import FileType, InvalidArgumentException, NotFoundException, Sandbox
-from e2b.exceptions import FileNotFoundException
+from e2b.exceptions import FileNotFoundException, RateLimitException
 from e2b.sandbox.filesystem.watch_handle import FilesystemEvent, FilesystemEventType
 
 from kit.server.e2b_doors import E2BServer
@@ -48,7 +47,9 @@ def test_a_body_of_bytes_is_taken(box: Sandbox, options: dict[str, bool]) -> Non
 
 
 def test_several_files_are_written_at_once(box: Sandbox) -> None:
-    made = box.files.write_files([{"path": "many/a", "data": "1"}, {"path": "/tmp/b", "data": b"2"}])
+    made = box.files.write_files(
+        [{"path": "many/a", "data": "1"}, {"path": "/tmp/b", "data": b"2"}]
+    )
     assert [each.path for each in made] == ["/home/user/many/a", "/tmp/b"]
     assert box.files.read("/tmp/b") == "2"
 
@@ -186,9 +187,9 @@ def test_only_directories_are_watched(box: Sandbox) -> None:
 def test_one_sandbox_has_a_bounded_number_of_watchers(e2b: E2BServer) -> None:
     made = Sandbox.create(**e2b.sdk())
     try:
-        for _ in range(16):
+        for _ in range(8):
             made.files.watch_dir("/tmp")
-        with pytest.raises(Exception, match="16 watchers"):
+        with pytest.raises(RateLimitException, match="8 watches"):
             made.files.watch_dir("/tmp")
     finally:
         made.kill()
@@ -213,17 +214,3 @@ def test_a_part_of_a_file_is_read(box: Sandbox) -> None:
     answer = httpx.get(box.download_url("range"), headers={"Range": "bytes=2-4"})
     assert (answer.status_code, answer.text) == (206, "234")
     assert answer.headers["content-range"] == "bytes 2-4/10"
-
-
-def test_a_bomb_of_gzip_is_cut_at_the_limit_of_uploads(box: Sandbox) -> None:
-    zeros = gzip.compress(bytes(64 << 20), 9)
-    bomb = zeros * 20  # 1.25 GiB in 1.3 MB; an upload has at most 1 GiB
-    answer = httpx.post(
-        box.upload_url("bomb"),
-        content=bomb,
-        headers={"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"},
-        timeout=60,
-    )
-    assert answer.status_code in (400, 413, 507), answer.text
-    assert answer.json()["code"] == answer.status_code
-    assert not box.files.exists("bomb")

@@ -42,6 +42,7 @@ _PASSED = (
     "content-security-policy",
     "cross-origin-resource-policy",
 )
+_GZIP = zlib.MAX_WBITS | 16
 _METADATA = "x-metadata-"
 _OCTETS = "application/octet-stream"
 
@@ -154,27 +155,26 @@ def _plain(request: Request) -> AsyncIterator[bytes]:
         return pieces
     if encoding != "gzip":
         raise HttpError(415, "content_encoding", f"content encoding {encoding[:40]!r}")
-    return _inflated(pieces, request.settings.upload_bytes)
+    return inflated(pieces, request.settings.upload_bytes)
 
 
-async def _inflated(pieces: AsyncIterator[bytes], most_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield what gzip has packed. Raises HttpError for bad data, and above `most_bytes`."""
-    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+async def inflated(pieces: AsyncIterator[bytes], most_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield what gzip has packed. Raises ConnectError for bad data, HttpError above `most_bytes`."""
+    inflater = zlib.decompressobj(wbits=_GZIP)
     size = 0
     try:
         async for piece in pieces:
             rest = piece
             while rest:
+                if inflater.eof:  # another member begins
+                    inflater = zlib.decompressobj(wbits=_GZIP)
                 data = inflater.decompress(rest, _INFLATED_BYTES)
-                rest = inflater.unconsumed_tail
+                rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
                 size += len(data)
                 if size > most_bytes:
                     raise too_large(most_bytes)
                 if data:
                     yield data
-                if not data and not rest:
-                    break
-        yield inflater.flush()
     except zlib.error as error:
         raise _bad(f"gzip: {error}") from None
     if not inflater.eof:
