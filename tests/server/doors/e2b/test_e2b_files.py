@@ -155,7 +155,7 @@ def test_changes_of_a_directory_are_fetched(box: Sandbox) -> None:
     assert ("renamed", FilesystemEventType.CREATE) in found
     assert ("new", FilesystemEventType.REMOVE) in found
     handle.stop()
-    with pytest.raises(Exception, match="already stopped|not found"):
+    with pytest.raises(Exception, match=r"already stopped|not found"):
         handle.get_new_events()
 
 

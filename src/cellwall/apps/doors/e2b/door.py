@@ -96,8 +96,3 @@ async def health(request: Request) -> None:
     else:
         traffic.live(request, place)
         await answers.empty(request)
-
-
-def make_door(state: State, options: Mapping[str, Any]) -> E2B:
-    """Return the door. Raises UsageError for options that it does not have."""
-    return E2B(state, options)

@@ -159,7 +159,7 @@ def _plain(request: Request) -> AsyncIterator[bytes]:
 
 
 async def inflated(pieces: AsyncIterator[bytes], most_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield what gzip has packed. Raises ConnectError for bad data, HttpError above `most_bytes`."""
+    """Yield what gzip has packed. Raises ConnectError, and HttpError above `most_bytes`."""
     inflater = zlib.decompressobj(wbits=_GZIP)
     size = 0
     try:
