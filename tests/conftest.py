@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kit.images.volume_walls import Wall
     from kit.outside.world import World
     from kit.postgres_server import Postgres
+    from kit.server.e2b_doors import E2BServer
     from kit.servers import Server
 
 Require = Callable[[str, bool, str], None]
@@ -140,6 +141,16 @@ def server() -> Iterator[Server]:
     from kit.servers import running
 
     with running(f"[engine]\npool_idle_s = {DAY_S}\n") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def e2b() -> Iterator[E2BServer]:
+    """A real server with the door for E2B's clients."""
+    from kit.server.e2b_doors import e2b_server
+
+    os.environ.setdefault("NO_PROXY", "127.0.0.1,localhost")  # the SDK asks proxies for loopback
+    with e2b_server("", "", allowed_hosts=["*.localhost"]) as made:
         yield made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -28,14 +28,25 @@ class E2BServer:
 
     server: Server
     address: str
+    _clients: list[httpx.Client] = field(default_factory=list)
 
     def client(self, key: str | None = ALICE, **headers: str) -> httpx.Client:
-        """Return a client of the control plane; it is closed with the server."""
-        made = self.server.client(None, **headers)
-        made.base_url = httpx.URL(self.address)
+        """Return a client of the control plane; it is closed with the server.
+
+        Each has an address of loopback's of its own: refused keys are counted by address.
+        """
         if key is not None:
-            made.headers["X-API-KEY"] = in_e2b_form(key)
+            headers["X-API-KEY"] = in_e2b_form(key)
+        number = len(self._clients) % 60_000
+        transport = httpx.HTTPTransport(local_address=f"127.1.{number // 250}.{number % 250 + 1}")
+        made = httpx.Client(base_url=self.address, headers=headers, timeout=40, transport=transport)
+        self._clients.append(made)
         return made
+
+    def close(self) -> None:
+        """Close the clients."""
+        for client in self._clients:
+            client.close()
 
     def sdk(self, key: str = ALICE) -> dict[str, str]:
         """Return what the SDK's methods take in the place of its three variables."""
@@ -62,7 +73,11 @@ def e2b_server(more: str = "", options: str = "", /, **server: object) -> Iterat
         assert made.process.stdout is not None
         line = made.process.stdout.readline().strip()
         assert line.startswith("door e2b on http"), line
-        yield E2BServer(made, line.removeprefix("door e2b on "))
+        found = E2BServer(made, line.removeprefix("door e2b on "))
+        try:
+            yield found
+        finally:
+            found.close()
 
 
 def created(client: httpx.Client, **body: object) -> dict[str, str]:

@@ -48,7 +48,7 @@ class E2B:
         house = House(state, options)
         self._callers = Callers(house)
         creating = Creating(house)
-        control = (
+        self.control: tuple[Route, ...] = (
             *Templates(house).routes,
             *Lives(house, creating).routes,
             *creating.routes,
@@ -60,7 +60,7 @@ class E2B:
         self.routes: tuple[Route | PublicRoute, ...] = (
             PublicRoute("GET", "/health", health),
             Route("*", INSIDE, traffic.forward),
-            *control,
+            *self.control,
             *(Route(method, path, _with_seat(handler)) for method, path, handler in below),
         )
 

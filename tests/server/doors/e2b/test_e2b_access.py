@@ -1,0 +1,228 @@
+"""What opens a sandbox's own planes and ports: tokens, keys and hosts, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from kit.server.e2b_doors import E2BServer, created, e2b_server
+from kit.servers import ALICE, BOB, new_sandbox
+
+GONE = "The sandbox was not found"
+PORT = 8123
+SERVER = f"""
+import http.server, json, threading
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        size = int(self.headers.get("content-length") or 0)
+        said = {{"method": self.command, "path": self.path, "headers": dict(self.headers),
+                "body": self.rfile.read(size).decode()}}
+        data = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer
+    def log_message(self, *_):
+        pass
+
+served = http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Echo)
+threading.Thread(target=served.serve_forever, daemon=True).start()
+"""
+
+
+def gone(answer: httpx.Response, sandbox_id: str) -> None:
+    assert answer.status_code == 502, answer.text
+    assert answer.json() == {"sandboxId": sandbox_id, "message": GONE, "code": 502}
+    assert "connection" not in answer.headers
+
+
+def served(e2b: E2BServer, **body: object) -> dict[str, str]:
+    """Create a sandbox with a server at PORT inside."""
+    made = created(e2b.client(), **body)
+    own = e2b.server.client(ALICE)
+    answer = own.post(
+        f"/sandboxes/{made['sandboxID']}/execute",
+        json={"code": SERVER},
+        headers={"Accept": "application/json"},
+    )
+    assert answer.json()["verdict"] == "ok", answer.text
+    return made
+
+
+@pytest.fixture(scope="module")
+def inside(e2b: E2BServer) -> dict[str, str]:
+    return served(e2b)
+
+
+@pytest.fixture
+def anyone(e2b: E2BServer) -> httpx.Client:
+    return e2b.client(None)
+
+
+def host(made: dict[str, str], port: int = PORT) -> str:
+    return f"{port}-{made['sandboxID']}.{made['domain']}"
+
+
+# -- the daemon's plane ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_id", [True, False])
+def test_a_token_finds_its_sandbox_with_and_without_its_id(
+    e2b: E2BServer, anyone: httpx.Client, has_id: bool
+) -> None:
+    made = created(e2b.client())
+    headers = {"X-Access-Token": made["envdAccessToken"]}
+    if has_id:
+        headers |= {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49983"}
+    assert anyone.get("/health", headers=headers).status_code == 204
+    e2b.client().delete(f"/sandboxes/{made['sandboxID']}")
+    gone(anyone.get("/health", headers=headers), made["sandboxID"])
+
+
+def test_a_paused_sandbox_is_gone_until_it_is_resumed(e2b: E2BServer, anyone: httpx.Client) -> None:
+    made = created(e2b.client())
+    headers = {"X-Access-Token": made["envdAccessToken"]}
+    e2b.client().post(f"/sandboxes/{made['sandboxID']}/pause")
+    gone(anyone.get("/health", headers=headers), made["sandboxID"])
+    e2b.client().post(f"/sandboxes/{made['sandboxID']}/connect")
+    assert anyone.get("/health", headers=headers).status_code == 204
+
+
+def test_a_token_does_not_open_another_sandbox(e2b: E2BServer, anyone: httpx.Client) -> None:
+    mine, other = created(e2b.client()), created(e2b.client(BOB))
+    sibling = created(e2b.client())
+    for wanted in (other["sandboxID"], sibling["sandboxID"], "a" * 26):
+        headers = {"X-Access-Token": mine["envdAccessToken"], "E2b-Sandbox-Id": wanted}
+        assert anyone.get("/health", headers=headers).status_code == 401
+        assert anyone.post("/files", headers=headers).status_code == 401
+
+
+def test_a_key_opens_the_sandboxes_of_its_tenant_alone(e2b: E2BServer) -> None:
+    made = created(e2b.client())
+    headers = {"E2b-Sandbox-Id": made["sandboxID"]}
+    assert e2b.client().get("/health", headers=headers).status_code == 204
+    gone(e2b.client(BOB).get("/health", headers=headers), made["sandboxID"])
+    gone(e2b.client(BOB).get("/health", headers={"E2b-Sandbox-Id": "a" * 26}), "a" * 26)
+
+
+def test_a_sandbox_of_another_door_is_reached_through_this_one(e2b: E2BServer) -> None:
+    sandbox_id = new_sandbox(e2b.server.client(ALICE))
+    found = e2b.client().post(f"/v2/sandboxes/{sandbox_id}/connect", json={}).json()
+    headers = {"X-Access-Token": found["envdAccessToken"]}
+    assert e2b.client(None).get("/health", headers=headers).status_code == 204
+    assert found["templateID"] == "python"
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({}, "missing signature query parameter"),
+        ({"signature": "v1_x", "path": "/x"}, "invalid signature"),
+        ({"signature": "", "path": "/x"}, "invalid signature"),
+    ],
+)
+def test_a_file_without_a_token_needs_a_signature(
+    anyone: httpx.Client, query: dict[str, str], message: str
+) -> None:
+    answer = anyone.get("/files", params=query)
+    assert answer.status_code == 401
+    assert answer.json() == {"code": 401, "message": message}
+
+
+def test_remote_calls_are_refused_in_their_own_words(anyone: httpx.Client) -> None:
+    answer = anyone.post("/process.Process/List", json={})
+    assert answer.status_code == 401
+    assert answer.json()["code"] == "unauthenticated"
+
+
+# -- ports -------------------------------------------------------------------------------------
+
+
+def test_a_port_is_reached_by_its_host_and_by_headers(
+    anyone: httpx.Client, inside: dict[str, str]
+) -> None:
+    opened = {"E2B-Traffic-Access-Token": inside["trafficAccessToken"]}
+    by_headers = {"E2b-Sandbox-Id": inside["sandboxID"], "E2b-Sandbox-Port": str(PORT)}
+    for headers in ({"Host": host(inside)}, by_headers):
+        # paths of the door's own, whatever the method, belong to the inside here
+        for method, path in (
+            ("GET", "/health"), ("DELETE", "/files?a=%2F"), ("POST", "/v2/sandboxes"),
+            ("PATCH", "//x/../%2e"), ("GET", "/"),
+        ):  # fmt: skip
+            answer = anyone.request(method, path, headers={**headers, **opened}, content=b"hi")
+            assert answer.status_code == 200, answer.text
+            said = answer.json()
+            assert (said["method"], said["body"]) == (method, "hi")
+            assert said["path"] == str(answer.request.url.raw_path, "ascii")
+            names = {name.lower() for name in said["headers"]}
+            assert not {name for name in names if name.startswith(("e2b-", "x-access", "x-api"))}
+
+
+def test_a_port_needs_a_token_of_its_own_sandbox(
+    e2b: E2BServer, anyone: httpx.Client, inside: dict[str, str]
+) -> None:
+    there = {"Host": host(inside)}
+    other = created(e2b.client())
+    assert anyone.get("/", headers=there).status_code == 401
+    for token in (other["trafficAccessToken"], "", "x"):
+        headers = {**there, "E2B-Traffic-Access-Token": token}
+        assert anyone.get("/", headers=headers).status_code == 401
+    gone(e2b.client(BOB).get("/", headers=there), inside["sandboxID"])
+    assert e2b.client(ALICE).get("/", headers=there).status_code == 200
+
+
+def test_a_closed_port_is_told_apart_from_a_sandbox_that_is_gone(
+    anyone: httpx.Client, inside: dict[str, str]
+) -> None:
+    headers = {
+        "Host": host(inside, 8124),
+        "E2B-Traffic-Access-Token": inside["trafficAccessToken"],
+    }
+    answer = anyone.get("/", headers=headers)
+    assert answer.status_code == 502
+    assert answer.json() == {
+        "sandboxId": inside["sandboxID"],
+        "message": "The sandbox is running but port is not open",
+        "port": 8124,
+        "code": 502,
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["0-{id}.localhost", "08123-{id}.localhost", "65536-{id}.localhost", "8123-{id}-.localhost",
+     "8123--{id}.localhost", "8123-{id}/.localhost", "8123-%2e.localhost", "8123-{id}@localhost"],
+)  # fmt: skip
+def test_a_host_that_is_not_exactly_of_the_form_reaches_nothing(
+    anyone: httpx.Client, inside: dict[str, str], name: str
+) -> None:
+    headers = {
+        "Host": name.format(id=inside["sandboxID"]),
+        "E2B-Traffic-Access-Token": inside["trafficAccessToken"],
+    }
+    answer = anyone.get("/", headers=headers)
+    assert answer.status_code in {400, 401, 403}, answer.text
+
+
+@pytest.fixture(scope="module")
+def public() -> Iterator[E2BServer]:
+    with e2b_server("", "public_ports = true\n", allowed_hosts=["*.localhost"]) as made:
+        yield made
+
+
+def test_where_the_operator_permits_it_ports_are_public_unless_the_client_says_no(
+    public: E2BServer,
+) -> None:
+    client = public.client(None)
+    opened = served(public)
+    shut = served(public, network={"allowPublicTraffic": False})
+    said = served(public, network={"allowPublicTraffic": True})
+    assert client.get("/", headers={"Host": host(opened)}).status_code == 200
+    assert client.get("/", headers={"Host": host(said)}).status_code == 200
+    assert client.get("/", headers={"Host": host(shut)}).status_code == 401
+    assert client.get("/health", headers={"Host": host(opened, 49983)}).status_code == 401
+    assert client.post("/execute", headers={"Host": host(opened, 49999)}).status_code == 401

@@ -1,0 +1,32 @@
+"""The page on the E2B door has each request of the control plane, and says the truth of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from cellwall.apps.doors.door import PublicRoute
+from cellwall.apps.doors.e2b.control.templates import absent_routes
+from cellwall.apps.doors.e2b.door import make_door
+from cellwall.server.auth.keys import KeyRing
+from cellwall.server.state import State
+from kit.places import ROOT
+
+_ROW = re.compile(r"\| `([A-Z*]+) (/[^`]*)` \| [^|]+ \| ([^|]+) \|")
+
+
+def test_the_table_is_what_the_door_serves(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "e2b.md").read_text(encoding="utf-8")
+    table = {(method, path): here for method, path, here in _ROW.findall(text)}
+    state = SimpleNamespace(engine=SimpleNamespace(state_dir=tmp_path), keys=KeyRing())
+    door = make_door(cast("State", state), {})
+    served = {
+        (each.method, each.path)
+        for each in door.routes
+        if isinstance(each, PublicRoute) or each in door.control
+    }
+    assert set(table) == served
+    refused = {key for key, here in table.items() if here == "refused with 501"}
+    assert refused == {(each.method, each.path) for each in absent_routes()}

@@ -1,0 +1,194 @@
+"""The unmodified Python SDK against the control plane of the E2B door."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+
+import pytest
+from e2b import (
+    AsyncSandbox,
+    NotFoundException,
+    Sandbox,
+    SandboxException,
+    SandboxNotFoundException,
+    SandboxQuery,
+    SandboxState,
+    Template,
+)
+from e2b.exceptions import AuthenticationException, BuildException, RateLimitException
+
+from kit.server.e2b_doors import E2BServer
+from kit.servers import BOB
+
+ALL = "0.0.0.0/0"
+
+
+@pytest.fixture
+def options(e2b: E2BServer) -> dict[str, str]:
+    return e2b.sdk()
+
+
+@pytest.fixture
+def sandbox(options: dict[str, str]) -> Sandbox:
+    return Sandbox.create(timeout=120, metadata={"a x": "b&c=d"}, **options)
+
+
+def seconds_left(sandbox: Sandbox) -> float:
+    return (sandbox.get_info().end_at - datetime.datetime.now(datetime.UTC)).total_seconds()
+
+
+def test_a_sandbox_is_created_told_of_and_killed(sandbox: Sandbox) -> None:
+    found = sandbox.get_info()
+    assert found.sandbox_id == sandbox.sandbox_id
+    assert found.metadata == {"a x": "b&c=d"}
+    assert found.state == SandboxState.RUNNING
+    assert found.template_id == "base"
+    assert sandbox.is_running()
+    assert sandbox.kill()
+    assert not sandbox.is_running()
+    assert not sandbox.kill()
+    with pytest.raises(SandboxNotFoundException):
+        sandbox.get_info()
+
+
+def test_a_list_is_filtered_by_metadata_and_state(
+    sandbox: Sandbox, options: dict[str, str]
+) -> None:
+    def ids(**query: object) -> list[str]:
+        pages, found = Sandbox.list(query=SandboxQuery(**query), limit=1, **options), []
+        while pages.has_next:
+            found += [each.sandbox_id for each in pages.next_items()]
+        return found
+
+    assert sandbox.sandbox_id in ids(metadata={"a x": "b&c=d"}, state=[SandboxState.RUNNING])
+    assert sandbox.sandbox_id not in ids(metadata={"a x": "b"})
+    assert sandbox.sandbox_id not in ids(state=[SandboxState.PAUSED])
+    sandbox.pause()
+    assert sandbox.sandbox_id in ids(state=[SandboxState.PAUSED], metadata={"a x": "b&c=d"})
+
+
+def test_a_timeout_is_set_and_a_connection_prolongs(
+    sandbox: Sandbox, options: dict[str, str]
+) -> None:
+    sandbox.set_timeout(60)
+    assert 50 < seconds_left(sandbox) <= 60
+    other = Sandbox.connect(sandbox.sandbox_id, timeout=200, **options)
+    assert other.is_running()
+    assert 190 < seconds_left(sandbox) <= 200
+
+
+def test_a_pause_is_told_once_and_ends_with_a_connection(
+    sandbox: Sandbox, options: dict[str, str]
+) -> None:
+    assert sandbox.pause()
+    assert not sandbox.pause()
+    assert not sandbox.is_running()
+    assert Sandbox.connect(sandbox.sandbox_id, **options).is_running()
+
+
+def test_metrics_are_numbers(sandbox: Sandbox) -> None:
+    [found] = sandbox.get_metrics()
+    assert found.mem_total > found.mem_used > 0
+    past = datetime.datetime.now() - datetime.timedelta(hours=1)
+    assert sandbox.get_metrics(start=past - datetime.timedelta(hours=1), end=past) == []
+
+
+def test_the_network_is_replaced(sandbox: Sandbox) -> None:
+    sandbox.update_network({"allow_internet_access": False})
+    assert sandbox.get_info().allow_internet_access is False
+    sandbox.update_network({"allow_out": ["a.example"], "deny_out": [ALL]})
+    assert sandbox.get_info().network == {
+        "allow_out": ["a.example"],
+        "deny_out": [ALL],
+        "allow_public_traffic": False,
+    }
+    sandbox.update_network({})
+    assert sandbox.get_info().allow_internet_access is True
+
+
+def test_forks_and_snapshots_are_sandboxes(sandbox: Sandbox, options: dict[str, str]) -> None:
+    [fork] = sandbox.fork()
+    assert isinstance(fork, Sandbox)
+    assert fork.sandbox_id != sandbox.sandbox_id
+    name = f"sdk-{time.time_ns() % 10**9}"
+    snapshot = sandbox.create_snapshot(name=name)
+    assert snapshot.names == [name]
+    assert [each.snapshot_id for each in sandbox.list_snapshots().next_items()] == [
+        snapshot.snapshot_id
+    ]
+    assert Sandbox.create(snapshot.snapshot_id, **options).is_running()
+    assert Sandbox.delete_snapshot(snapshot.snapshot_id, **options)
+    assert not Sandbox.delete_snapshot(snapshot.snapshot_id, **options)
+
+
+def test_templates_are_asked_for_by_name(options: dict[str, str]) -> None:
+    assert Template.exists("base", **options)
+    assert not Template.exists("none-such", **options)
+
+
+REFUSALS: list[tuple[Callable[[dict[str, str]], object], type[Exception], str]] = [
+    (lambda o: Sandbox.create("none-such", **o), SandboxException, "404: template 'none-such'"),
+    (
+        lambda o: Sandbox.create(lifecycle={"on_timeout": "pause"}, **o),
+        SandboxException,
+        "400: autoPause",
+    ),
+    (
+        lambda o: Sandbox.create(network={"deny_out": ["192.0.2.1"]}, **o),
+        SandboxException,
+        "400: denyOut",
+    ),
+    (
+        lambda o: Template.build(Template().from_image("x"), "n", **o),
+        BuildException,
+        "501: building of templates",
+    ),
+    (lambda o: Sandbox.connect("a" * 26, **o), SandboxNotFoundException, "not found"),
+    (lambda o: Sandbox.create(**{**o, "api_key": "e2b_00"}), AuthenticationException, "key"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), REFUSALS)
+def test_a_refusal_tells_the_user_why(
+    options: dict[str, str],
+    call: Callable[[dict[str, str]], object],
+    kind: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(kind) as raised:
+        call(options)
+    assert message in str(raised.value)
+    assert not isinstance(raised.value, RateLimitException)
+
+
+def test_another_tenants_sandbox_is_not_found(e2b: E2BServer, sandbox: Sandbox) -> None:
+    options = e2b.sdk(BOB)
+    with pytest.raises(NotFoundException):
+        Sandbox.connect(sandbox.sandbox_id, **options)
+    assert not Sandbox.kill(sandbox.sandbox_id, **options)
+    assert sandbox.is_running()
+
+
+async def _awaited(options: dict[str, str]) -> None:
+    sandbox = await AsyncSandbox.create(timeout=60, idempotency_key="once-upon-a", **options)
+    again = await AsyncSandbox.create(timeout=60, idempotency_key="once-upon-a", **options)
+    assert again.sandbox_id == sandbox.sandbox_id
+    assert await sandbox.is_running()
+    assert await sandbox.kill()
+
+
+def test_the_asynchronous_client_is_served_as_well(options: dict[str, str]) -> None:
+    import asyncio
+
+    asyncio.run(_awaited(options))
+
+
+def test_three_variables_are_all_that_an_unmodified_client_needs(
+    e2b: E2BServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in e2b.variables().items():
+        monkeypatch.setenv(name, value)
+    with Sandbox.create() as sandbox:
+        assert sandbox.is_running()
