@@ -9,6 +9,7 @@ counts as a client that disconnected, and the application is told.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
     from cellwall.client.connection.address import Address
+    from cellwall.client.connection.retry import Budget
     from cellwall.surface.shared.tasks import Tasks
 
     Message = MutableMapping[str, Any]
@@ -47,7 +49,8 @@ class InnerTransport(Transport):
         self, address: Address, timeout_s: float, app: Application, running: Tasks, peer: Peer
     ) -> None:
         """`peer` is the address for the log; `running` supervises the server's work."""
-        super().__init__(address, timeout_s, InnerWire(app, running, peer))
+        self._wire = InnerWire(app, running, peer)
+        super().__init__(address, timeout_s, self._wire)
         self._app = app
         self._running = running
         self._peer = peer
@@ -72,6 +75,20 @@ class InnerTransport(Transport):
             raise refusal(whole.status, body, whole.headers())
         value: Json = json.loads(body)
         return value
+
+    @contextlib.asynccontextmanager
+    async def stream(self, ask: Ask, _: Budget | None = None) -> AsyncIterator[httpx.Response]:
+        """Yield an answer before its body; what an HTTP client does beside that is left out."""
+        try:
+            response = await self._wire.handle_async_request(self._built(ask))
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error
+        try:
+            if response.is_error:
+                await response.aread()
+            yield self._checked(response)
+        finally:
+            await response.aclose()
 
     async def socket(self, path: str, params: Mapping[str, Any]) -> ClientConnection:
         """Open a WebSocket. Raises the error of the error envelope, or ServerUnreachable."""
