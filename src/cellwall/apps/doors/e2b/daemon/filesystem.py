@@ -66,6 +66,7 @@ async def make_dir(seat: Seat, asked: Value) -> Value:
 
 async def move(seat: Seat, asked: Value) -> Value:
     """Answer Move: the parents of the destination are made."""
+    _check_given(asked, "source", "destination")
     source, target = await _place(seat, asked, "source"), await _place(seat, asked, "destination")
     await _found(source.files, source.path)
     parent = posixpath.dirname(target.path)
@@ -77,6 +78,7 @@ async def move(seat: Seat, asked: Value) -> Value:
 
 async def remove(seat: Seat, asked: Value) -> Value:
     """Answer Remove: a whole tree; what is not there is no error."""
+    _check_given(asked, "path")
     place = await _place(seat, asked)
     try:
         await place.files.remove(place.path, recursive=True)
@@ -84,6 +86,13 @@ async def remove(seat: Seat, asked: Value) -> Value:
         if error.reason not in ("not_found", "not_directory"):
             raise
     return {}
+
+
+def _check_given(asked: Value, *fields: str) -> None:
+    """Refuse an empty path where it would mean that the whole home goes."""
+    for field in fields:
+        if not asked.get(field):
+            raise invalid(f"{field}: it is missing")
 
 
 @dataclass(frozen=True, slots=True)
