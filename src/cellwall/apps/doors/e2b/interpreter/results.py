@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cellwall.model.outcome import Outcome
 
 CHART = "application/vnd.cellwall.chart+json"
+TABLE = "application/vnd.cellwall.table+json"
 _KEYS: Mapping[str, str] = {
     "text/plain": "text",
     "text/html": "html",
@@ -29,7 +30,7 @@ _KEYS: Mapping[str, str] = {
     "text/latex": "latex",
     "application/json": "json",
     "application/javascript": "javascript",
-    "e2b/data": "data",
+    TABLE: "data",
     CHART: "chart",
 }
 _PARSED = frozenset({"json", "data", "chart"})
