@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -48,7 +49,7 @@ class E2BServer:
         for client in self._clients:
             client.close()
 
-    def sdk(self, key: str = ALICE) -> dict[str, str]:
+    def sdk(self, key: str = ALICE) -> dict[str, Any]:
         """Return what the SDK's methods take in the place of its three variables."""
         return {
             "api_url": self.address,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from e2b import (
@@ -26,12 +27,12 @@ ALL = "0.0.0.0/0"
 
 
 @pytest.fixture
-def options(e2b: E2BServer) -> dict[str, str]:
+def options(e2b: E2BServer) -> dict[str, Any]:
     return e2b.sdk()
 
 
 @pytest.fixture
-def sandbox(options: dict[str, str]) -> Sandbox:
+def sandbox(options: dict[str, Any]) -> Sandbox:
     return Sandbox.create(timeout=120, metadata={"a x": "b&c=d"}, **options)
 
 
@@ -54,9 +55,9 @@ def test_a_sandbox_is_created_told_of_and_killed(sandbox: Sandbox) -> None:
 
 
 def test_a_list_is_filtered_by_metadata_and_state(
-    sandbox: Sandbox, options: dict[str, str]
+    sandbox: Sandbox, options: dict[str, Any]
 ) -> None:
-    def ids(**query: object) -> list[str]:
+    def ids(**query: Any) -> list[str]:
         pages, found = Sandbox.list(query=SandboxQuery(**query), limit=1, **options), []
         while pages.has_next:
             found += [each.sandbox_id for each in pages.next_items()]
@@ -70,7 +71,7 @@ def test_a_list_is_filtered_by_metadata_and_state(
 
 
 def test_a_timeout_is_set_and_a_connection_prolongs(
-    sandbox: Sandbox, options: dict[str, str]
+    sandbox: Sandbox, options: dict[str, Any]
 ) -> None:
     sandbox.set_timeout(60)
     assert 50 < seconds_left(sandbox) <= 60
@@ -80,7 +81,7 @@ def test_a_timeout_is_set_and_a_connection_prolongs(
 
 
 def test_a_pause_is_told_once_and_ends_with_a_connection(
-    sandbox: Sandbox, options: dict[str, str]
+    sandbox: Sandbox, options: dict[str, Any]
 ) -> None:
     assert sandbox.pause()
     assert not sandbox.pause()
@@ -108,27 +109,26 @@ def test_the_network_is_replaced(sandbox: Sandbox) -> None:
     assert sandbox.get_info().allow_internet_access is True
 
 
-def test_forks_and_snapshots_are_sandboxes(sandbox: Sandbox, options: dict[str, str]) -> None:
+def test_forks_and_snapshots_are_sandboxes(sandbox: Sandbox, options: dict[str, Any]) -> None:
     [fork] = sandbox.fork()
     assert isinstance(fork, Sandbox)
     assert fork.sandbox_id != sandbox.sandbox_id
     name = f"sdk-{time.time_ns() % 10**9}"
     snapshot = sandbox.create_snapshot(name=name)
     assert snapshot.names == [name]
-    assert [each.snapshot_id for each in sandbox.list_snapshots().next_items()] == [
-        snapshot.snapshot_id
-    ]
+    mine = Sandbox.list_snapshots(sandbox.sandbox_id, **options).next_items()
+    assert [each.snapshot_id for each in mine] == [snapshot.snapshot_id]
     assert Sandbox.create(snapshot.snapshot_id, **options).is_running()
     assert Sandbox.delete_snapshot(snapshot.snapshot_id, **options)
     assert not Sandbox.delete_snapshot(snapshot.snapshot_id, **options)
 
 
-def test_templates_are_asked_for_by_name(options: dict[str, str]) -> None:
+def test_templates_are_asked_for_by_name(options: dict[str, Any]) -> None:
     assert Template.exists("base", **options)
     assert not Template.exists("none-such", **options)
 
 
-REFUSALS: list[tuple[Callable[[dict[str, str]], object], type[Exception], str]] = [
+REFUSALS: list[tuple[Callable[[dict[str, Any]], object], type[Exception], str]] = [
     (lambda o: Sandbox.create("none-such", **o), SandboxException, "404: template 'none-such'"),
     (
         lambda o: Sandbox.create(lifecycle={"on_timeout": "pause"}, **o),
@@ -152,8 +152,8 @@ REFUSALS: list[tuple[Callable[[dict[str, str]], object], type[Exception], str]] 
 
 @pytest.mark.parametrize(("call", "kind", "message"), REFUSALS)
 def test_a_refusal_tells_the_user_why(
-    options: dict[str, str],
-    call: Callable[[dict[str, str]], object],
+    options: dict[str, Any],
+    call: Callable[[dict[str, Any]], object],
     kind: type[Exception],
     message: str,
 ) -> None:
@@ -171,7 +171,7 @@ def test_another_tenants_sandbox_is_not_found(e2b: E2BServer, sandbox: Sandbox) 
     assert sandbox.is_running()
 
 
-async def _awaited(options: dict[str, str]) -> None:
+async def _awaited(options: dict[str, Any]) -> None:
     sandbox = await AsyncSandbox.create(timeout=60, idempotency_key="once-upon-a", **options)
     again = await AsyncSandbox.create(timeout=60, idempotency_key="once-upon-a", **options)
     assert again.sandbox_id == sandbox.sandbox_id
@@ -179,7 +179,7 @@ async def _awaited(options: dict[str, str]) -> None:
     assert await sandbox.kill()
 
 
-def test_the_asynchronous_client_is_served_as_well(options: dict[str, str]) -> None:
+def test_the_asynchronous_client_is_served_as_well(options: dict[str, Any]) -> None:
     import asyncio
 
     asyncio.run(_awaited(options))

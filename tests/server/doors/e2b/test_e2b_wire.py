@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from datetime import datetime
+from typing import Any
 
 import httpx
 import pytest
@@ -227,7 +228,7 @@ def test_a_list_is_filtered_and_comes_in_pages(client: httpx.Client) -> None:
     made = [created(client, metadata={"mark": mark})["sandboxID"] for _ in range(3)]
     client.post(f"/sandboxes/{made[0]}/pause")
 
-    def listed(**query: object) -> tuple[list[str], str | None]:
+    def listed(**query: Any) -> tuple[list[str], str | None]:
         answer = client.get("/v2/sandboxes", params={"metadata": f"mark={mark}", **query})
         assert answer.status_code == 200, answer.text
         return [each["sandboxID"] for each in answer.json()], answer.headers.get("x-next-token")
