@@ -10,10 +10,15 @@ import pytest
 EXTRAS = {
     "autogen": ("autogen", "autogen_core"),
     "deepagents": ("deepagents", "deepagents"),
+    "dspy": ("dspy", "dspy"),
+    "google_adk": ("google-adk", "google"),
     "harbor": ("harbor", "harbor"),
     "inspect_ai": ("inspect", "inspect_ai"),
     "langchain": ("langchain", "langchain_core"),
     "llamaindex": ("llamaindex", "llama_index"),
+    "mini_swe_agent": ("mini-swe-agent", "minisweagent"),
+    "openai_agents": ("openai-agents", "agents"),
+    "strands": ("strands", "strands"),
     "smolagents": ("smolagents", "smolagents"),
 }
 

@@ -40,6 +40,8 @@ names = [each.name for each in pkgutil.walk_packages(cellwall.__path__, "cellwal
 skipped = ["__main__", ".migrations.", ".guest.entry", ".jail.entry", ".testing."]
 if sys.version_info < (3, 12):
     skipped.append(".integrations.harbor.")
+for kit in ("dspy", "google_adk", "mini_swe_agent", "openai_agents", "strands"):
+    skipped.append(f".integrations.{kit}.")  # in an environment of their own
 for name in names:
     if not any(each in f"{name}." for each in skipped):
         importlib.import_module(name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.integrations import code_tool
 
 if TYPE_CHECKING:
-    from cellwall.integrations.answers import Answer
+    from cellwall.integrations.shared.answers import Answer
 
 Json = dict[str, Any]
 

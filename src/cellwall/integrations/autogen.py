@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import cellwall
-from cellwall.integrations.answers import Answer
-from cellwall.integrations.extras import missing
-from cellwall.integrations.keeper import Files, Keeper
+from cellwall.integrations.shared.answers import Answer
+from cellwall.integrations.shared.extras import missing
+from cellwall.integrations.shared.keeper import Files, Keeper
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 try:

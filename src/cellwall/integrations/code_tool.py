@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import cellwall
-from cellwall.integrations.answers import Answer
-from cellwall.integrations.calls import BadCall, Definition
-from cellwall.integrations.closing import Closing
-from cellwall.integrations.keeper import Files, Keeper
+from cellwall.integrations.shared.answers import Answer
+from cellwall.integrations.shared.calls import BadCall, Definition
+from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.keeper import Files, Keeper
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import cellwall
-from cellwall.integrations.closing import Closing
-from cellwall.integrations.extras import missing
-from cellwall.integrations.keeper import Files, Keeper
+from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.extras import missing
+from cellwall.integrations.shared.keeper import Files, Keeper
 from cellwall.model.for_model import error_for_model
 from cellwall.model.ids import new_id
 

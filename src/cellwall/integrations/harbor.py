@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import cellwall
-from cellwall.integrations.extras import missing
+from cellwall.integrations.shared.extras import missing
 
 try:
     from harbor.environments.base import BaseEnvironment, ExecResult

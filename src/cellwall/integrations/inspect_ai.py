@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import cellwall
-from cellwall.integrations.extras import missing
+from cellwall.integrations.shared.extras import missing
 
 try:
     from inspect_ai.util import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cellwall.integrations import code_tool
-from cellwall.integrations.closing import Closing
-from cellwall.integrations.extras import missing
+from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.extras import missing
 
 try:
     from langchain_core.tools import BaseTool, ToolException
@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     raise missing("langchain", error) from None
 
 if TYPE_CHECKING:
-    from cellwall.integrations.answers import Answer
+    from cellwall.integrations.shared.answers import Answer
     from cellwall.model.snapshot import Threads
     from cellwall.surface.sync.sandbox import SyncSandbox
 

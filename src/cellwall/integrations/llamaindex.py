@@ -10,8 +10,8 @@ import copy
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cellwall.integrations import code_tool
-from cellwall.integrations.closing import Closing
-from cellwall.integrations.extras import missing
+from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.extras import missing
 
 try:
     from llama_index.core.base.llms.types import ContentBlock, ImageBlock, TextBlock
@@ -21,8 +21,8 @@ except ModuleNotFoundError as error:
     raise missing("llamaindex", error) from None
 
 if TYPE_CHECKING:
-    from cellwall.integrations.answers import Answer
-    from cellwall.integrations.calls import Definition
+    from cellwall.integrations.shared.answers import Answer
+    from cellwall.integrations.shared.calls import Definition
     from cellwall.model.snapshot import Threads
     from cellwall.surface.sync.sandbox import SyncSandbox
 

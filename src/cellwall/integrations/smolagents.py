@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import cellwall
-from cellwall.integrations.closing import Closing
-from cellwall.integrations.extras import missing
-from cellwall.integrations.keeper import Files, Keeper
+from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.extras import missing
+from cellwall.integrations.shared.keeper import Files, Keeper
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 try:

@@ -89,7 +89,7 @@ class ToolsContract:
         """The tools of one run do not exist in the next."""
         assert sandbox.run("tools.double(number=2)", tools=[double]).text == "4.0"
         execution = sandbox.run("tools")
-        assert execution.error is not None
+        assert execution.error is not None, (execution.outcome, execution.stderr)
         assert execution.error.name == "NameError"
 
     def test_tool_shows_its_signature_and_docstring(self, subject: Subject) -> None:

@@ -106,7 +106,8 @@ _HOGS = [
 def test_memory_hog_is_ended_by_the_memory_limit(arena: Arena, hog: str) -> None:
     with arena.leaving_nothing():
         ended = arena.beside(hog, limits={"memory_mb": 64}, timeout=10)
-    assert (ended.verdict, "REACHED" in ended.stdout) == (Verdict.MEMORY, False), ended
+    reached = "REACHED" in ended.stdout
+    assert (ended.verdict, reached) == (Verdict.MEMORY, False), ended.outcome
     assert ended.outcome.usage.memory_peak_bytes <= 64 << 20
     assert "limits.memory_mb" in ended.outcome.notes[0]
 

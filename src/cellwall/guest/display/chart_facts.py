@@ -87,7 +87,7 @@ def _unit(label: str) -> str | None:
 
 
 def _ticks(axes: Any) -> dict[str, Any]:  # noqa: ANN401
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("x", "y"):
         scale = _scale(axes, name)
         ticks = [_value(axes, name, each) for each in getattr(axes, f"get_{name}ticks")()]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from e2b_code_interpreter import Sandbox
+from e2b_code_interpreter import Sandbox  # type: ignore[import-untyped]
 
 from kit.server.e2b_doors import E2BServer
 

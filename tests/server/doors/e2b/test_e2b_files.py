@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -41,7 +42,7 @@ def test_a_file_is_read_and_written_as_a_stream(box: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("options", [{"use_octet_stream": True}, {"gzip": True}])
-def test_a_body_of_bytes_is_taken(box: Sandbox, options: dict[str, bool]) -> None:
+def test_a_body_of_bytes_is_taken(box: Sandbox, options: dict[str, Any]) -> None:
     box.files.write("octets", BIG, **options)
     assert bytes(box.files.read("octets", format="bytes")) == BIG
 

@@ -1,0 +1,1 @@
+"""What integrations share: one sandbox for a conversation, answers for a model, errors."""

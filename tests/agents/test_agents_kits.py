@@ -1,0 +1,68 @@
+"""Adapters of agent kits, with the kits themselves, in an environment that has all of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree as XML
+
+import pytest
+
+from kit.agents.other_environment import python_of
+from kit.places import ROOT
+
+SUITE = Path(__file__).parent / "suites" / "kits_suite.py"
+GROUP = "suite-kits"
+PAGE = (ROOT / "docs" / "agents" / "kits.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r"<!-- kit: (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
+PRINTED = {
+    "dspy": "{'output': 42}\n",
+    "strands": "0 3\n",
+    "adk": "42\n",
+    "agents": "['shell', 'apply_patch']\n",
+    "mini": "42 3\n",
+}
+pytestmark = pytest.mark.timeout(580)  # two hundred packages are installed at first
+
+
+def _quiet() -> dict[str, str]:
+    return {**os.environ, "OPENAI_API_KEY": "none", "MSWEA_SILENT_STARTUP": "1"}
+
+
+def test_adapters_pass_their_suite(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    options = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "--tb=short"]
+    options += ["--timeout=100", f"--junitxml={report}"]
+    done = subprocess.run(
+        [python_of(GROUP), "-m", "pytest", SUITE, *options],
+        cwd=tmp_path,
+        env=_quiet(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    cases = list(XML.parse(report).getroot().iter("testcase"))
+    assert len(cases) >= 20
+    assert not [case for case in cases if case.find("skipped") is not None]
+
+
+def test_every_kit_has_an_example_that_is_run() -> None:
+    assert EXAMPLES.keys() == PRINTED.keys()
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_examples_print_what_they_say(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [python_of(GROUP), "-c", EXAMPLES[name]],
+        cwd=tmp_path,
+        env=_quiet(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stdout == PRINTED[name], done.stderr[-3000:]
