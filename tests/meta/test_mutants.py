@@ -16,6 +16,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "S1",
     "S2",
     "P3",
+    "D",
     "L",
     "packages",
     "images",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +64,13 @@ def created(folder: Path, *words: str) -> str:
     assert done.returncode == 0, done.stderr
     (key,) = done.stdout.splitlines()
     return key
+
+
+def test_a_key_is_printed_as_clients_of_e2b_take_it_too(folder: Path) -> None:
+    done = keys(folder, "create", "--tenant", "acme")
+    [spelt] = re.findall(r"e2b_[0-9a-f]+", done.stderr)
+    assert bytes.fromhex(spelt.removeprefix("e2b_")).decode() == done.stdout.strip()
+    assert len(json.loads(keys(folder, "ls", "--json").stdout)) == 1
 
 
 def wait_accepted(client: httpx.Client) -> None:

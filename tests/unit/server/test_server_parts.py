@@ -21,7 +21,7 @@ from cellwall.server.auth.tokens import Tokens
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http.endpoint import parsed
-from cellwall.server.http.guards import allowed_hosts, read_headers
+from cellwall.server.http.guards import allowed_hosts, answers_to, read_headers
 from cellwall.server.schemas import decode, responses
 from cellwall.server.schemas.paths import check_name
 from cellwall.server.schemas.requests import ExecuteBody, SandboxBody
@@ -217,10 +217,21 @@ def test_hosts_are_what_was_bound_and_what_was_allowed() -> None:
     assert remote == {"10.0.0.1", "box.example"}
 
 
+def test_a_wildcard_among_the_names_of_hosts_stands_for_one_label() -> None:
+    names = allowed_hosts(ServerSettings(allowed_hosts=("*.box.example",)))
+    assert answers_to(names, "8000-abc.box.example")
+    assert answers_to(names, "localhost")
+    for other in ("box.example", "a.b.box.example", "evilbox.example", "*.example", ""):
+        assert not answers_to(names, other)
+
+
 def test_failures_are_counted_per_address_in_bounded_memory() -> None:
     failures = Failures()
+    assert not failures.is_full("a")
     assert all(failures.wait_s("a") == 0 for _ in range(10))
+    assert failures.is_full("a")
     assert failures.wait_s("a") > 0
+    assert not failures.is_full("b")
     assert failures.wait_s("b") == 0
     for n in range(5000):
         failures.wait_s(f"address {n}")

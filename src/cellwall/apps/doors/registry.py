@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cellwall.apps.doors.door import MakeDoor
 
-MODULES: Mapping[str, str] = {"e2b": "e2b.door"}
+MODULES: Mapping[str, str] = {"e2b": "e2b.front.door"}
 """Module of each door; its function `make_door` is a `MakeDoor`."""
 
 

@@ -96,6 +96,12 @@ def in_e2b_form(key: str) -> str:
     return _E2B + key.encode().hex()
 
 
+def spellings(key: str) -> tuple[str, str]:
+    """Return both forms of a key, whichever is given."""
+    plain = _of_e2b_form(key) or key
+    return plain, in_e2b_form(plain)
+
+
 def _of_e2b_form(presented: str) -> str | None:
     """Return the key that is spelt so, or None."""
     if not presented.startswith(_E2B):
@@ -199,6 +205,11 @@ class Failures:
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def is_full(self, address: str) -> bool:
+        """Report whether the next failure of that address would have to wait; count none."""
+        left, at = self._buckets.get(address, (float(self._BURST), 0.0))
+        return left + (time.monotonic() - at) * self._PER_S < 1
 
     def wait_s(self, address: str) -> float:
         """Count one failure; return 0, or the seconds until the next one is looked at."""

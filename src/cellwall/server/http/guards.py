@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.model.errors import FileError
 from cellwall.model.ids import new_id
+from cellwall.server.auth.keys import spellings
 from cellwall.server.auth.tokens import TokenRefused
 from cellwall.server.core.error_log import drop_traceback, log_failure
 from cellwall.server.core.errors import HttpError, status_of
@@ -192,7 +193,8 @@ class Guard:
         found = self._state.keys.find(presented)
         if found is not None and found.key_id not in self._seen_keys:
             self._seen_keys.add(found.key_id)
-            self._state.observer.redactor.learn_ours(presented, "keys")
+            for each in spellings(presented):
+                self._state.observer.redactor.learn_ours(each, "keys")
         return found
 
 

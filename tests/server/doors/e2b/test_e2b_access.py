@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
+from base64 import b64encode
 from collections.abc import Iterator
+from datetime import datetime
 
 import httpx
 import pytest
 
 from kit.server.e2b_doors import E2BServer, created, e2b_server
 from kit.servers import ALICE, BOB, new_sandbox
+from kit.waiting import wait_until
 
 GONE = "The sandbox was not found"
 PORT = 8123
@@ -123,6 +128,7 @@ def test_a_sandbox_of_another_door_is_reached_through_this_one(e2b: E2BServer) -
         ({}, "missing signature query parameter"),
         ({"signature": "v1_x", "path": "/x"}, "invalid signature"),
         ({"signature": "", "path": "/x"}, "invalid signature"),
+        ({f"signature{number}": "" for number in range(80)}, "missing signature query parameter"),
     ],
 )
 def test_a_file_without_a_token_needs_a_signature(
@@ -131,6 +137,44 @@ def test_a_file_without_a_token_needs_a_signature(
     answer = anyone.get("/files", params=query)
     assert answer.status_code == 401
     assert answer.json() == {"code": 401, "message": message}
+
+
+def test_guesses_of_signatures_are_counted_as_those_of_keys(anyone: httpx.Client) -> None:
+    found = [anyone.get("/files", params={"signature": "v1_x"}) for _ in range(12)]
+    assert [each.status_code for each in found[:10]] == [401] * 10
+    assert found[-1].status_code == 429
+    assert found[-1].json()["code"] == 429
+
+
+def signed(token: str, operation: str, expiration: str | None) -> dict[str, str]:
+    """Return the query of a signed address, as a client makes it."""
+    text = f"/tmp/x:{operation}::{token}" + ("" if expiration is None else f":{expiration}")
+    digest = b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+    more = {} if expiration is None else {"signature_expiration": expiration}
+    return {"path": "/tmp/x", "signature": f"v1_{digest}", **more}
+
+
+@pytest.mark.parametrize("has_id", [True, False])
+def test_a_signature_opens_a_file_for_what_was_signed_until_it_expires(
+    e2b: E2BServer, has_id: bool
+) -> None:
+    made = created(e2b.client())
+    anyone, token = e2b.client(None), made["envdAccessToken"]
+    headers = {"E2b-Sandbox-Id": made["sandboxID"]} if has_id else {}
+
+    def message(query: dict[str, str], method: str = "GET") -> str:
+        answer = anyone.request(method, "/files", params=query, headers=headers)
+        return str(answer.json()["message"]) if answer.status_code == 401 else "it is let in"
+
+    assert message(signed(token, "read", None)) == "it is let in"
+    assert message(signed(token, "read", "9999999999")) == "it is let in"
+    assert message(signed(token, "write", None)) == "invalid signature"
+    assert message(signed(token, "write", None), "POST") == "it is let in"
+    assert message(signed(token, "read", "1")) == "signature is already expired"
+    assert message(signed(token, "read", "-1")) == "signature is already expired"
+    assert message(signed(made["trafficAccessToken"], "read", None)) == "invalid signature"
+    e2b.client().delete(f"/sandboxes/{made['sandboxID']}")
+    assert message(signed(token, "read", None)) == "invalid signature"
 
 
 def test_remote_calls_are_refused_in_their_own_words(anyone: httpx.Client) -> None:
@@ -190,6 +234,27 @@ def test_a_closed_port_is_told_apart_from_a_sandbox_that_is_gone(
         "port": 8124,
         "code": 502,
     }
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_traffic_resumes_a_paused_sandbox_whose_client_wants_that(
+    e2b: E2BServer, anyone: httpx.Client, resumes: bool
+) -> None:
+    made = served(e2b, autoPause=True, autoResume={"enabled": resumes}, timeout=60)
+    one, client = f"/sandboxes/{made['sandboxID']}", e2b.client()
+    client.post(f"{one}/timeout", json={"timeout": 1})
+    wait_until(lambda: client.get(one).json()["state"] == "paused", "it is paused")
+    token = {"X-Access-Token": made["envdAccessToken"]}
+    gone(anyone.get("/health", headers=token), made["sandboxID"])
+    there = {"Host": host(made), "E2B-Traffic-Access-Token": made["trafficAccessToken"]}
+    answer = anyone.get("/", headers=there)
+    if not resumes:
+        gone(answer, made["sandboxID"])
+        return
+    assert answer.status_code == 200, answer.text
+    found = client.get(one).json()
+    assert found["state"] == "running"
+    assert datetime.fromisoformat(found["endAt"]).timestamp() - time.time() > 200
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import cast
 
 from cellwall.apps.doors.door import PublicRoute
 from cellwall.apps.doors.e2b.control.templates import absent_routes
-from cellwall.apps.doors.e2b.door import make_door
+from cellwall.apps.doors.e2b.front.door import E2B, make_door
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.state import State
 from kit.places import ROOT
@@ -17,11 +18,22 @@ from kit.places import ROOT
 _ROW = re.compile(r"\| `([A-Z*]+) (/[^`]*)` \| [^|]+ \| ([^|]+) \|")
 
 
+async def opened(folder: Path) -> E2B:
+    """Return a door whose server does nothing."""
+    state = SimpleNamespace(
+        engine=SimpleNamespace(state_dir=folder),
+        keys=KeyRing(),
+        sandboxes=SimpleNamespace(all={}),
+    )
+    door = make_door(cast("State", state), {})
+    await door.aclose()
+    return door
+
+
 def test_the_table_is_what_the_door_serves(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "e2b.md").read_text(encoding="utf-8")
     table = {(method, path): here for method, path, here in _ROW.findall(text)}
-    state = SimpleNamespace(engine=SimpleNamespace(state_dir=tmp_path), keys=KeyRing())
-    door = make_door(cast("State", state), {})
+    door = asyncio.run(opened(tmp_path))
     served = {
         (each.method, each.path)
         for each in door.routes

@@ -22,6 +22,7 @@ from e2b.exceptions import AuthenticationException, BuildException, RateLimitExc
 
 from kit.server.e2b_doors import E2BServer
 from kit.servers import BOB
+from kit.waiting import wait_until
 
 ALL = "0.0.0.0/0"
 
@@ -89,6 +90,12 @@ def test_a_pause_is_told_once_and_ends_with_a_connection(
     assert Sandbox.connect(sandbox.sandbox_id, **options).is_running()
 
 
+def test_a_timeout_pauses_where_the_lifecycle_says_so(options: dict[str, Any]) -> None:
+    sandbox = Sandbox.create(timeout=1, lifecycle={"on_timeout": "pause"}, **options)
+    wait_until(lambda: sandbox.get_info().state == SandboxState.PAUSED, "it is paused")
+    assert Sandbox.connect(sandbox.sandbox_id, **options).is_running()
+
+
 def test_metrics_are_numbers(sandbox: Sandbox) -> None:
     [found] = sandbox.get_metrics()
     assert found.mem_total > found.mem_used > 0
@@ -131,9 +138,9 @@ def test_templates_are_asked_for_by_name(options: dict[str, Any]) -> None:
 REFUSALS: list[tuple[Callable[[dict[str, Any]], object], type[Exception], str]] = [
     (lambda o: Sandbox.create("none-such", **o), SandboxException, "404: template 'none-such'"),
     (
-        lambda o: Sandbox.create(lifecycle={"on_timeout": "pause"}, **o),
+        lambda o: Sandbox.create(network={"allow_public_traffic": True}, **o),
         SandboxException,
-        "400: autoPause",
+        "400: network.allowPublicTraffic",
     ),
     (
         lambda o: Sandbox.create(network={"deny_out": ["192.0.2.1"]}, **o),

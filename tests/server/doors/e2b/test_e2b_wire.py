@@ -14,6 +14,7 @@ import pytest
 from cellwall.apps.doors.e2b.facts import ENVD_VERSION
 from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
 from kit.servers import ALICE
+from kit.waiting import wait_until
 
 ALL = "0.0.0.0/0"
 
@@ -82,8 +83,7 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"autoPause": True}, "autoPause"),
-        ({"autoPauseMemory": True}, "autoPauseMemory"),
+        ({"autoPause": True, "autoPauseMemory": False}, "autoPauseMemory"),
         ({"mcp": {"x": {}}}, "mcp"),
         ({"iam": {"tokens": {"a": {}}}}, "iam"),
         ({"volumeMounts": [{"name": "a", "path": "/a"}]}, "volumeMounts"),
@@ -218,6 +218,24 @@ def test_a_killed_sandbox_is_not_found(client: httpx.Client, sandbox_id: str) ->
     refusal(client.delete(one), 404)
     refusal(client.get(one), 404)
     assert sandbox_id not in {each["sandboxID"] for each in client.get("/v2/sandboxes").json()}
+
+
+def test_a_sandbox_is_paused_at_its_timeout_where_its_client_wants_that(
+    client: httpx.Client,
+) -> None:
+    key = {"Idempotency-Key": f"paused-{time.time_ns()}"}
+    body = {**MADE, "timeout": 1, "autoPause": True, "metadata": {"a": "b"}}
+    made = [client.post("/v2/sandboxes", json=body, headers=key).json() for _ in range(2)]
+    assert made[0] == made[1]
+    one = f"/sandboxes/{made[0]['sandboxID']}"
+    assert client.get(one).json()["lifecycle"] == {"autoResume": False, "onTimeout": "pause"}
+    wait_until(lambda: client.get(one).json()["state"] == "paused", "it is paused")
+    assert client.post(f"{one}/connect", json={"timeout": 60}).status_code == 201
+    assert 50 < ends_in(client, made[0]["sandboxID"]) <= 60
+    assert client.post(f"{one}/timeout", json={"timeout": 1}).status_code == 204
+    wait_until(lambda: client.get(one).json()["state"] == "paused", "it is paused again")
+    assert client.get(one).json()["metadata"] == {"a": "b"}
+    assert client.delete(one).status_code == 204
 
 
 # -- lists -------------------------------------------------------------------------------------

@@ -11,12 +11,22 @@ import http
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors import exchange
-from cellwall.model.errors import CapacityError, CellwallError, QuotaExceeded, SandboxUnavailable
+from cellwall.model.errors import (
+    AccessDenied,
+    CapacityError,
+    CellwallError,
+    QuotaExceeded,
+    SandboxUnavailable,
+)
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
 
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
 
+PLACE = "cellwall.e2b"
+"""Name in a request's scope of the place that it is for, if it is for a sandbox."""
+REFUSAL = "cellwall.e2b.refusal"
+"""Name in a request's scope of what is wrong with its signature."""
 _RPC = ("/process.", "/filesystem.")
 """Beginnings of the paths of remote procedure calls."""
 _WORDS = {
@@ -77,8 +87,7 @@ async def refuse(request: Request, error: Exception) -> None:
         await exchange.refuse(request, error.as_json(), 502, {})
         return
     path: str = request.scope["path"]
-    is_control = request.scope.get("cellwall.e2b") is None
-    status, message = _told(error, request.request_id, is_control=is_control)
+    status, message = _told(error, request)
     headers = dict(headers_of(error)) | _retry(status, error)
     body: dict[str, Any] = {"code": status, "message": message}
     if path.startswith(_RPC):
@@ -86,13 +95,15 @@ async def refuse(request: Request, error: Exception) -> None:
     await exchange.refuse(request, body, status, headers)
 
 
-def _told(error: Exception, request_id: str, *, is_control: bool) -> tuple[int, str]:
-    status = status_of(error)
-    about = envelope(error, request_id)["error"]
+def _told(error: Exception, request: Request) -> tuple[int, str]:
+    status = 403 if isinstance(error, AccessDenied) else status_of(error)
+    about = envelope(error, request.request_id)["error"]
     message = str(about["message"])
     if about["remedy"] is not None:
         message = f"{message}; {about['remedy']}"
-    if isinstance(error, SandboxUnavailable) and is_control:
+    if status == 401:
+        message = request.scope.get(REFUSAL, message)
+    if isinstance(error, SandboxUnavailable) and PLACE not in request.scope:
         status = 404
     if isinstance(error, QuotaExceeded) and status == 429 and error.quota in _SANDBOX_QUOTAS:
         message = f"{_FULL}: {message}"
@@ -101,7 +112,7 @@ def _told(error: Exception, request_id: str, *, is_control: bool) -> tuple[int, 
     return status, message
 
 
-_SANDBOX_QUOTAS = frozenset({"sandboxes", "memory_mb", "cpus", "processes"})
+_SANDBOX_QUOTAS = frozenset({"sandboxes", "memory_mb", "cpus", "file_mb"})
 
 
 def _retry(status: int, error: Exception) -> dict[str, str]:

@@ -8,9 +8,12 @@ the door's; a client's own metadata is what remains.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
     from cellwall.client.sandbox import AsyncSandbox
@@ -21,6 +24,8 @@ CLIENT_ID = "cellwall"
 PREFIX = "e2b."
 _TEMPLATE = "e2b.template"
 PUBLIC = "e2b.public"
+_PAUSE_AT = "e2b.pause_at"
+_SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
 EVERYWHERE = "0.0.0.0/0"
 
 
@@ -34,18 +39,37 @@ class Facts:
     """The client's own."""
     is_public: bool = False
     """Whether its ports are open to requests without a token."""
+    pause_at: float | None = None
+    """When it is paused, in seconds since the epoch; None: it ends instead."""
+    pause_after_s: float | None = None
+    """The same in seconds after its creation, for one that is about to be created: a repeated
+    request has to be the same."""
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Facts:
         """Return the facts of a sandbox, also of one that another door made."""
         kept = sandbox.metadata
         own = {key: value for key, value in kept.items() if not key.startswith(PREFIX)}
-        return cls(kept.get(_TEMPLATE, sandbox.template), own, kept.get(PUBLIC) == "1")
+        template = kept.get(_TEMPLATE, sandbox.template)
+        return cls(template, own, kept.get(PUBLIC) == "1", pause_at(kept, sandbox.created_at))
 
     def kept(self) -> dict[str, str]:
         """Return the metadata that keeps them."""
         public = {PUBLIC: "1"} if self.is_public else {}
-        return {**self.metadata, _TEMPLATE: self.template[:512], **public}
+        at = {}
+        if self.pause_at is not None:
+            at = {_PAUSE_AT: f"{self.pause_at:.3f}"}
+        elif self.pause_after_s is not None:
+            at = {_PAUSE_AT: f"+{self.pause_after_s:.3f}"}
+        return {**self.metadata, _TEMPLATE: self.template[:512], **public, **at}
+
+
+def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:
+    """Return when a sandbox with this metadata is to be paused; None: never."""
+    found = _SECONDS.fullmatch(kept.get(_PAUSE_AT, ""))
+    if found is None:
+        return None
+    return float(found[2]) + (created_at if found[1] else 0.0)
 
 
 def cpus(sandbox: AsyncSandbox) -> int:
@@ -56,13 +80,14 @@ def cpus(sandbox: AsyncSandbox) -> int:
 def listed(sandbox: AsyncSandbox) -> dict[str, Any]:
     """Return a sandbox as an entry of a list."""
     facts, limits = Facts.of(sandbox), sandbox.limits
+    at = facts.pause_at
     return {
         "templateID": facts.template,
         "alias": facts.template,
         "sandboxID": sandbox.id,
         "clientID": CLIENT_ID,
         "startedAt": sandbox.facts["created_at"],
-        "endAt": sandbox.facts["expires_at"],
+        "endAt": sandbox.facts["expires_at"] if at is None else rfc3339(at),
         "cpuCount": cpus(sandbox),
         "memoryMB": limits.memory_mb,
         "diskSizeMB": limits.disk_mb,
@@ -74,8 +99,8 @@ def listed(sandbox: AsyncSandbox) -> dict[str, Any]:
 
 def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
     """Return a sandbox with all that is told of a single one."""
-    policy = sandbox.network
-    network: dict[str, Any] = {"allowPublicTraffic": Facts.of(sandbox).is_public}
+    policy, facts = sandbox.network, Facts.of(sandbox)
+    network: dict[str, Any] = {"allowPublicTraffic": facts.is_public}
     if policy.mode != "open":
         network["denyOut"] = [EVERYWHERE]
     if policy.rules:
@@ -84,5 +109,8 @@ def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
         **listed(sandbox),
         "allowInternetAccess": policy.mode != "none",
         "network": network,
-        "lifecycle": {"autoResume": sandbox.facts.get("resume") == "auto", "onTimeout": "kill"},
+        "lifecycle": {
+            "autoResume": sandbox.facts.get("resume") == "auto",
+            "onTimeout": "kill" if facts.pause_at is None else "pause",
+        },
     }

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.apps.doors.e2b.answers import Gone
+from cellwall.apps.doors.e2b.answers import PLACE, Gone
+from cellwall.apps.doors.e2b.deadlines import wake
 from cellwall.apps.doors.e2b.facts import Facts
 from cellwall.client.live import RemoteSandboxHandle
 from cellwall.model.errors import NotFound
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Request
 
 SandboxGone = Gone
-PLACE = "cellwall.e2b"
-"""Name in a request's scope of the place that it is for, once the caller is known."""
 _USER = "user"
 _ROOT_HOME = "/root"
 
@@ -78,4 +77,5 @@ async def seated(visit: Visit) -> Seat:
     is_asleep = sandbox.status == "paused" and sandbox.facts.get("resume") != "auto"
     if is_asleep or sandbox.status == "stopped":
         raise SandboxGone(place.sandbox_id)
+    await wake(sandbox, visit.request.settings.most.life_s)
     return Seat(visit.request, visit.client, sandbox, Facts.of(sandbox))

@@ -52,8 +52,8 @@ async function main() {
   assert.equal(await Template.exists("none-such"), false);
   assert.match(await messageOf(() => Sandbox.create("none-such")), /template 'none-such' not found/);
   assert.match(
-    await messageOf(() => Sandbox.create({ lifecycle: { onTimeout: "pause" } })),
-    /autoPause/,
+    await messageOf(() => Sandbox.create({ network: { allowPublicTraffic: true } })),
+    /allowPublicTraffic/,
   );
 
   for (const each of [sandbox, copy]) assert.equal(await each.kill(), true);

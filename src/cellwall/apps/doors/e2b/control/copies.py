@@ -15,6 +15,7 @@ from cellwall.apps.doors.e2b.control.creating import TIMEOUT_S
 from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.control.snapshot_names import Called, found, kept_name, plain_name
 from cellwall.apps.doors.e2b.control.templates import ONE, own_names
+from cellwall.apps.doors.e2b.deadlines import prolong
 from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import CellwallError
 from cellwall.model.snapshot import MOST_EXPIRES_S
@@ -59,7 +60,7 @@ class Copies:
         if fork.made is None:
             return {"error": _fault(fork.error or CellwallError("fork: there is no copy"))}
         try:
-            await fork.made.extend(life_s)
+            await prolong(fork.made, life_s, self._creating.most_s)
         except CellwallError as error:
             await fork.made.close()
             return {"error": _fault(error)}

@@ -15,6 +15,7 @@ from cellwall.apps.doors.e2b.control import bodies
 from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
 from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
+from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
 from cellwall.apps.doors.e2b.facts import PREFIX, Facts
 from cellwall.client.connection.transport import Ask
 from cellwall.client.sandbox import AsyncSandbox
@@ -64,7 +65,9 @@ class Creating:
         await self._house.answer(request, self._house.shown(request, sandbox), 201)
 
     def _check(self, body: bodies.NewSandbox) -> None:
-        bodies.check_absent(body, "auto_pause", "auto_pause_memory", "mcp", "iam", "volume_mounts")
+        bodies.check_absent(body, "mcp", "iam", "volume_mounts")
+        if body.auto_pause_memory is False and body.auto_pause:
+            raise refused("autoPauseMemory", "a pause keeps the memory")
         if body.secure is False:
             raise refused("secure", "every sandbox of this server needs a token")
         for name in body.metadata or {}:
@@ -82,9 +85,13 @@ class Creating:
 
     def check_life(self, life_s: float) -> None:
         """Raise the 400 for a life that is longer than the operator's ceiling."""
-        most_s = self._house.state.settings.most.life_s
-        if life_s > most_s:
-            raise refused("timeout", f"cannot be greater than {most_s:g} seconds")
+        if life_s > self.most_s:
+            raise refused("timeout", f"cannot be greater than {self.most_s:g} seconds")
+
+    @property
+    def most_s(self) -> float:
+        """The operator's ceiling of a life, in seconds."""
+        return self._house.state.settings.most.life_s
 
     # -- of a template, or of a snapshot ---------------------------------------------------
 
@@ -109,16 +116,20 @@ class Creating:
         asked = {
             "template": template,
             "limits": {
-                "life_s": life_s,
+                "life_s": most.life_s if body.auto_pause else life_s,
                 # A sandbox of E2B's ends by its timeout, and has no limit for a command.
                 "idle_s": most.idle_s,
                 "wall_s": most.wall_s,
                 "cpu_s": most.cpu_s,
             },
-            "metadata": self._facts(body).kept(),
+            "metadata": self._facts(body, life_s).kept(),
             "network": self._default_network() if policy is None else policy,
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
-            **asking.given(env={**_CHARTS, **(body.env_vars or {})}),
+            **asking.given(
+                env={**_CHARTS, **(body.env_vars or {})},
+                # Refused where nothing can be paused; otherwise what ended it would pause it.
+                auto_pause_s=most.idle_s if body.auto_pause else None,
+            ),
         }
         key = visit.request.headers.get("idempotency-key") or new_id()
         ask = Ask("POST", "/sandboxes", body=asked, key=key, is_held=True)
@@ -129,24 +140,25 @@ class Creating:
         """Return the network of a client that says nothing of it: the Internet if permitted."""
         return "open" if self._house.state.engine.settings.network == "open" else "none"
 
-    def _facts(self, body: bodies.NewSandbox) -> Facts:
+    def _facts(self, body: bodies.NewSandbox, life_s: float) -> Facts:
         """Return what is kept of a request. Ports are public unless said otherwise, if they may."""
         said = None if body.network is None else body.network.allow_public_traffic
         is_public = self._house.options.public_ports and said is not False
-        return Facts(body.template_id, body.metadata or {}, is_public)
+        after_s = life_s if body.auto_pause else None
+        return Facts(body.template_id, body.metadata or {}, is_public, pause_after_s=after_s)
 
     async def _restored(
         self, visit: Visit, body: bodies.NewSandbox, snapshot: Snapshot, life_s: float
     ) -> AsyncSandbox:
         """Make a sandbox of a snapshot, which has an environment of its own."""
-        bodies.check_absent(body, "env_vars", "auto_resume")
+        bodies.check_absent(body, "env_vars", "auto_resume", "auto_pause")
         if "idempotency-key" in visit.request.headers:
             raise refused("Idempotency-Key", "not with a snapshot")
         network = body.network or bodies.Network()
         policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
         sandbox = await visit.client.restore(snapshot.id)
         try:
-            await sandbox.change(life_s=life_s, metadata=self._facts(body).kept())
+            await sandbox.change(life_s=life_s, metadata=self._facts(body, life_s).kept())
             await sandbox.set_network(self._default_network() if policy is None else policy)
         except BaseException:
             await sandbox.close()
@@ -180,10 +192,10 @@ class Creating:
         life_s = max(1, TIMEOUT_S if timeout_s is None else timeout_s)
         self.check_life(life_s)
         was_paused = sandbox.status == "paused"
+        if was_paused or ends_at(sandbox) < time.time() + life_s:
+            await prolong(sandbox, life_s, self.most_s)
         if was_paused:
             await sandbox.resume()
-        if was_paused or sandbox.ends_at < time.time() + life_s:
-            await sandbox.extend(life_s)
         return 201 if was_paused else 200
 
     async def _answer(self, request: Request, sandbox: AsyncSandbox, status: int) -> None:

@@ -17,6 +17,7 @@ from cellwall.apps.doors.e2b.answers import empty, refused
 from cellwall.apps.doors.e2b.control import bodies, networks, pages
 from cellwall.apps.doors.e2b.control.creating import TIMEOUT_S
 from cellwall.apps.doors.e2b.control.finding import existing
+from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
 from cellwall.model.errors import Conflict
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.times import rfc3339
@@ -126,7 +127,7 @@ class Lives:
         self._creating.check_life(body.timeout)
         sandbox = await existing(visit, is_running=True)
         if body.timeout:
-            await sandbox.extend(body.timeout)
+            await prolong(sandbox, body.timeout, self._creating.most_s)
         else:
             await sandbox.close()
         await empty(visit.request)
@@ -137,8 +138,8 @@ class Lives:
         life_s = TIMEOUT_S if body.duration is None else body.duration
         self._creating.check_life(life_s)
         sandbox = await existing(visit, is_running=True)
-        if sandbox.ends_at < time.time() + life_s:
-            await sandbox.extend(life_s)
+        if ends_at(sandbox) < time.time() + life_s:
+            await prolong(sandbox, life_s, self._creating.most_s)
         await empty(visit.request)
 
     async def pause(self, visit: Visit) -> None:

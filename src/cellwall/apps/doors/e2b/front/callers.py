@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote
 
 from cellwall.apps.doors.e2b.addressing import INTERPRETER_PORT, Place, place_of
+from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL
 from cellwall.apps.doors.e2b.facts import PUBLIC
-from cellwall.apps.doors.e2b.seat import PLACE
 from cellwall.apps.doors.e2b.tokens import Signed
-from cellwall.server.core.errors import HttpError
 from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ class Callers:
         self._house = house
 
     def of(self, request: Request, path: str, find: Find) -> Principal | None:
-        """Return who asks; note the place of a request for a sandbox in its scope.
-
-        Raises the 401 about a signature.
-        """
+        """Return who asks; note the place of a request for a sandbox in its scope."""
         place = place_of(request.headers, self._house.options.domain)
         if not is_of_sandbox(path, request, place):
             key = presented(request)
@@ -109,28 +106,37 @@ class Callers:
         return found
 
     def _by_signature(self, request: Request, place: Place | None) -> tuple[str, Principal] | None:
-        raw: bytes = request.scope.get("query_string", b"")
-        query = dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=64))
-        signature = query.get("signature")
+        """Return the sandbox and the caller of a signed address.
+
+        What is wrong with it is kept for the 401, which the guards count as a wrong key.
+        """
+        client = request.scope.get("client")
+        if self._house.state.failures.is_full(client[0] if client else "unix"):
+            return None  # so many wrong keys came from there that this one is not looked at
+        query = _query_of(request)
+        signature, expiration = query.get("signature"), query.get("signature_expiration")
         if signature is None:
-            raise _refused("missing signature query parameter")
-        expiration = query.get("signature_expiration")
-        operation = "write" if request.scope.get("method") == "POST" else "read"
+            request.scope[REFUSAL] = "missing signature query parameter"
+            return None
         message = Signed(
             query.get("path", ""),
-            "write" if operation == "write" else "read",
+            "write" if request.scope.get("method") == "POST" else "read",
             query.get("username", ""),
             expiration,
         )
-        all_ = self._house.state.sandboxes.all
-        meant = all_.values() if place is None else filter(None, [all_.get(place.sandbox_id)])
-        sandboxes = [(each.id, each.owner) for each in meant if each.ended_at is None]
-        found = self._house.tokens.signer(signature, message, sandboxes)
+        found = self._house.tokens.signer(signature, message, self._meant(place))
         if found is None:
-            raise _refused("invalid signature")
-        if expiration is not None and not _is_ahead(expiration):
-            raise _refused("signature is already expired")
+            request.scope[REFUSAL] = "invalid signature"
+        elif expiration is not None and not _is_ahead(expiration):
+            request.scope[REFUSAL] = "signature is already expired"
+            return None
         return found
+
+    def _meant(self, place: Place | None) -> list[tuple[str, str]]:
+        """Return id and tenant of each live sandbox that a signed address may be of."""
+        known = self._house.state.sandboxes.all
+        meant = known.values() if place is None else filter(None, [known.get(place.sandbox_id)])
+        return [(each.id, each.owner) for each in meant if each.ended_at is None]
 
     def _by_public_port(self, place: Place | None) -> tuple[Place, Principal] | None:
         """Return a caller for a port that its owner has opened, if the operator permits that."""
@@ -140,7 +146,7 @@ class Callers:
         if record is None or record.metadata.get(PUBLIC) != "1":
             return None
         holders = self._house.state.keys.holders(record.owner)
-        return (place, holders[0]) if holders else None
+        return (place, replace(holders[0], scope="run")) if holders else None
 
 
 def is_of_sandbox(path: str, request: Request, place: Place | None) -> bool:
@@ -161,5 +167,9 @@ def _is_ahead(expiration: str) -> bool:
     return _DIGITS.fullmatch(expiration) is not None and int(expiration) > time.time()
 
 
-def _refused(message: str) -> HttpError:
-    return HttpError(401, "unauthorized", message)
+def _query_of(request: Request) -> dict[str, str]:
+    raw: bytes = request.scope.get("query_string", b"")
+    try:
+        return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=64))
+    except ValueError:
+        return {}

@@ -12,16 +12,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.door import PublicRoute, Route
-from cellwall.apps.doors.e2b import answers, traffic
-from cellwall.apps.doors.e2b.callers import INSIDE, Callers
+from cellwall.apps.doors.e2b import answers
 from cellwall.apps.doors.e2b.control.copies import Copies
 from cellwall.apps.doors.e2b.control.creating import Creating
 from cellwall.apps.doors.e2b.control.lives import Lives
 from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
 from cellwall.apps.doors.e2b.daemon.service import Daemon
+from cellwall.apps.doors.e2b.deadlines import Deadlines
+from cellwall.apps.doors.e2b.front import traffic
+from cellwall.apps.doors.e2b.front.callers import INSIDE, Callers
 from cellwall.apps.doors.e2b.house import House
 from cellwall.apps.doors.e2b.interpreter.service import Interpreter
-from cellwall.apps.doors.e2b.seat import PLACE, Seat, seated
+from cellwall.apps.doors.e2b.seat import Seat, seated
 from cellwall.server.core.request import unauthorized
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class E2B:
         """Raises `UsageError` for options that it does not have."""
         house = House(state, options)
         self._callers = Callers(house)
+        self._deadlines = Deadlines(state)
         creating = Creating(house)
         self.control: tuple[Route, ...] = (
             *Templates(house).routes,
@@ -75,7 +78,8 @@ class E2B:
         await answers.refuse(request, error)
 
     async def aclose(self) -> None:
-        """End what clients have left open in the daemon."""
+        """Stop looking for sandboxes to pause, and end what clients have left open."""
+        await self._deadlines.aclose()
         await self._daemon.aclose()
 
 
@@ -88,11 +92,12 @@ def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:
 
 async def health(request: Request) -> None:
     """`GET /health`: of the sandbox that the request is for, or of the server itself."""
-    place: Place | None = request.scope.get(PLACE)
+    place: Place | None = request.scope.get(answers.PLACE)
     if place is None:
         if "e2b-sandbox-id" in request.headers or "x-access-token" in request.headers:
             raise unauthorized()
         await answers.empty(request)
     else:
-        traffic.live(request, place)
+        if traffic.live(request, place).status == "paused":
+            raise answers.Gone(place.sandbox_id)
         await answers.empty(request)

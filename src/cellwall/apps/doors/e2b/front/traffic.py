@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.answers import Gone, missing
-from cellwall.apps.doors.e2b.seat import PLACE
+from cellwall.apps.doors.e2b.answers import PLACE, Gone, missing
+from cellwall.apps.doors.e2b.deadlines import wake
 from cellwall.model.errors import NotFound, SandboxUnavailable
 from cellwall.server.auth.ownership import owned
 from cellwall.server.core.errors import HttpError
@@ -29,6 +29,10 @@ async def forward(visit: Visit) -> None:
     if place is None:
         raise missing("path: there is nothing")
     record = live(request, place)
+    if record.status == "paused":
+        if not record.is_resumed_by_requests:
+            raise Gone(place.sandbox_id)
+        await wake(await visit.client.attach(record.id), request.settings.most.life_s)
     try:
         await ports.passed_on(request, record, place.port, request.scope.get("root_path", ""))
     except SandboxUnavailable:
@@ -40,13 +44,11 @@ async def forward(visit: Visit) -> None:
 
 
 def live(request: Request, place: Place) -> SandboxRecord:
-    """Return the sandbox of a place. Raises `Gone` if it has ended, or is paused for good."""
+    """Return the sandbox of a place. Raises `Gone` if it has ended."""
     try:
         record = owned(request.state.sandboxes.all, request.owner, "sandbox", place.sandbox_id)
     except NotFound:
         raise Gone(place.sandbox_id) from None
-    if record.status == "stopped" or (
-        record.status == "paused" and not record.is_resumed_by_requests
-    ):
+    if record.status == "stopped":
         raise Gone(place.sandbox_id)
     return record
