@@ -26,8 +26,8 @@ class Mutant:
     """One guard left out."""
 
     finding: str
-    """Of the review (F1 to F15), of other people's suites (S1, S2), P3: limits in sessions, D: doors
-    for foreign clients, L: the network, or the room it is in."""
+    """Of the review (F1 to F15), of other people's suites (S1, S2), P3: limits in sessions, D:
+    doors for foreign clients, L: the network, or the room it is in."""
     guard: str
     file: str
     """From the top of the repository."""
