@@ -27,7 +27,7 @@ class Mutant:
 
     finding: str
     """Of the review (F1 to F15), of other people's suites (S1, S2), P3: limits in sessions, D:
-    doors, L: the network, or the room it is in."""
+    doors for foreign clients, L: the network, or the room it is in."""
     guard: str
     file: str
     """From the top of the repository."""

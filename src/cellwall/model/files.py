@@ -20,6 +20,7 @@ CHANGE_KINDS: dict[str, ChangeKind] = {
 
 _MOST = 1 << 63
 """Bound on the guest's numbers: no kernel counts that far, and `float` has a bound, too."""
+_MOST_ID = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class FileEntry:
     """Time of the last change, in seconds since the epoch."""
     target: str | None = None
     """Target of a link."""
+    uid: int | None = None
+    """User id of its owner inside the sandbox; None from an older server."""
+    gid: int | None = None
+    """Group id, likewise."""
 
     @classmethod
     def parse(cls, value: object) -> FileEntry:
@@ -57,7 +62,13 @@ class FileEntry:
             int(numbers[1]),
             float(numbers[2]),
             target if isinstance(target, str) else None,
+            _id(value.get("uid")),
+            _id(value.get("gid")),
         )
+
+
+def _id(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < _MOST_ID else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ counts as a client that disconnected, and the application is told.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -22,7 +23,10 @@ from cellwall.wire.asking import encoded
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
+    from websockets.asyncio.client import ClientConnection
+
     from cellwall.client.connection.address import Address
+    from cellwall.client.connection.retry import Budget
     from cellwall.surface.shared.tasks import Tasks
 
     Message = MutableMapping[str, Any]
@@ -45,7 +49,8 @@ class InnerTransport(Transport):
         self, address: Address, timeout_s: float, app: Application, running: Tasks, peer: Peer
     ) -> None:
         """`peer` is the address for the log; `running` supervises the server's work."""
-        super().__init__(address, timeout_s, InnerWire(app, running, peer))
+        self._wire = InnerWire(app, running, peer)
+        super().__init__(address, timeout_s, self._wire)
         self._app = app
         self._running = running
         self._peer = peer
@@ -71,11 +76,35 @@ class InnerTransport(Transport):
         value: Json = json.loads(body)
         return value
 
+    @contextlib.asynccontextmanager
+    async def stream(self, ask: Ask, _: Budget | None = None) -> AsyncIterator[httpx.Response]:
+        """Yield an answer before its body; what an HTTP client does beside that is left out."""
+        try:
+            response = await self._wire.handle_async_request(self._built(ask))
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from error
+        try:
+            if response.is_error:
+                await response.aread()
+            yield self._checked(response)
+        finally:
+            await response.aclose()
+
+    async def socket(self, path: str, params: Mapping[str, Any]) -> ClientConnection:
+        """Open a WebSocket. Raises the error of the error envelope, or ServerUnreachable."""
+        from cellwall.apps.inner.sockets import InnerSocket, scope_of
+
+        made = InnerSocket()
+        scope = scope_of(path, urlencode(present(params)).encode())
+        scope["client"] = self._peer
+        await made.open(self._app, {"host": "localhost"}, scope, self._running)
+        return cast("ClientConnection", made)
+
 
 def _sent(ask: Ask) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of a request."""
     data = ask.content if isinstance(ask.content, bytes) else b""
-    headers = {"accept": ask.accept or "*/*", "host": "localhost"}
+    headers = {**ask.headers, "accept": ask.accept or "*/*", "host": "localhost"}
     if ask.body is not None:
         data, headers["content-type"] = encoded(ask.body), "application/json"
     elif ask.content is not None:

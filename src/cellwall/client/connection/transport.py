@@ -63,6 +63,8 @@ class Ask:
     size: int | None = None
     """Number of bytes of `content`, if it comes in pieces and the number is known."""
     accept: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Other headers, such as `range`."""
     key: str | None = None
     """Idempotency key, which makes a POST repeatable."""
     is_held: bool = False
@@ -171,7 +173,7 @@ class Transport:
     def _built(self, ask: Ask) -> httpx.Request:
         if self._http.is_closed:
             raise UsageError("call: the client was closed", remedy="make a new one")
-        headers: dict[str, str] = {}
+        headers: dict[str, str] = {**ask.headers}
         content: Any = ask.content
         if ask.body is not None:
             content = encoded(ask.body)

@@ -25,7 +25,7 @@ from cellwall.guest.context import sql
 from cellwall.guest.context.program import Ending, exit_code_of
 from cellwall.guest.display import source_registry, tracebacks
 from cellwall.guest.display.display import bounded_repr, flush_stdout
-from cellwall.guest.display.figures import png_of
+from cellwall.guest.display.figures import facts_of, png_of, table_of
 from cellwall.guest.drivers.available import has_duckdb
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class Shell:
         ip.display_formatter.formatters["image/png"].for_type_by_name(
             "matplotlib.figure", "Figure", png_of
         )
+        bundles = ip.display_formatter.mimebundle_formatter
+        bundles.for_type_by_name("matplotlib.figure", "Figure", facts_of)
+        for module in ("pandas", "pandas.core.frame"):  # by its version
+            bundles.for_type_by_name(module, "DataFrame", table_of)
         if getattr(ip, "db", None) is None:
             ip.db = {}
         self._ip = ip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from cellwall.guest.display.figures import is_figure, png_of
+from cellwall.guest.display.figures import facts_of, is_figure, png_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def bundle_of(thing: object) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle, metadata
     if is_figure(thing):
         bundle["image/png"] = png_of(thing)
+        bundle.update(facts_of(thing))
         return bundle, metadata
     whole = _ask(thing, "_repr_mimebundle_")
     if isinstance(whole, tuple):

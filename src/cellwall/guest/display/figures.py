@@ -27,6 +27,9 @@ _MOST_PNG_BYTES = (MAX_BODY_BYTES - 4096) // 4 * 3
 """Maximum bytes of a PNG: base64 takes four bytes for three, and the text has to fit, too."""
 
 _LEAST_DPI = 10
+_WANTED = "CELLWALL_CHARTS"
+CHART = "application/vnd.cellwall.chart+json"
+TABLE = "application/vnd.cellwall.table+json"
 
 _shown: set[int] = set()
 
@@ -60,7 +63,8 @@ class Figures:
                 figure = manager.canvas.figure
                 if id(figure) not in _shown:
                     text = f"<Figure size {figure.bbox.width:.0f}x{figure.bbox.height:.0f}>"
-                    self.publish({"image/png": draw(figure), "text/plain": text}, {})
+                    bundle = {"image/png": draw(figure), "text/plain": text, **facts_of(figure)}
+                    self.publish(bundle, {})
         finally:
             _shown.clear()
             helpers.Gcf.destroy_all()
@@ -76,6 +80,26 @@ def png_of(figure: Any) -> bytes:  # noqa: ANN401  matplotlib's, never imported 
     """Draw a figure on request; it will not be shown again when the code ends."""
     _shown.add(id(figure))
     return draw(figure)
+
+
+def facts_of(figure: Any) -> dict[str, Any]:  # noqa: ANN401  matplotlib's, never imported here
+    """Return what a figure shows as data, as part of its bundle, if the environment asks for it."""
+    if not os.environ.get(_WANTED):
+        return {}
+    from cellwall.guest.display import chart_facts
+
+    facts = chart_facts.facts_of(figure)
+    return {} if facts is None else {CHART: facts}
+
+
+def table_of(frame: Any) -> dict[str, Any]:  # noqa: ANN401  pandas', never imported here
+    """Return what a table holds, as part of its bundle, if the environment asks for it."""
+    if not os.environ.get(_WANTED):
+        return {}
+    from cellwall.guest.display import chart_facts
+
+    facts = chart_facts.table_of(frame)
+    return {} if facts is None else {TABLE: facts}
 
 
 def draw(figure: Any) -> bytes:  # noqa: ANN401  matplotlib's, never imported here

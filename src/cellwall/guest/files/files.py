@@ -38,6 +38,8 @@ def describe(path: str) -> Header:
         "size": found.st_size,
         "mode": stat.S_IMODE(found.st_mode),
         "mtime": found.st_mtime,
+        "uid": found.st_uid,
+        "gid": found.st_gid,
     }
     if stat.S_ISLNK(found.st_mode):
         entry["target"] = os.readlink(path)

@@ -109,6 +109,7 @@ class CommandRecord(Job):
             "outcome": ended,
             "stdout": None if result is None else result.stdout,
             "stderr": None if result is None else result.stderr,
+            "last_event": self.spool.last,
         }
         if self.failure is not None:
             value.update(verdict="sandbox_error", failure=self.failure)

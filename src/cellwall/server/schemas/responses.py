@@ -321,6 +321,8 @@ class Command(Shown):
     outcome: Outcome | None
     stdout: str | None
     stderr: str | None
+    last_event: int = 0
+    """Number of its latest event, for a reader that wants only what comes after."""
     failure: Fault | None = None
 
 
@@ -359,6 +361,8 @@ class Entry(Shown):
     mode: int
     mtime: float
     target: str | None
+    uid: int | None = None
+    gid: int | None = None
 
 
 class Entries(Shown):

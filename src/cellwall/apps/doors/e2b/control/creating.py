@@ -34,6 +34,8 @@ TIMEOUT_S = 300
 """Seconds that a sandbox lives, and that a connection adds, where the client says nothing."""
 _OLD_TIMEOUT_S = 15
 """The same for the first release of the route."""
+_CHARTS = {"CELLWALL_CHARTS": "1"}
+"""Variable by which figures come with their data, which clients of the interpreter read."""
 
 
 class Creating:
@@ -124,7 +126,7 @@ class Creating:
             "network": self._default_network() if policy is None else policy,
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
             **asking.given(
-                env=body.env_vars or None,
+                env={**_CHARTS, **(body.env_vars or {})},
                 # Refused where nothing can be paused; otherwise what ended it would pause it.
                 auto_pause_s=most.idle_s if body.auto_pause else None,
             ),

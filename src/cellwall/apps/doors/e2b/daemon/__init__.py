@@ -1,12 +1,1 @@
-"""The daemon of a sandbox: its files and its processes."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cellwall.apps.doors.e2b.seat import SeatRoute
-
-ROUTES: Sequence[SeatRoute] = ()
+"""The sandbox daemon of E2B: processes, terminals, files and watches of one sandbox."""

@@ -17,13 +17,13 @@ from cellwall.apps.doors.e2b.control.copies import Copies
 from cellwall.apps.doors.e2b.control.creating import Creating
 from cellwall.apps.doors.e2b.control.lives import Lives
 from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
-from cellwall.apps.doors.e2b.daemon import ROUTES as DAEMON
+from cellwall.apps.doors.e2b.daemon.service import Daemon
 from cellwall.apps.doors.e2b.deadlines import Deadlines
 from cellwall.apps.doors.e2b.facts import state_of
 from cellwall.apps.doors.e2b.front import traffic
 from cellwall.apps.doors.e2b.front.callers import INSIDE, Callers
 from cellwall.apps.doors.e2b.house import House
-from cellwall.apps.doors.e2b.interpreter import ROUTES as INTERPRETER
+from cellwall.apps.doors.e2b.interpreter.service import Interpreter
 from cellwall.apps.doors.e2b.seat import Seat, seated
 from cellwall.server.core.request import unauthorized
 
@@ -59,7 +59,8 @@ class E2B:
             *absent_routes(),
             *Copies(house, creating).routes,
         )
-        below = (*DAEMON, *INTERPRETER)
+        self._daemon = Daemon()
+        below = (*self._daemon.routes(), *Interpreter().routes())
         self.routes: tuple[Route | PublicRoute, ...] = (
             PublicRoute("GET", "/health", health),
             Route("*", INSIDE, traffic.forward),
@@ -78,8 +79,9 @@ class E2B:
         await answers.refuse(request, error)
 
     async def aclose(self) -> None:
-        """Stop looking for sandboxes to pause; idempotent."""
+        """Stop looking for sandboxes to pause, and end what clients have left open."""
         await self._deadlines.aclose()
+        await self._daemon.aclose()
 
 
 def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:

@@ -1,0 +1,1 @@
+"""Connect protocol and protobuf messages, pure: bytes in, values out."""

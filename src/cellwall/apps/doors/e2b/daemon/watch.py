@@ -1,0 +1,219 @@
+"""Watches: changes of a directory, as a stream or kept for a client that fetches them.
+
+The invariant: a change is delivered, or the client gets an error that says that changes were lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from cellwall.apps.doors.e2b.daemon.connect import messages
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
+from cellwall.apps.doors.e2b.daemon.entries import described
+from cellwall.apps.doors.e2b.daemon.faults import connect_error
+from cellwall.apps.doors.e2b.daemon.users import named, users
+from cellwall.model.errors import FileError
+from cellwall.model.ids import new_id
+
+if TYPE_CHECKING:
+    from cellwall.apps.doors.e2b.daemon.calls import Stream
+    from cellwall.apps.doors.e2b.daemon.connect.schema import Value
+    from cellwall.apps.doors.e2b.daemon.users import Users
+    from cellwall.apps.doors.e2b.seat import Seat
+    from cellwall.client.files import Files
+    from cellwall.client.watches import Watch
+    from cellwall.model.files import Change
+
+_MOST_WATCHERS = 16
+"""Watchers of one sandbox that clients fetch from."""
+_MOST_KEPT = 4096
+"""Changes that wait for a client; with more, the watcher ends with an error."""
+_FORGOTTEN_S = 600.0
+"""Seconds after which a watcher that no client asks ends."""
+_KINDS = {"created": messages.CREATE, "modified": messages.WRITE, "removed": messages.REMOVE}
+
+
+class Watching:
+    """Changes of one directory in the protocol's words."""
+
+    def __init__(self, files: Files, path: str, known: Users, asked: Value) -> None:
+        """Nothing is watched before `start`."""
+        self._files = files
+        self._path = path
+        self._users = known
+        self._with_entries = bool(asked.get("include_entry"))
+        self._watch: Watch = files.watch(path, recursive=bool(asked.get("recursive")))
+
+    async def start(self) -> None:
+        """Watch from now on. Raises ConnectError."""
+        try:
+            await self._watch.start()
+        except FileError as error:
+            if error.reason == "not_directory":
+                raise invalid(f"path is not a directory: {self._path}") from None
+            if error.reason == "not_found":
+                raise ConnectError("not_found", f"path not found: {self._path}") from None
+            raise
+
+    async def changes(self) -> AsyncGenerator[Value, None]:
+        """Yield changes until the directory is gone. Raises ConnectError if some are lost."""
+        async for change in self._watch:
+            if change.kind == "overflow":
+                raise ConnectError(
+                    "data_loss", f"{change.path}: changes came faster than they were reported"
+                )
+            if change.path == ".":
+                return
+            for each in self._shown(change):
+                if self._with_entries and each["type"] in (messages.CREATE, messages.WRITE):
+                    await self._describe(each)
+                yield each
+
+    def _shown(self, change: Change) -> list[Value]:
+        if change.kind != "moved":
+            return [{"name": change.path, "type": _KINDS[change.kind]}]
+        moved: list[Value] = [{"name": change.path, "type": messages.RENAME}]
+        if change.target is not None:
+            moved.append({"name": change.target, "type": messages.CREATE})
+        return moved
+
+    async def _describe(self, shown: Value) -> None:
+        with contextlib.suppress(FileError):  # it is gone already
+            entry = await self._files.stat(posixpath.join(self._path, shown["name"]))
+            shown["entry"] = await described(self._files, entry, self._users)
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        await self._watch.aclose()
+
+
+async def _watching(seat: Seat, asked: Value) -> Watching:
+    known = await users(seat)
+    path = known.account(named(seat.request.headers)).path(asked.get("path", ""))
+    made = Watching(seat.sandbox.files, path, known, asked)
+    try:
+        await made.start()
+    except BaseException:
+        await made.aclose()
+        raise
+    return made
+
+
+async def watch_dir(seat: Seat, asked: Value, stream: Stream) -> None:
+    """Answer WatchDir: changes as they come."""
+    watching = await _watching(seat, asked)
+    try:
+        await stream.send({"start": {}})
+        events = ({"filesystem": change} async for change in watching.changes())
+        await stream.pass_on(events, {"keepalive": {}})
+    finally:
+        await watching.aclose()
+
+
+class _Watcher:
+    """One watcher that a client fetches from."""
+
+    def __init__(self, sandbox_id: str, watching: Watching) -> None:
+        self.sandbox_id = sandbox_id
+        self.asked_at = time.monotonic()
+        self._watching = watching
+        self._kept: list[Value] = []
+        self._fault: ConnectError | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    async def collect(self) -> None:
+        """Keep changes until the directory is gone, or the client has forgotten this watcher."""
+        try:
+            async with contextlib.aclosing(self._watching.changes()) as changes:
+                async for change in changes:
+                    if len(self._kept) >= _MOST_KEPT:
+                        raise ConnectError(
+                            "data_loss", f"more than {_MOST_KEPT} changes were not fetched"
+                        )
+                    self._kept.append(change)
+        except Exception as error:  # noqa: BLE001 - the client gets it with its next request
+            self._fault = connect_error(error)
+        finally:
+            await self._watching.aclose()
+
+    def taken(self) -> list[Value]:
+        """Return the changes since the last call. Raises ConnectError once if some are lost."""
+        self.asked_at = time.monotonic()
+        if self._kept:
+            found, self._kept = self._kept, []
+            return found
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        return []
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether no client has asked for long."""
+        return time.monotonic() - self.asked_at > _FORGOTTEN_S
+
+
+class Watchers:
+    """Watchers of all sandboxes, which clients fetch from."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, _Watcher] = {}
+
+    async def create(self, seat: Seat, asked: Value) -> Value:
+        """Answer CreateWatcher."""
+        self._forget()
+        own = [each for each in self._all.values() if each.sandbox_id == seat.sandbox.id]
+        if len(own) >= _MOST_WATCHERS:
+            raise ConnectError(
+                "resource_exhausted", f"a sandbox may have {_MOST_WATCHERS} watchers; remove one"
+            )
+        watcher = _Watcher(seat.sandbox.id, await _watching(seat, asked))
+        name = new_id()
+        self._all[name] = watcher
+        watcher.task = _spawned(seat, watcher.collect())
+        return {"watcher_id": name}
+
+    async def events(self, seat: Seat, asked: Value) -> Value:
+        """Answer GetWatcherEvents."""
+        return {"events": self._found(seat, asked).taken()}
+
+    async def remove(self, seat: Seat, asked: Value) -> Value:
+        """Answer RemoveWatcher."""
+        self._end(self._found(seat, asked))
+        del self._all[asked["watcher_id"]]
+        return {}
+
+    def _found(self, seat: Seat, asked: Value) -> _Watcher:
+        name = asked.get("watcher_id", "")
+        found = self._all.get(name)
+        if found is None or found.sandbox_id != seat.sandbox.id:
+            raise ConnectError("not_found", f"watcher with id {name[:64]} not found")
+        return found
+
+    def _forget(self) -> None:
+        for name, each in list(self._all.items()):
+            if each.is_forgotten:
+                self._end(each)
+                del self._all[name]
+
+    @staticmethod
+    def _end(watcher: _Watcher) -> None:
+        if watcher.task is not None:
+            watcher.task.cancel()
+
+    async def aclose(self) -> None:
+        """End all of them."""
+        tasks = [each.task for each in self._all.values() if each.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._all.clear()
+
+
+def _spawned(seat: Seat, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return seat.request.state.tasks.spawn(work)

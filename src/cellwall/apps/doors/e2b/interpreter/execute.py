@@ -1,0 +1,111 @@
+"""Execution of a cell: its events as lines while they come.
+
+The invariant: a client that leaves interrupts its cell, so that the next one does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from cellwall.apps.doors.e2b.interpreter import results, variables
+from cellwall.apps.doors.e2b.interpreter.contexts import Context, Contexts, body_of, text
+from cellwall.model.errors import CellwallError, SandboxUnavailable, UsageError
+from cellwall.model.outcome import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from cellwall.apps.doors.e2b.seat import Seat
+    from cellwall.model.execution import Event
+
+_QUIET_S = 5.0
+"""Seconds after which a quiet stream shows that it is alive."""
+_LONGEST_S = 86_400.0
+"""Time limit of a cell, which its client ends by leaving; the operator's ceiling may be lower."""
+_MOST_BODY_BYTES = 8 * 1024 * 1024
+
+
+class Execute:
+    """The route, over the contexts."""
+
+    def __init__(self, contexts: Contexts) -> None:
+        self._contexts = contexts
+
+    async def __call__(self, seat: Seat) -> None:
+        """Answer `POST /execute`."""
+        body = await body_of(seat, _MOST_BODY_BYTES)
+        code = text(body, "code")
+        if code is None:
+            raise UsageError("code: it is missing")
+        wanted = variables.of(body.get("env_vars"))
+        context = await self._contexts.of(
+            seat.sandbox, text(body, "context_id"), text(body, "language")
+        )
+        await _Run(seat, context).serve(code, wanted)
+
+
+class _Run:
+    """One execution."""
+
+    def __init__(self, seat: Seat, context: Context) -> None:
+        self._seat = seat
+        self._request = seat.request
+        self._context = context
+
+    async def serve(self, code: str, wanted: dict[str, str]) -> None:
+        await self._request.start(200, "application/x-ndjson", {"cache-control": "no-store"})
+        try:
+            async with variables.given(self._seat.sandbox, self._context, wanted):
+                await self._pass_on(code)
+        except SandboxUnavailable:
+            # a client learns that its sandbox is gone from a stream that breaks off
+            self._request.abort()
+            return
+        except CellwallError as error:
+            await self._say(results.error(type(error).__name__, str(error)))
+        await self._say(results.END)
+        await self._request.end()
+
+    async def _pass_on(self, code: str) -> None:
+        self._context.count += 1
+        await self._say(results.began(self._context.count))
+        reading = results.Reading()
+        events = self._seat.sandbox.stream(
+            code, self._context.language, self._context.name, timeout=_LONGEST_S
+        )
+        async with contextlib.aclosing(events):
+            while (event := await self._next(events)) is not None:
+                await self._check(event)
+                value = reading.of(event)
+                if value is not None:
+                    await self._say(value)
+
+    async def _next(self, events: AsyncGenerator[Event, None]) -> Event | None:
+        """Return the next event. Raises ClientGone."""
+        coming = asyncio.ensure_future(_after(events))
+        try:
+            while not await self._request.wait(coming, _QUIET_S):
+                await self._say(results.KEEPALIVE)
+        except BaseException:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+            raise
+        return coming.result()
+
+    async def _check(self, event: Event) -> None:
+        """Raise SandboxUnavailable if the end of the sandbox was the end of the execution."""
+        if event.outcome is None:
+            return
+        if event.outcome.verdict in (Verdict.SANDBOX_ERROR, Verdict.CANCELLED):
+            await self._seat.sandbox.refresh()
+            if self._seat.sandbox.status == "stopped":
+                raise SandboxUnavailable("sandbox: it has ended")
+
+    async def _say(self, value: Any) -> None:  # noqa: ANN401 - JSON
+        await self._request.write(results.line(value))
+
+
+async def _after(events: AsyncGenerator[Event, None]) -> Event | None:
+    return await anext(events, None)
