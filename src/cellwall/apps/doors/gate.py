@@ -33,11 +33,12 @@ def check_doors(settings: ServerSettings) -> None:
     """Refuse unknown doors, and those that would serve other machines without a key."""
     for name, door in settings.doors.items():
         maker_of(name)
-        if door.tenant is not None and not settings.is_local:
+        if door.tenant is not None and not (settings.is_local and not settings.proxies):
+            where = "a proxy in front" if settings.is_local else settings.host
             raise UsageError(
-                f"serve: door {name} serves requests without a key, and {settings.host} can be "
-                "reached by other machines",
-                remedy=f"take tenant out of [doors.{name}], or listen on 127.0.0.1",
+                f"serve: door {name} serves requests without a key, and {where} can be reached by "
+                "other machines",
+                remedy=f"take tenant out of [doors.{name}], or listen on 127.0.0.1 without proxies",
             )
 
 
