@@ -44,19 +44,25 @@ class Options:
     def of(cls, given: Mapping[str, Any]) -> Options:
         """Return the options; `UsageError` for one that is unknown or of the wrong type."""
         for name, value in given.items():
-            is_right = name in _KINDS and isinstance(value, _KINDS[name])
+            if name not in _KINDS:
+                raise UsageError(
+                    f"settings: doors.e2b.{name[:40]} is not known", remedy=_KNOWN_OPTIONS
+                )
+            is_right = isinstance(value, _KINDS[name])
             if name == "templates" and is_right:
                 is_right = all(isinstance(each, str) for pair in value.items() for each in pair)
             if not is_right:
                 raise UsageError(
-                    f"settings: doors.e2b.{name[:40]}: {value!r:.80} cannot be",
-                    remedy="known: port, tenant, templates (a table of names), domain (a name), "
-                    "public_ports (true or false)",
+                    f"settings: doors.e2b.{name}: {value!r:.80} cannot be", remedy=_KNOWN_OPTIONS
                 )
         templates = {**_TEMPLATES, **given.get("templates", {})}
         return cls(templates, given.get("domain"), given.get("public_ports", False))
 
 
+_KNOWN_OPTIONS = (
+    "known: port, tenant, templates (a table of names), domain (a name), public_ports (true or "
+    "false)"
+)
 _KINDS: dict[str, type] = {"templates": Mapping, "domain": str, "public_ports": bool}
 
 
