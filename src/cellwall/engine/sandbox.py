@@ -220,7 +220,7 @@ class AsyncSandbox:
     @property
     def ends_at(self) -> float:
         """End of its lifetime, in seconds since the epoch; of a paused one, if it resumed now."""
-        return time.time() + self._pausing.left_s
+        return self._pausing.ends_at
 
     def on_ended(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once with the reason when it ends; at once if it has.

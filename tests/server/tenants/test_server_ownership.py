@@ -43,6 +43,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "ForkBody": {"count": 1},
     "SnapshotBody": {"expires_s": 60},
     "RestoreBody": {"reseed": True},
+    "HibernateBody": {"drop": True},
     "TemplateBody": {"name": "x", "dockerfile": "FROM scratch"},
     "ToolAnswer": {"result": 1},
 }

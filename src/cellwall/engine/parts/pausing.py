@@ -34,6 +34,8 @@ _STEADY_S = 10.0
 """Seconds that a pause waits for executions that are being ended; each ends earlier by itself."""
 _LOOK_S = 0.005
 _LEAST_PAUSE_S = 0.05
+_DRIFT_S = 0.05
+"""Seconds by which the clocks may differ more than before; beyond that the wall clock was set."""
 
 
 class Hibernation(Protocol):
@@ -96,6 +98,9 @@ class Pausing:
         self._doing: set[asyncio.Task[Any]] = set()
         self._since_s = 0.0
         """The loop's time when the present pause began."""
+        self._zero_s = 0.0
+        """The wall clock's time when the loop's was 0. It stays while the two drift apart, so that
+        the end is the same at each look."""
         self._past_s = 0.0
         """Seconds of all earlier pauses."""
         self._used_s = 0.0
@@ -390,6 +395,16 @@ class Pausing:
     def left_s(self) -> float:
         """Seconds of its life that are left; they do not pass while it is paused."""
         return self._ends_s - (self._since_s if self.is_paused else self._loop.time())
+
+    @property
+    def ends_at(self) -> float:
+        """End of its life, in seconds since the epoch; of a paused one, if it resumed now."""
+        if self.is_paused:
+            return time.time() + self.left_s
+        zero_s = time.time() - self._loop.time()
+        if abs(zero_s - self._zero_s) > _DRIFT_S:
+            self._zero_s = zero_s
+        return self._zero_s + self._ends_s
 
     def extend(self, life_s: float) -> None:
         """Let it live `life_s` seconds from now, without the pauses that follow."""
