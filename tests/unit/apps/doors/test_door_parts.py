@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import zipfile
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -138,9 +139,9 @@ def test_base64_has_line_ends_as_of_ruby() -> None:
         encoding.from_base64("A")
 
 
-def zipped(**files: bytes) -> bytes:
+def zipped(files: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(packed, "w", method) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
     return packed.getvalue()
@@ -148,12 +149,42 @@ def zipped(**files: bytes) -> bytes:
 
 def test_archives_are_bounded_in_sum() -> None:
     half = bytes(encoding.UNPACKED_BYTES // 2)
-    assert len(encoding.unpacked(zipped(a=half, b=half))) == 2
+    assert len(encoding.unpacked(zipped({"a": half, "b": half}))) == 2
     with pytest.raises(ValueError, match="bytes unpacked"):
-        encoding.unpacked(zipped(a=half, b=half, c=b"x"))
+        encoding.unpacked(zipped({"a": half, "b": half, "c": b"x"}))
 
 
-@pytest.mark.parametrize("data", [b"", b"PK", zipped(a=b"x")[:-10], b"\0" * 100])
+def test_archives_are_bounded_in_number() -> None:
+    def archive(count: int) -> bytes:
+        return zipped({f"f{number}": b"" for number in range(count)})
+
+    most = encoding.MOST_FILES
+    assert len(encoding.unpacked(archive(most))) == most
+    with pytest.raises(ValueError, match="more than 1000 files"):
+        encoding.unpacked(archive(most + 1))
+    with pytest.raises(ValueError, match="more than 4000 entries"):
+        encoding.unpacked(archive(4 * most + 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "is_taken"),
+    [
+        (zipfile.ZIP_STORED, True),
+        (zipfile.ZIP_DEFLATED, True),
+        (zipfile.ZIP_BZIP2, False),
+        (zipfile.ZIP_LZMA, False),
+    ],
+)
+def test_only_methods_that_unpack_in_pieces_are_taken(method: int, is_taken: bool) -> None:
+    data = zipped({"a": b"x"}, method)
+    if is_taken:
+        assert encoding.unpacked(data) == {"a": b"x"}
+    else:
+        with pytest.raises(ValueError, match="another method than deflate"):
+            encoding.unpacked(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", zipped({"a": b"x"})[:-10], b"\0" * 100])
 def test_what_is_no_archive_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="zip archive"):
         encoding.unpacked(data)

@@ -14,6 +14,12 @@ import zlib
 
 MOST_FILES = 1000
 UNPACKED_BYTES = 32 * 1024 * 1024
+_MOST_ENTRIES = 4 * MOST_FILES
+"""Files and folders; each entry of an archive costs memory before it is looked at."""
+_ENTRY = b"PK\x01\x02"
+"""Signature that begins every entry of an archive's directory."""
+_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+"""Methods that Python's `zipfile` unpacks in bounded pieces in every version."""
 _PIECE_BYTES = 64 * 1024
 _LINE = 60
 
@@ -34,6 +40,8 @@ def to_base64(text: str) -> str:
 
 def unpacked(data: bytes) -> dict[str, bytes]:
     """Return the files of a zip; `ValueError` if it is none, or too large."""
+    if data.count(_ENTRY) > _MOST_ENTRIES:
+        raise ValueError(f"has more than {_MOST_ENTRIES} entries")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = [each for each in archive.infolist() if not each.is_dir()]
@@ -49,6 +57,8 @@ def unpacked(data: bytes) -> dict[str, bytes]:
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most_bytes: int) -> bytes:
+    if entry.compress_type not in _METHODS:
+        raise ValueError("has files that are packed by another method than deflate")
     found = bytearray()
     with archive.open(entry) as file:
         while piece := file.read(_PIECE_BYTES):
