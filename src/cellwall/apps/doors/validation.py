@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _M = TypeVar("_M", bound=BaseModel)
 _MOST_FAULTS = 20
 _SHOWN_CHARACTERS = 200
+_in_pieces = json.JSONEncoder(allow_nan=False).iterencode
 _PLAIN = {404: "Not Found", 405: "Method Not Allowed"}
 
 
@@ -79,11 +80,22 @@ def _place(part: int | str) -> int | str:
 
 def _fault(kind: str, place: list[int | str], text: str, given: object) -> dict[str, Any]:
     fault = {"type": kind, "loc": place, "msg": text}
+    return {**fault, "input": given} if _is_small(given) else fault
+
+
+def _is_small(given: object) -> bool:
+    """Report whether a value is short as JSON, at the cost of a short one."""
+    if isinstance(given, str) and len(given) > _SHOWN_CHARACTERS:
+        return False
+    left = _SHOWN_CHARACTERS
     try:
-        is_small = len(json.dumps(given, allow_nan=False)) <= _SHOWN_CHARACTERS
+        for piece in _in_pieces(given):
+            left -= len(piece)
+            if left < 0:
+                return False
     except (TypeError, ValueError, RecursionError):
-        return fault
-    return {**fault, "input": given} if is_small else fault
+        return False
+    return True
 
 
 def refusal(error: Exception) -> tuple[int, dict[str, Any]]:

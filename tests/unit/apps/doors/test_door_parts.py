@@ -15,6 +15,7 @@ from cellwall.apps.doors import asked_limits, tool_versions, validation
 from cellwall.apps.doors.dify import answers as dify
 from cellwall.apps.doors.dify.binding import RUN, BindingError, bound
 from cellwall.apps.doors.fusion import answers as fusion
+from cellwall.apps.doors.fusion.bodies import CodeBody
 from cellwall.apps.doors.judge0 import answers as judge0
 from cellwall.apps.doors.judge0 import encoding
 from cellwall.apps.doors.judge0.submissions import MOST, Submission, Submissions
@@ -203,6 +204,15 @@ def test_fault_repeats_only_small_input() -> None:
         with pytest.raises(validation.Unprocessable) as fault:
             validation.checked(RunBody, b'{"code_b64": "!%s"}' % (b"x" * size))
         assert ("input" in fault.value.detail[0]) is is_shown
+
+
+@pytest.mark.parametrize(("count", "faults"), [(1000, 20), (1001, 1)])
+def test_object_of_many_members_is_one_fault(count: int, faults: int) -> None:
+    files = ",".join(f'"{number}": 1' for number in range(count))
+    data = b'{"code": "", "language": "python", "files": {%s}}' % files.encode()
+    with pytest.raises(validation.Unprocessable) as fault:
+        validation.checked(CodeBody, data)
+    assert len(fault.value.detail) == faults
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"{", b"\xff", b"9" * 5000])

@@ -5,9 +5,10 @@ Pure. The invariant: a limit that this server would not hold as asked for is an 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticKnownError
 
 from cellwall.apps.doors import asked_limits, exchange
 from cellwall.model.errors import UsageError
@@ -35,6 +36,15 @@ SERVED: Mapping[str, str] = {
 }
 """Languages that are served, with our names."""
 _PHP = "<?php"
+_MOST_FILES = 1000
+
+
+def _few(value: object) -> object:
+    """Refuse a large object before each of its members can become a fault of its own."""
+    if isinstance(value, dict) and len(value) > _MOST_FILES:
+        facts = {"field_type": "Dictionary", "max_length": _MOST_FILES, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", facts)
+    return value
 
 
 class CodeBody(BaseModel):
@@ -46,7 +56,7 @@ class CodeBody(BaseModel):
     run_timeout: float = 10
     memory_limit_MB: int = -1
     stdin: str | None = None
-    files: dict[str, str | None] = Field({}, max_length=1000)
+    files: Annotated[dict[str, str | None], BeforeValidator(_few)] = {}
     fetch_files: list[str] = Field([], max_length=100)
 
 
@@ -58,7 +68,7 @@ class NotebookBody(BaseModel):
     total_timeout: float = 45
     memory_limit_MB: int = -1
     kernel: Literal["python3"] = "python3"
-    files: dict[str, str] = Field({}, max_length=1000)
+    files: Annotated[dict[str, str], BeforeValidator(_few)] = {}
     fetch_files: list[str] = Field([], max_length=100)
 
 
