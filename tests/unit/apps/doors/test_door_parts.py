@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -18,12 +19,15 @@ from cellwall.apps.doors.fusion import answers as fusion
 from cellwall.apps.doors.fusion.bodies import CodeBody
 from cellwall.apps.doors.judge0 import answers as judge0
 from cellwall.apps.doors.judge0 import encoding
-from cellwall.apps.doors.judge0.submissions import MOST, Submission, Submissions
+from cellwall.apps.doors.judge0.fields import Asked
+from cellwall.apps.doors.judge0.languages import JudgeLanguage
+from cellwall.apps.doors.judge0.submissions import MOST, MOST_SIZE, Submission, Submissions
 from cellwall.apps.doors.piston.answers import end_of, signal_name
 from cellwall.apps.doors.piston.selectors import matches
 from cellwall.apps.doors.ragflow import answers as ragflow
 from cellwall.apps.doors.ragflow.programs import RunBody
 from cellwall.apps.doors.registry import MODULES, maker_of
+from cellwall.languages.registry import LANGUAGES
 from cellwall.model.errors import CapacityError, NotFound, UsageError
 from cellwall.model.execution import Execution
 from cellwall.model.limits import Limits
@@ -221,40 +225,109 @@ def test_what_cannot_be_parsed_is_a_fault_of_the_body(data: bytes) -> None:
         validation.checked(RunBody, data)
 
 
-class _Asked:
-    size_chars = 1
+def on_a_loop(scene: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(scene)
+    def run() -> None:
+        asyncio.run(scene())
+
+    return run
 
 
-def test_old_submissions_make_room_and_running_ones_do_not() -> None:
-    asyncio.run(_make_room())
+def asked(text: str = "x", **files: bytes) -> Asked:
+    language = JudgeLanguage(71, "Python", LANGUAGES["python"])
+    return Asked({"source_code": text}, language, {"files": files})
 
 
-async def _make_room() -> None:
-    submissions, asked = Submissions(retention_s=600), _Asked()
-    kept = [Submission("t", asked) for _ in range(MOST)]  # type: ignore[arg-type]
+def submission(text: str = "x", *, owner: str = "t", **files: bytes) -> Submission:
+    return Submission(owner, asked(text, **files))
+
+
+@on_a_loop
+async def test_old_submissions_make_room_and_running_ones_do_not() -> None:
+    submissions = Submissions(retention_s=600)
+    kept = [submission() for _ in range(MOST)]
     for each in kept:
         submissions.add(each)
     with pytest.raises(CapacityError):
-        submissions.check_room("t", asked)  # type: ignore[arg-type]
+        submissions.add(submission())
+    submissions.add(submission(owner="other"))
     submissions.end(kept[5], {"status_id": 3, "stdout": "x"})
-    submissions.check_room("t", asked)  # type: ignore[arg-type]
-    assert len(submissions.all("t")) == MOST - 1
-    submissions.check_room("other", asked)  # type: ignore[arg-type]
+    submissions.add(submission())
+    assert len(submissions.all("t")) == MOST
+    with pytest.raises(NotFound):
+        submissions.find("t", kept[5].token)
 
 
-def test_submissions_leave_after_their_time() -> None:
-    async def scene() -> None:
-        submissions = Submissions(retention_s=-1)  # the time of each is over with its end
-        first, second = (Submission("t", _Asked()) for _ in range(2))  # type: ignore[arg-type]
-        submissions.add(first)
-        submissions.add(second)
-        assert submissions.find("t", first.token) is first
-        submissions.end(first, {"status_id": 3})
-        with pytest.raises(NotFound):
-            submissions.find("t", first.token)
-        assert submissions.all("t") == [second]
+@on_a_loop
+async def test_unpacked_files_count_until_the_program_has_ended() -> None:
+    submissions = Submissions(retention_s=600)
+    first = submission(a=bytes(MOST_SIZE - 1))
+    submissions.add(first)
+    with pytest.raises(CapacityError):
+        submissions.add(submission())
+    submissions.end(first, {"status_id": 3})
+    assert first.size == 1
+    submissions.add(submission("y" * (MOST_SIZE - 1)))
+    assert submissions.find("t", first.token) is first
 
-    asyncio.run(scene())
+
+@on_a_loop
+async def test_refused_submission_drops_no_result() -> None:
+    submissions = Submissions(retention_s=600)
+    ended, running = submission(), submission(a=bytes(MOST_SIZE - 2))
+    submissions.add(ended)
+    submissions.end(ended, {"status_id": 3})
+    submissions.add(running)
+    with pytest.raises(CapacityError):
+        submissions.add(submission("yyy"))
+    assert submissions.find("t", ended.token) is ended
+    submissions.add(submission("y"))
+    with pytest.raises(NotFound):
+        submissions.find("t", ended.token)
+
+
+@on_a_loop
+async def test_submission_that_never_fits_is_not_told_to_wait() -> None:
+    submissions = Submissions(retention_s=600)
+    submissions.add(submission("y" * MOST_SIZE, owner="other"))
+    with pytest.raises(UsageError, match="more than"):
+        submissions.add(submission("y" * (MOST_SIZE + 1)))
+
+
+@on_a_loop
+async def test_results_make_room_for_later_ones() -> None:
+    submissions = Submissions(retention_s=600)
+    first, second = submission(), submission()
+    submissions.add(first)
+    submissions.add(second)
+    submissions.end(first, {"status_id": 3, "stdout": "x" * (MOST_SIZE // 2)})
+    assert submissions.find("t", first.token) is first
+    submissions.end(second, {"status_id": 3, "stdout": "x" * (MOST_SIZE // 2)})
+    assert submissions.all("t") == [second]
+
+
+@on_a_loop
+async def test_submissions_leave_after_their_time() -> None:
+    submissions = Submissions(retention_s=-1)  # the time of each is over with its end
+    first, second = submission(), submission()
+    submissions.add(first)
+    submissions.add(second)
+    assert submissions.find("t", first.token) is first
+    submissions.end(first, {"status_id": 3})
+    with pytest.raises(NotFound):
+        submissions.find("t", first.token)
+    assert submissions.all("t") == [second]
+
+
+@on_a_loop
+async def test_submissions_leave_although_their_tenant_is_away() -> None:
+    submissions = Submissions(retention_s=-1)
+    gone = submission(owner="away")
+    submissions.add(gone)
+    submissions.end(gone, {"status_id": 3})
+    assert set(submissions._by_owner) == {"away"}
+    submissions.add(submission())
+    assert set(submissions._by_owner) == {"t"}
 
 
 def test_each_door_of_the_registry_can_be_made_and_takes_no_unknown_option() -> None:

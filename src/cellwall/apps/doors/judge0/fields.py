@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.judge0 import encoding
@@ -68,9 +68,14 @@ class Asked:
     """Options of `submit`."""
 
     @property
-    def size_chars(self) -> int:
-        """Length of its texts together: what keeping it costs."""
-        return sum(len(each) for each in self.values.values() if isinstance(each, str))
+    def size(self) -> int:
+        """Length of its texts and unpacked files together: what keeping it costs."""
+        texts = sum(len(each) for each in self.values.values() if isinstance(each, str))
+        return texts + sum(len(each) for each in (self.options.get("files") or {}).values())
+
+    def without_program(self) -> Asked:
+        """Return what answers show of it; it can no longer be run."""
+        return replace(self, options={})
 
 
 def asked_of(

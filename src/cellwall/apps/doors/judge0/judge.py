@@ -36,10 +36,13 @@ class Judge:
 
     async def begin(self, client: AsyncClient, owner: str, asked: Asked) -> Submission:
         """Return a submission that is accepted. Raises CapacityError, UsageError."""
-        self._submissions.check_room(owner, asked)
         submission = Submission(owner, asked)
-        submission.submitted = await self._submit(client, asked)
         self._submissions.add(submission)
+        try:
+            submission.submitted = await self._submit(client, asked)
+        except BaseException:
+            self._submissions.remove(submission)
+            raise
         self._tasks.spawn(self._watch(submission, client))
         return submission
 

@@ -21,15 +21,15 @@ from cellwall.apps.doors.judge0.languages import status_of
 from cellwall.model.errors import CapacityError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cellwall.apps.doors.judge0.fields import Asked
     from cellwall.client.submitted import AsyncSubmitted
 
 MOST = 10_000
 """Number of submissions that are kept of one tenant."""
-MOST_CHARS = 64 * 1024 * 1024
-"""Characters of their texts together."""
+MOST_SIZE = 64 * 1024 * 1024
+"""Length of their texts and unpacked files together."""
 DEFAULT_FIELDS = (
     "token", "time", "memory", "stdout", "stderr", "compile_output", "message", "status",
 )  # fmt: skip
@@ -74,17 +74,17 @@ class Submission:
     )
 
     def end(self, result: dict[str, Any]) -> None:
-        """Note the result."""
+        """Note the result, and let go of the program."""
         self.result = result
+        self.asked = self.asked.without_program()
         self.finished_at = time.time()
         if not self.ended.done():
             self.ended.set_result(None)
 
     @property
-    def size_chars(self) -> int:
-        """Length of all its texts."""
-        texts = (self.result or {}).values()
-        return self.asked.size_chars + sum(len(each) for each in texts if isinstance(each, str))
+    def size(self) -> int:
+        """Length of all its texts and files."""
+        return self.asked.size + _length(self.result or {})
 
     async def shown(self, fields: Sequence[str], *, is_base64: bool) -> dict[str, Any]:
         """Return the named fields as they are now."""
@@ -100,9 +100,12 @@ class Submission:
         return {name: _text(name, facts[name], is_base64) for name in fields}
 
     async def _waiting(self) -> int:
-        if self.submitted is not None and await self.submitted.status() == "queued":
-            return _IN_QUEUE
-        return _PROCESSING
+        is_queued = self.submitted is None or await self.submitted.status() == "queued"
+        return _IN_QUEUE if is_queued else _PROCESSING
+
+
+def _length(result: Mapping[str, Any]) -> int:
+    return sum(len(each) for each in result.values() if isinstance(each, str))
 
 
 def _text(name: str, value: object, is_base64: bool) -> object:
@@ -131,12 +134,29 @@ class _Kept:
     """The submissions of one tenant, the oldest first."""
 
     by_token: OrderedDict[str, Submission] = field(default_factory=OrderedDict)
-    chars: int = 0
-    """Characters of their texts together."""
+    size: int = 0
+    """Length of their texts and files together."""
 
-    def drop(self, submission: Submission) -> None:
-        if self.by_token.pop(submission.token, None) is not None:
-            self.chars -= submission.size_chars
+    def drop(self, *submissions: Submission) -> None:
+        for each in submissions:
+            if self.by_token.pop(each.token, None) is not None:
+                self.size -= each.size
+
+    def leaving(self, count: int, size: int) -> tuple[list[Submission], bool]:
+        """Return the oldest that have ended and have to leave for more, and if that is enough."""
+        found: list[Submission] = []
+        freed = 0
+        ended = (each for each in self.by_token.values() if each.result is not None)
+        while not self._has_room(count - len(found), size - freed):
+            oldest = next(ended, None)
+            if oldest is None:
+                return found, False
+            found.append(oldest)
+            freed += oldest.size
+        return found, True
+
+    def _has_room(self, count: int, size: int) -> bool:
+        return len(self.by_token) + count <= MOST and self.size + size <= MOST_SIZE
 
 
 class Submissions:
@@ -147,31 +167,32 @@ class Submissions:
         self._retention_s = retention_s
         self._by_owner: dict[str, _Kept] = {}
 
-    def check_room(self, owner: str, asked: Asked) -> None:
-        """Raise `CapacityError` unless there is room for one more; ended ones make room."""
-        kept = self._swept(owner)
-        if _has_room(kept, asked):
-            return
-        for each in list(kept.by_token.values()):
-            if each.result is not None:
-                kept.drop(each)
-            if _has_room(kept, asked):
-                return
-        raise CapacityError("queue is full", retry_after_s=_RETRY_S)
-
     def add(self, submission: Submission) -> None:
-        """Keep a submission."""
-        kept = self._by_owner.setdefault(submission.owner, _Kept())
+        """Keep a submission; the oldest that have ended make room.
+
+        Raises `CapacityError` if that is not enough, `UsageError` if it never could be; then none
+        has left.
+        """
+        if submission.size > MOST_SIZE:
+            raise UsageError(f"submission: it has more than {MOST_SIZE} bytes unpacked")
+        for owner in list(self._by_owner):  # what is over leaves, although its tenant is away
+            self._swept(owner)
+        kept = self._by_owner.get(submission.owner, _Kept())
+        leaving, is_enough = kept.leaving(1, submission.size)
+        if not is_enough:
+            raise CapacityError("queue is full", retry_after_s=_RETRY_S)
+        kept.drop(*leaving)
+        self._by_owner[submission.owner] = kept
         kept.by_token[submission.token] = submission
-        kept.chars += submission.size_chars
+        kept.size += submission.size
 
     def end(self, submission: Submission, result: dict[str, Any]) -> None:
-        """Note the result of a submission."""
-        before = submission.size_chars
+        """Note the result of a submission; older results make room for it."""
+        kept, before = self._by_owner[submission.owner], submission.size
+        leaving, _ = kept.leaving(0, _length(result))  # it has not ended, so it stays itself
+        kept.drop(*leaving)
         submission.end(result)
-        kept = self._by_owner.get(submission.owner)
-        if kept is not None and submission.token in kept.by_token:
-            kept.chars += submission.size_chars - before
+        kept.size += submission.size - before
 
     def find(self, owner: str, token: str) -> Submission:
         """Return the tenant's submission of that token. Raises NotFound."""
@@ -200,7 +221,3 @@ class Submissions:
         if not kept.by_token:
             self._by_owner.pop(owner, None)
         return kept
-
-
-def _has_room(kept: _Kept, asked: Asked) -> bool:
-    return len(kept.by_token) < MOST and kept.chars + asked.size_chars <= MOST_CHARS
