@@ -19,6 +19,7 @@ from cellwall.apps.doors.fusion import answers as fusion
 from cellwall.apps.doors.fusion.bodies import CodeBody
 from cellwall.apps.doors.judge0 import answers as judge0
 from cellwall.apps.doors.judge0 import encoding
+from cellwall.apps.doors.judge0.door import MOST_SHOWN_CHARS, all_shown
 from cellwall.apps.doors.judge0.fields import Asked
 from cellwall.apps.doors.judge0.languages import JudgeLanguage
 from cellwall.apps.doors.judge0.submissions import MOST, MOST_SIZE, Submission, Submissions
@@ -292,6 +293,16 @@ async def test_submission_that_never_fits_is_not_told_to_wait() -> None:
     submissions.add(submission("y" * MOST_SIZE, owner="other"))
     with pytest.raises(UsageError, match="more than"):
         submissions.add(submission("y" * (MOST_SIZE + 1)))
+
+
+@on_a_loop
+async def test_answer_about_several_submissions_is_bounded() -> None:
+    query = {"fields": "source_code"}
+    found = [submission("x" * (MOST_SHOWN_CHARS // 4))] * 4
+    assert len(await all_shown([*found, None], query)) == 5
+    with pytest.raises(UsageError, match="texts have more than"):
+        await all_shown([*found, submission("x")], query)
+    assert len(await all_shown([*found, submission("x")], {"fields": "token"})) == 5
 
 
 @on_a_loop

@@ -32,7 +32,7 @@ from cellwall.server.core.errors import status_of as http_status_of
 from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from cellwall.server.state import State
 
 MOST_IN_BATCH = 20
+MOST_SHOWN_CHARS = 32 * 1024 * 1024
+"""Characters of the texts in one answer about several submissions."""
 VERSION = "1.13.1"
 _PER_PAGE = 20
 
@@ -155,15 +157,13 @@ class Judge0:
         query = _query(visit.request)
         tokens = [each for each in query.get("tokens", "").split(",") if each]
         _check_batch(len(tokens))
-        fields, is_base64 = _fields(query), _is_base64(query)
-        shown: list[dict[str, Any] | None] = []
+        found: list[Submission | None] = []
         for token in tokens:
             try:
-                found = self._submissions.find(visit.request.owner, token)
-                shown.append(await found.shown(fields, is_base64=is_base64))
+                found.append(self._submissions.find(visit.request.owner, token))
             except NotFound:
-                shown.append(None)
-        await exchange.answer(visit.request, {"submissions": shown})
+                found.append(None)
+        await exchange.answer(visit.request, {"submissions": await all_shown(found, query)})
 
     async def _show(self, visit: Visit) -> None:
         query = _query(visit.request)
@@ -185,7 +185,6 @@ class Judge0:
         page, per_page = (_whole(query, name, usual) for name, usual in _PAGING.items())
         found = self._submissions.all(visit.request.owner)
         pages = -(-len(found) // per_page)
-        fields, is_base64 = _fields(query), _is_base64(query)
         part = found[(page - 1) * per_page : page * per_page]
         meta = {
             "current_page": page,
@@ -194,7 +193,7 @@ class Judge0:
             "total_pages": pages,
             "total_count": len(found),
         }
-        shown = [await each.shown(fields, is_base64=is_base64) for each in part]
+        shown = await all_shown(part, query)
         await exchange.answer(visit.request, {"submissions": shown, "meta": meta})
 
     # -- facts -----------------------------------------------------------------------------
@@ -238,6 +237,25 @@ def _query(request: Request) -> dict[str, str]:
         return dict(parse_qsl(raw, keep_blank_values=True, max_num_fields=64))
     except ValueError:
         raise UsageError("the query has too many fields") from None
+
+
+async def all_shown(
+    found: Sequence[Submission | None], query: Mapping[str, str]
+) -> list[dict[str, Any] | None]:
+    """Return the submissions as the query asks for them; `UsageError` if they are too large."""
+    fields, is_base64 = _fields(query), _is_base64(query)
+    shown: list[dict[str, Any] | None] = []
+    left = MOST_SHOWN_CHARS
+    for each in found:
+        one = None if each is None else await each.shown(fields, is_base64=is_base64)
+        left -= sum(len(text) for text in (one or {}).values() if isinstance(text, str))
+        if left < 0:
+            raise UsageError(
+                f"submissions: their texts have more than {MOST_SHOWN_CHARS} characters",
+                remedy="ask for fewer submissions, or with `fields` for less of each",
+            )
+        shown.append(one)
+    return shown
 
 
 def _is_base64(query: Mapping[str, str]) -> bool:
