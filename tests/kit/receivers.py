@@ -22,6 +22,7 @@ def answer(status: int, *fields: str) -> bytes:
 class Received:
     """One request."""
 
+    method: str
     path: str
     headers: dict[str, str]
     body: bytes
@@ -76,7 +77,7 @@ async def _request(reader: asyncio.StreamReader) -> Received:
             assert isinstance(event, h11.EndOfMessage)
             assert head is not None
             headers = {name.decode(): value.decode() for name, value in head.headers}
-            return Received(head.target.decode(), headers, body)
+            return Received(head.method.decode(), head.target.decode(), headers, body)
 
 
 @asynccontextmanager

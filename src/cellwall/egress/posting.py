@@ -26,6 +26,8 @@ PUBLIC_PORTS = (443, 8443)
 not."""
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
+LONGEST_S = _CONNECT_S + _ANSWER_S
+"""Seconds of one attempt at most."""
 _HEAD_BYTES = 16 * 1024
 _RESOLVERS = 4
 """Number of resolver threads; a name server that does not answer delays webhooks only."""
@@ -80,12 +82,19 @@ class Poster:
 
         Raises `Denied` if the policy forbids every address, `Unanswered` if no answer came.
         """
+        fields = [
+            ("Host", target.authority),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+            *headers,
+        ]
+        request = h11.Request(method=method, target=target.path, headers=fields)
         try:
             async with asyncio.timeout(_CONNECT_S):
                 reader, writer = await self._connect(target)
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    return await _exchange(reader, writer, target, (method, headers), body)
+                    return await _exchange(reader, writer, request, body)
             finally:
                 writer.transport.abort()
         except TimeoutError:
@@ -130,18 +139,10 @@ class Poster:
 async def _exchange(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    target: Target,
-    head: tuple[str, Headers],
+    request: h11.Request,
     body: bytes,
 ) -> int:
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
-    fields = [
-        ("Host", target.authority),
-        ("Content-Length", str(len(body))),
-        ("Connection", "close"),
-        *head[1],
-    ]
-    request = h11.Request(method=head[0], target=target.path, headers=fields)
     for event in (request, h11.Data(data=body), h11.EndOfMessage()):
         writer.write(http.send(event) or b"")
     await writer.drain()

@@ -32,6 +32,7 @@ from cellwall.model.errors import UsageError
 from cellwall.surface.shared.tasks import Tasks
 
 _MOST_BYTES = 1024 * 1024
+"""Bytes of one delivery's body."""
 _AGAIN = frozenset({408, 425, 429})
 """Status codes below 500 that are retried; every 5xx is retried, too."""
 
@@ -70,6 +71,7 @@ class _Delivery:
     tenant: str
     target: Target
     body: bytes
+    method: str
 
 
 @dataclass(slots=True)
@@ -120,7 +122,14 @@ class Webhooks:
         """Raise `UsageError` for an impossible webhook URL; call it before accepting one."""
         target_of(url)
 
-    def send(self, url: str, payload: Mapping[str, Any], *, tenant: str = "default") -> bool:
+    def send(
+        self,
+        url: str,
+        payload: Mapping[str, Any],
+        *,
+        tenant: str = "default",
+        method: str = "POST",
+    ) -> bool:
         """Queue a delivery; never waits, never raises. False: it was dropped, and counted."""
         try:
             target = target_of(url)
@@ -139,9 +148,8 @@ class Webhooks:
             slots = _Slots(asyncio.Semaphore(self.settings.at_once_per_tenant))
             self._tenants[tenant] = slots
         slots.waiting += 1
-        self._tasks.spawn(
-            self._deliver(_Delivery(secrets.token_hex(16), tenant, target, body), slots)
-        )
+        delivery = _Delivery(secrets.token_hex(16), tenant, target, body, method)
+        self._tasks.spawn(self._deliver(delivery, slots))
         return True
 
     async def _deliver(self, delivery: _Delivery, slots: _Slots) -> None:
@@ -175,7 +183,7 @@ class Webhooks:
             ("Cellwall-Signature", self.signature(delivery.tenant, delivery.body)),
         )
         try:
-            return await self._poster.post(delivery.target, headers, delivery.body)
+            return await self._poster.post(delivery.target, headers, delivery.body, delivery.method)
         except Denied:
             return 0
         except Unanswered:

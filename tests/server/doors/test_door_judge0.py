@@ -294,6 +294,8 @@ async def _put_by(more: dict[str, Any]) -> Any:
 def test_result_is_put_to_the_callback() -> None:
     permitted: dict[str, Any] = {"webhooks": True, "webhook_networks": ["127.0.0.0/8"]}
     received = asyncio.run(_put_by(permitted))
+    assert received.method == "PUT"
+    assert received.headers["cellwall-signature"].startswith("t=")
     found = json.loads(received.body)
     assert set(found) == DEFAULT
     assert base64.b64decode(found["stdout"]) == b"x\n"

@@ -76,6 +76,18 @@ def test_delivery_is_signed_with_the_tenants_secret() -> None:
     assert got.headers["content-type"] == "application/json"
 
 
+def test_method_is_post_unless_another_is_named() -> None:
+    async def run() -> list[str]:
+        hooks = webhooks()
+        async with listening() as receiver:
+            assert hooks.send(receiver.url(), {})
+            assert hooks.send(receiver.url(), {}, method="PUT")
+            await hooks.aclose()
+            return [each.method for each in receiver.received]
+
+    assert sorted(asyncio.run(run())) == ["POST", "PUT"]
+
+
 def test_tenants_cannot_sign_for_each_other() -> None:
     hooks = webhooks()
     assert hooks.secret_of("moss") != hooks.secret_of("fern")

@@ -82,6 +82,10 @@ class Notices:
             shown = {name: value.get(name) for name in _SHOWN}
             self._webhooks.send(url, {"type": "execution.ended", **shown}, tenant=owner)
 
+    def put(self, owner: str, url: str, value: Mapping[str, Any]) -> None:
+        """Send a result by PUT, as a foreign protocol calls back, to a URL that `check` took."""
+        self._allowed().send(url, value, tenant=owner, method="PUT")
+
     def flagged(self, alert: Alert) -> None:
         """Notify the operator's server that a rule was met, if `flag_webhook` is set."""
         url = self._settings.flag_webhook

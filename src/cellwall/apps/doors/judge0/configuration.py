@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors.judge0.callbacks import ATTEMPT_S, ATTEMPTS
 from cellwall.apps.doors.judge0.encoding import UNPACKED_BYTES
 from cellwall.apps.doors.judge0.fields import DEFAULTS, bounds
+from cellwall.egress.posting import LONGEST_S
+from cellwall.egress.webhook import WebhookSettings
 
 if TYPE_CHECKING:
     from cellwall.server.core.settings import ServerSettings
@@ -27,8 +28,8 @@ def configuration(settings: ServerSettings, most_in_batch: int) -> dict[str, Any
         "enable_command_line_arguments": True,
         "enable_submission_delete": True,
         "enable_callbacks": settings.webhooks,
-        "callbacks_max_tries": ATTEMPTS,
-        "callbacks_timeout": ATTEMPT_S,
+        "callbacks_max_tries": 1 + len(WebhookSettings().delays_s),
+        "callbacks_timeout": LONGEST_S,
         "enable_additional_files": True,
         "max_extract_size": UNPACKED_BYTES // 1024,
         "enable_batched_submissions": True,

@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 from cellwall.apps.doors import exchange
 from cellwall.apps.doors.door import PublicRoute, Route, Visit
 from cellwall.apps.doors.installed import InstalledTools
-from cellwall.apps.doors.judge0.callbacks import Callbacks
 from cellwall.apps.doors.judge0.configuration import configuration
 from cellwall.apps.doors.judge0.fields import Invalid, asked_of
 from cellwall.apps.doors.judge0.judge import Judge
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
     from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.executions.webhooks import Notices
     from cellwall.server.http.face import Find
     from cellwall.server.state import State
 
@@ -50,12 +50,12 @@ _PER_PAGE = 20
 class Judge0:
     """The door; see the module."""
 
-    def __init__(self, settings: ServerSettings, tools: InstalledTools) -> None:
-        """Judge nothing yet; `tools` are the tools that this host has."""
+    def __init__(self, settings: ServerSettings, notices: Notices, tools: InstalledTools) -> None:
+        """Judge nothing yet; `notices` sends callbacks, `tools` are those that this host has."""
         self._settings = settings
+        self._notices = notices
         self._submissions = Submissions(settings.retention_s)
-        self._callbacks = Callbacks(settings)
-        self._judge = Judge(self._submissions, self._callbacks)
+        self._judge = Judge(self._submissions, notices)
         self._tools = tools
         self.routes = (
             Route("POST", "/submissions", self._create),
@@ -123,16 +123,21 @@ class Judge0:
         languages = await self._known_languages()
         most = visit.request.settings.most
         asked = await asyncio.to_thread(asked_of, body, languages, most, is_base64=is_base64)
-        url = asked.values["callback_url"]
-        if url:
-            try:
-                self._callbacks.check(url)
-            except UsageError as error:
-                raise Invalid({"callback_url": [str(error)]}) from None
+        self._check_callback(asked.values["callback_url"])
         try:
             return await self._judge.begin(visit.client, visit.request.owner, asked)
         except UsageError as error:
             raise Invalid({"base": [str(error)]}) from None
+
+    def _check_callback(self, url: str | None) -> None:
+        if not url:
+            return
+        if not self._settings.webhooks:
+            raise Invalid({"callback_url": ["callbacks are not allowed"]})
+        try:
+            self._notices.check(url)
+        except UsageError as error:
+            raise Invalid({"callback_url": [str(error)]}) from None
 
     async def _create_batch(self, visit: Visit) -> None:
         is_base64 = _is_base64(_query(visit.request))
@@ -228,7 +233,7 @@ _PAGING = {"page": 1, "per_page": _PER_PAGE}
 def make_door(state: State, options: Mapping[str, Any]) -> Judge0:
     """Make the door."""
     check_none("judge0", options)
-    return Judge0(state.settings, InstalledTools(state.tasks))
+    return Judge0(state.settings, state.notices, InstalledTools(state.tasks))
 
 
 def _query(request: Request) -> dict[str, str]:

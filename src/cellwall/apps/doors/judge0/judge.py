@@ -17,10 +17,10 @@ from cellwall.model.errors import CellwallError
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
-    from cellwall.apps.doors.judge0.callbacks import Callbacks
     from cellwall.apps.doors.judge0.fields import Asked
     from cellwall.client.asynchronous import AsyncClient
     from cellwall.client.submitted import AsyncSubmitted
+    from cellwall.server.executions.webhooks import Notices
 
 _STOPPED = "the server has stopped"
 
@@ -28,10 +28,10 @@ _STOPPED = "the server has stopped"
 class Judge:
     """Begins submissions and watches them to their end; see the module."""
 
-    def __init__(self, submissions: Submissions, callbacks: Callbacks) -> None:
-        """Both are those of the door."""
+    def __init__(self, submissions: Submissions, notices: Notices) -> None:
+        """`submissions` are the door's; `notices` sends results to the URLs of callbacks."""
         self._submissions = submissions
-        self._callbacks = callbacks
+        self._notices = notices
         self._tasks = Tasks()
 
     async def begin(self, client: AsyncClient, owner: str, asked: Asked) -> Submission:
@@ -60,7 +60,8 @@ class Judge:
                 self._submissions.end(submission, answers.failure(_STOPPED))
         url = submission.asked.values["callback_url"]
         if url:
-            await self._callbacks.send(url, await submission.shown(DEFAULT_FIELDS, is_base64=True))
+            shown = await submission.shown(DEFAULT_FIELDS, is_base64=True)
+            self._notices.put(submission.owner, url, shown)
 
     async def _judged(self, submission: Submission, client: AsyncClient) -> dict[str, Any]:
         values = submission.asked.values
@@ -78,4 +79,3 @@ class Judge:
     async def aclose(self) -> None:
         """Watch no longer; the executions go on."""
         await self._tasks.cancel()
-        self._callbacks.close()
