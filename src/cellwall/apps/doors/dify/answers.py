@@ -17,6 +17,7 @@ from cellwall.server.core.errors import status_of
 if TYPE_CHECKING:
     from cellwall.model.execution import Execution
 
+FAILED = "the sandbox failed"
 _CAUSES = {
     Verdict.WALL_TIME: "error: timeout\n",
     Verdict.CPU_TIME: "error: timeout\n",
@@ -57,7 +58,7 @@ def failure(code: int, message: str) -> dict[str, Any]:
 def answer_of(execution: Execution) -> dict[str, Any]:
     """Return the answer about a program that ran."""
     if execution.verdict in _FAILURES:
-        return failure(-500, "the sandbox failed")
+        return failure(-500, FAILED)
     exit_code, cause = _end_of(execution)
     data = {
         "stdout": execution.stdout,
@@ -92,4 +93,4 @@ def refusal(error: Exception) -> tuple[int, dict[str, Any]]:
         return 403, failure(-403, str(error))
     if isinstance(error, CellwallError) and status < 500:
         return (200 if status == 400 else status), failure(-400, str(error))
-    return 200, failure(-500, "the sandbox failed")
+    return 200, failure(-500, FAILED)

@@ -102,6 +102,9 @@ async def _dependencies(visit: Visit) -> None:
     if not await _is_python(visit):
         return
     execution = await visit.request.unless_gone(visit.client.arun(_DISTRIBUTIONS))
+    if not execution.ok:
+        await exchange.answer(visit.request, answers.failure(-500, answers.FAILED))
+        return
     found = [line.split(" ", 1) for line in sorted(set(execution.stdout.splitlines()))]
     shown = [{"name": each[0], "version": each[1]} for each in found if len(each) == 2]
     await exchange.answer(visit.request, answers.success({"dependencies": shown}))
