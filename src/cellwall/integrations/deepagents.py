@@ -78,11 +78,11 @@ class CellwallBackend(Closing, BaseSandbox):
         none, and `limits` default to `Limits.agent()`.
         """
         super().__init__()
-        if "snapshot" not in options:  # it has limits of its own
-            options.setdefault("limits", cellwall.Limits.agent())
         self.timeout = timeout
         self._id = new_id()
-        self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
+        self._keeper = Keeper.for_agent(
+            sandbox, client=client, files=files, template=template, **options
+        )
 
     def for_agent(
         self, routes: Mapping[str, BackendProtocol] | None = None, artifacts: str = ARTIFACTS

@@ -86,15 +86,16 @@ class CellwallInterpreter(Closing):
         """Start nothing yet.
 
         `output_fields` are those of `SUBMIT`, each with a `name`. `timeout`: seconds of each piece
-        of code. The other arguments are those of `code_tool.CodeTool`.
+        of code. The other arguments are those of `code_tool.CodeTool`; `limits` default to
+        `Limits.agent()`.
         """
-        if "snapshot" not in options:  # it has limits of its own
-            options.setdefault("limits", cellwall.Limits.agent())
         self.tools: Tools = dict(tools or {})
         """Host functions by the names under which code calls them; DSPy adds its own."""
         self.output_fields = output_fields
         self.timeout = timeout
-        self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
+        self._keeper = Keeper.for_agent(
+            sandbox, client=client, files=files, template=template, **options
+        )
         self._sandbox: SyncSandbox | None = None
         self._submitted: list[dict[str, Any]] = []
         self._named: set[str] = set()

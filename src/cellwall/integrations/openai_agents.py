@@ -46,12 +46,12 @@ class CellwallBox(Closing):
         """Start nothing yet.
 
         The arguments are those of `code_tool.CodeTool`; `timeout` is for each command of a call
-        that names none.
+        that names none, and `limits` default to `Limits.agent()`.
         """
-        if "snapshot" not in options:  # it has limits of its own
-            options.setdefault("limits", cellwall.Limits.agent())
         self.timeout = timeout
-        self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
+        self._keeper = Keeper.for_agent(
+            sandbox, client=client, files=files, template=template, **options
+        )
         self.editor = CellwallEditor(self._keeper)
         """Editor of the sandbox's files, for `ApplyPatchTool`."""
 

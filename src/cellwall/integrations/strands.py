@@ -48,10 +48,13 @@ class CellwallSandbox(Closing, PosixShellSandbox):
         files: Files | None = None,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
-        """Start nothing yet. The arguments are those of `code_tool.CodeTool`."""
-        if "snapshot" not in options:  # it has limits of its own
-            options.setdefault("limits", cellwall.Limits.agent())
-        self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
+        """Start nothing yet.
+
+        The arguments are those of `code_tool.CodeTool`; `limits` default to `Limits.agent()`.
+        """
+        self._keeper = Keeper.for_agent(
+            sandbox, client=client, files=files, template=template, **options
+        )
 
     async def execute_streaming(
         self,

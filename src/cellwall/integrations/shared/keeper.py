@@ -55,6 +55,13 @@ class Keeper:
         """Whether a sandbox died and no call of `told` has acknowledged that yet."""
         self._is_closed = False
 
+    @classmethod
+    def for_agent(cls, sandbox: SyncSandbox | None = None, **options: Any) -> Keeper:  # noqa: ANN401 - of `Keeper`
+        """Return a keeper for an agent: `limits` of its sandboxes default to `Limits.agent()`."""
+        if options.get("snapshot") is None:  # it has limits of its own
+            options.setdefault("limits", cellwall.Limits.agent())
+        return cls(sandbox, **options)
+
     @property
     def is_own(self) -> bool:
         """Whether the keeper creates, replaces and closes the sandbox."""
