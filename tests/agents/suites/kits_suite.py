@@ -6,6 +6,7 @@ Run by `test_agents_kits` in an environment of its own, which has the kits' pack
 from __future__ import annotations
 
 import asyncio
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,6 +221,12 @@ class TestGoogleAdk:
         executor.sandbox_of("c")
         assert first.status == "stopped"
 
+    def test_close_destroys_every_session(self, executor: Any) -> None:
+        sandboxes = [executor.sandbox_of(each) for each in "ab"]
+        assert [each.run("6 * 7").text for each in sandboxes] == ["42", "42"]
+        executor.close()
+        assert [each.status for each in sandboxes] == ["stopped", "stopped"]
+
     def test_files_images_and_limits(self, executor: Any) -> None:
         from google.adk.code_executors.code_execution_utils import File
 
@@ -317,6 +324,24 @@ class TestOpenAiAgents:
         assert done("create_file", "/etc/x", "+x\n") == "failed"
 
 
-def test_adapters_leave_no_sandbox() -> None:
-    """What the fixtures made has been closed."""
-    assert cellwall.__version__
+@pytest.mark.parametrize(
+    ("module", "name", "close"),
+    [
+        ("dspy", "CellwallInterpreter", "shutdown"),
+        ("mini_swe_agent", "CellwallEnvironment", "close"),
+        ("strands", "CellwallSandbox", "close"),
+        ("openai_agents", "CellwallBox", "close"),
+    ],
+)
+@pytest.mark.parametrize("is_given", [False, True])
+def test_close_destroys_what_the_adapter_made(
+    module: str, name: str, close: str, is_given: bool
+) -> None:
+    adapter = getattr(importlib.import_module(f"cellwall.integrations.{module}"), name)
+    with cellwall.Sandbox("python") as given:
+        made = adapter(sandbox=given if is_given else None)
+        sandbox = made._keeper.take()[0]
+        assert sandbox.run("6 * 7").text == "42"
+        getattr(made, close)()
+        assert (sandbox.status == "stopped") is not is_given
+        assert given.run("6 * 7").text == "42"  # the control
