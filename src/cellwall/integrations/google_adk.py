@@ -13,6 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import cellwall
+from cellwall.integrations.shared.closing import Closing
 from cellwall.integrations.shared.extras import missing
 from cellwall.integrations.shared.keeper import Keeper
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _ENDED = "The sandbox of the earlier code has ended: its variables and files are gone.\n"
 
 
-class CellwallCodeExecutor(BaseCodeExecutor):
+class CellwallCodeExecutor(Closing, BaseCodeExecutor):
     """Sandboxes of an agent's sessions; `close` destroys them."""
 
     stateful: bool = True

@@ -198,9 +198,8 @@ class TestGoogleAdk:
     def executor(self) -> Any:
         from cellwall.integrations.google_adk import CellwallCodeExecutor
 
-        made = CellwallCodeExecutor(most_sessions=2, timeout_seconds=5)
-        yield made
-        made.close()
+        with CellwallCodeExecutor(most_sessions=2, timeout_seconds=5) as made:
+            yield made
 
     def run(self, executor: Any, session: str, code: str, **more: Any) -> Any:
         from google.adk.code_executors.code_execution_utils import CodeExecutionInput
