@@ -21,7 +21,7 @@ from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.ids import new_id
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.snapshot import Snapshot
-from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of, in_e2b_form, new_key
+from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of, in_e2b_form, new_key, spellings
 from cellwall.server.core.errors import HttpError
 
 SANDBOX = "a2b3"
@@ -97,6 +97,14 @@ def test_a_key_in_e2b_form_is_the_same_key() -> None:
 def test_what_only_looks_like_e2b_form_is_no_key(guess: str) -> None:
     known, _ = ring("acme")
     assert known.find(guess) is None
+
+
+def test_a_key_has_no_third_spelling() -> None:
+    known, [key] = ring("acme")
+    digits = key.encode().hex()
+    assert spellings(key) == spellings(f"e2b_{digits}") == (key, f"e2b_{digits}")
+    for third in (f"e2b_{digits.upper()}", f"e2b_ {digits}", f"E2B_{digits}"):
+        assert known.find(third) is None
 
 
 def test_a_token_opens_its_own_sandbox_for_its_own_kind_of_traffic() -> None:
