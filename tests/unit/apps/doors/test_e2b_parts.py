@@ -201,6 +201,11 @@ def test_lists_that_no_policy_of_ours_can_say_are_refused(
     assert raised.value.status == 400
 
 
+def test_all_of_ipv6_is_not_everything() -> None:
+    with pytest.raises(UsageError, match="every address"):
+        NetworkPolicy.of(policy_of(None, ["::/0"], [ALL]))
+
+
 # -- lists -------------------------------------------------------------------------------------
 
 
@@ -221,6 +226,7 @@ def test_pages_hold_everything_once_in_order_also_at_equal_times(order: str) -> 
     "query",
     [
         {"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"limit": "²"}, {"limit": ""},
+        {"limit": "000000001999"}, {"limit": "9" * 5000},
         {"order": "up"}, {"nextToken": "!"}, {"nextToken": ""}, {"nextToken": "bmFuLXg"},
         {"nextToken": "é"}, {"nextToken": "a" * 5000},
     ],
@@ -235,6 +241,14 @@ def test_a_metadata_filter_is_decoded_as_often_as_clients_encode_it() -> None:
     wanted = {"a x": "b&c", "plain": "1", "z": "ü=%"}
     sent = urlencode({quote(key): quote(value) for key, value in wanted.items()})
     assert metadata_of(unquote(quote(sent))) == wanted
+
+
+def test_a_metadata_filter_that_is_too_long_is_refused() -> None:
+    text = "&".join(f"k{number}=v" for number in range(64))
+    assert len(metadata_of(text)) == 64
+    with pytest.raises(HttpError, match="metadata") as raised:
+        metadata_of(f"{text}&one=more")
+    assert raised.value.status == 400
 
 
 # -- releases of clients -----------------------------------------------------------------------
