@@ -11,6 +11,7 @@ from datetime import datetime
 import httpx
 import pytest
 
+from cellwall.server.auth.keys import in_e2b_form
 from kit.server.e2b_doors import E2BServer, created, e2b_server
 from kit.servers import ALICE, BOB, new_sandbox
 from kit.waiting import wait_until
@@ -217,6 +218,18 @@ def test_a_port_needs_a_token_of_its_own_sandbox(
         assert anyone.get("/", headers=headers).status_code == 401
     gone(e2b.client(BOB).get("/", headers=there), inside["sandboxID"])
     assert e2b.client(ALICE).get("/", headers=there).status_code == 200
+
+
+def test_authorization_beside_the_token_of_ports_is_for_the_inside(
+    anyone: httpx.Client, inside: dict[str, str]
+) -> None:
+    there = {"Host": host(inside), "E2B-Traffic-Access-Token": inside["trafficAccessToken"]}
+    own = {**there, "Authorization": "Bearer its-own"}
+    assert anyone.get("/", headers=own).json()["headers"]["authorization"] == "Bearer its-own"
+    for key in (ALICE, in_e2b_form(ALICE)):
+        answer = anyone.get("/", headers={**there, "Authorization": f"Bearer {key}"})
+        assert answer.status_code == 200
+        assert key not in answer.text
 
 
 def test_a_closed_port_is_told_apart_from_a_sandbox_that_is_gone(
