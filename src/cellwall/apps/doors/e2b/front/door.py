@@ -24,7 +24,7 @@ from cellwall.apps.doors.e2b.front import traffic
 from cellwall.apps.doors.e2b.front.callers import INSIDE, Callers
 from cellwall.apps.doors.e2b.house import House
 from cellwall.apps.doors.e2b.interpreter.service import Interpreter
-from cellwall.apps.doors.e2b.seat import Seat, seated
+from cellwall.apps.doors.e2b.seat import Seat, live, seated
 from cellwall.server.core.request import unauthorized
 
 if TYPE_CHECKING:
@@ -99,6 +99,6 @@ async def health(request: Request) -> None:
             raise unauthorized()
         await answers.empty(request)
     else:
-        if state_of(traffic.live(request, place).status) == "paused":
+        if state_of(live(request, place).status) == "paused":
             raise answers.Gone(place.sandbox_id)
         await answers.empty(request)

@@ -9,18 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.answers import PLACE, Gone, missing
-from cellwall.apps.doors.e2b.deadlines import wake
 from cellwall.apps.doors.e2b.facts import state_of
-from cellwall.model.errors import NotFound, SandboxUnavailable
-from cellwall.server.auth.ownership import owned
+from cellwall.apps.doors.e2b.seat import live, seated
+from cellwall.model.errors import SandboxUnavailable
 from cellwall.server.core.errors import HttpError
 from cellwall.server.routes import ports
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.door import Visit
     from cellwall.apps.doors.e2b.addressing import Place
-    from cellwall.server.core.request import Request
-    from cellwall.server.executions.sandboxes import SandboxRecord
 
 
 async def forward(visit: Visit) -> None:
@@ -31,9 +28,7 @@ async def forward(visit: Visit) -> None:
         raise missing("path: there is nothing")
     record = live(request, place)
     if state_of(record.status) == "paused":
-        if not record.is_resumed_by_requests:
-            raise Gone(place.sandbox_id)
-        await wake(await visit.client.attach(record.id), request.settings.most.life_s)
+        await seated(visit)  # refuses one that requests do not resume
     try:
         await ports.passed_on(request, record, place.port, request.scope.get("root_path", ""))
     except SandboxUnavailable:
@@ -42,14 +37,3 @@ async def forward(visit: Visit) -> None:
         if error.code == "port_unreachable":
             raise Gone(place.sandbox_id, place.port) from None
         raise
-
-
-def live(request: Request, place: Place) -> SandboxRecord:
-    """Return the sandbox of a place. Raises `Gone` if it has ended."""
-    try:
-        record = owned(request.state.sandboxes.all, request.owner, "sandbox", place.sandbox_id)
-    except NotFound:
-        raise Gone(place.sandbox_id) from None
-    if record.status == "stopped":
-        raise Gone(place.sandbox_id)
-    return record
