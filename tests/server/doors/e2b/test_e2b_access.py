@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from cellwall.server.auth.keys import in_e2b_form
-from kit.server.e2b_doors import E2BServer, created, e2b_server
+from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
 from kit.servers import ALICE, BOB, new_sandbox
 from kit.waiting import wait_until
 
@@ -105,6 +105,26 @@ def test_a_token_does_not_open_another_sandbox(e2b: E2BServer, anyone: httpx.Cli
         headers = {"X-Access-Token": mine["envdAccessToken"], "E2b-Sandbox-Id": wanted}
         assert anyone.get("/health", headers=headers).status_code == 401
         assert anyone.post("/files", headers=headers).status_code == 401
+
+
+def test_a_token_reaches_no_control_plane_by_the_name_of_its_sandbox(
+    e2b: E2BServer, anyone: httpx.Client
+) -> None:
+    made, sibling = created(e2b.client()), created(e2b.client())
+    there = {
+        "Host": host(made, 49983),
+        "X-Access-Token": made["envdAccessToken"],
+        "E2B-Traffic-Access-Token": made["trafficAccessToken"],
+    }
+    assert anyone.get("/health", headers=there).status_code == 204  # the control
+    for method, path in (
+        ("GET", "/v2/sandboxes"),
+        ("POST", "/v2/sandboxes"),
+        ("POST", f"/sandboxes/{sibling['sandboxID']}/connect"),
+        ("DELETE", f"/sandboxes/{sibling['sandboxID']}"),
+    ):
+        refusal(anyone.request(method, path, headers=there, json=MADE), 404)
+    assert e2b.client().get(f"/sandboxes/{sibling['sandboxID']}").status_code == 200
 
 
 def test_a_key_opens_the_sandboxes_of_its_tenant_alone(e2b: E2BServer) -> None:

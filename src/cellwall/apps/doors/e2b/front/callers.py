@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote
 
 from cellwall.apps.doors.e2b.addressing import INTERPRETER_PORT, Place, place_of
-from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL
+from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL, missing
 from cellwall.apps.doors.e2b.facts import PUBLIC
 from cellwall.apps.doors.e2b.tokens import Signed
 from cellwall.server.http.face import bearer_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _DAEMON = re.compile(r"/(files|envs)|/(process\.Process|filesystem\.Filesystem)/.*")
 _INTERPRETER = re.compile(r"/execute|/contexts(/.*)?")
+_HEALTH = "/health"
 INSIDE = "/traffic-to-the-inside"
 """Path of the route of all requests for servers inside. A client that sends it gets nowhere."""
 _TOKENS = ("x-access-token", "e2b-traffic-access-token")
@@ -43,6 +44,9 @@ class Callers:
     def of(self, request: Request, path: str, find: Find) -> Principal | None:
         """Return who asks; note the place of a request for a sandbox in its scope."""
         place = place_of(request.headers, self._house.options.domain)
+        if place is not None and place.is_by_host and not (place.is_inside or _is_of_plane(path)):
+            # SECURITY: a token stands for its tenant, so it must not reach the control plane.
+            raise missing("path: there is nothing below the name of a sandbox")
         if not is_of_sandbox(path, request, place):
             key = presented(request)
             return None if key is None else find(key)
@@ -153,9 +157,14 @@ def is_of_sandbox(path: str, request: Request, place: Place | None) -> bool:
     """Report whether a request is for a plane of a sandbox rather than for the control plane."""
     if place is not None and (place.is_by_host or place.is_inside):
         return True
-    if path == "/health":
+    if path == _HEALTH:
         return place is not None or "x-access-token" in request.headers
-    return bool(_DAEMON.fullmatch(path) or _INTERPRETER.fullmatch(path))
+    return _is_of_plane(path)
+
+
+def _is_of_plane(path: str) -> bool:
+    """Report whether the daemon or the interpreter has the path."""
+    return path == _HEALTH or bool(_DAEMON.fullmatch(path) or _INTERPRETER.fullmatch(path))
 
 
 def presented(request: Request) -> str | None:
