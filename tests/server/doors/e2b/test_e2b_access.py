@@ -127,6 +127,17 @@ def test_a_token_reaches_no_control_plane_by_the_name_of_its_sandbox(
     assert e2b.client().get(f"/sandboxes/{sibling['sandboxID']}").status_code == 200
 
 
+def test_the_token_of_ports_runs_no_code(e2b: E2BServer, anyone: httpx.Client) -> None:
+    made = created(e2b.client())
+    code = {"code": "print(1)"}
+    there = {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49999"}
+    ports = {**there, "E2B-Traffic-Access-Token": made["trafficAccessToken"]}
+    assert anyone.post("/execute", headers=ports, json=code).status_code == 401
+    assert anyone.get("/contexts", headers=ports).status_code == 200  # the controls
+    daemon = {**there, "X-Access-Token": made["envdAccessToken"]}
+    assert anyone.post("/execute", headers=daemon, json=code).status_code == 200
+
+
 def test_a_key_opens_the_sandboxes_of_its_tenant_alone(e2b: E2BServer) -> None:
     made = created(e2b.client())
     headers = {"E2b-Sandbox-Id": made["sandboxID"]}

@@ -78,3 +78,18 @@ def test_the_planes_of_a_sandbox_are_below_its_name(path: str) -> None:
     assert caller is not None
     assert (caller.tenant, caller.scope) == ("acme", "run")
     assert request.scope[PLACE] == Place(SANDBOX, 49983, is_by_host=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_open"),
+    [("/contexts", True), ("/execute", False), ("/files", False), ("/process.Process/List", False)],
+)
+@pytest.mark.parametrize("name", ["e2b_sandbox_id", "host"])
+def test_the_token_of_ports_neither_runs_code_nor_touches_files(
+    path: str, is_open: bool, name: str
+) -> None:
+    place = {name: SANDBOX if name == "e2b_sandbox_id" else f"49999-{SANDBOX}.localhost"}
+    assert (asked(path, **place, **token("traffic"))[1] is not None) is is_open
+    assert asked(path, **place, **token("daemon"))[1] is not None
+    inside = {**place, "host": f"8000-{SANDBOX}.localhost"}
+    assert asked(path, **inside, **token("traffic"))[1] is not None

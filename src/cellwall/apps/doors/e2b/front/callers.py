@@ -21,14 +21,13 @@ from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.house import House
-    from cellwall.apps.doors.e2b.tokens import Kind
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
     from cellwall.server.http.face import Find
 
 _DAEMON = re.compile(r"/(files|envs)|/(process\.Process|filesystem\.Filesystem)/.*")
 _INTERPRETER = re.compile(r"/execute|/contexts(/.*)?")
-_HEALTH = "/health"
+_HEALTH, _EXECUTE = "/health", "/execute"
 INSIDE = "/traffic-to-the-inside"
 """Path of the route of all requests for servers inside. A client that sends it gets nowhere."""
 _TOKENS = ("x-access-token", "e2b-traffic-access-token")
@@ -103,10 +102,12 @@ class Callers:
     ) -> tuple[str, Principal] | None:
         opened, headers = self._house.tokens.opened, request.headers
         found = opened("daemon", headers.get("x-access-token", ""))
-        is_daemon = _DAEMON.fullmatch(path) and not (place is not None and place.is_inside)
-        if found is None and not is_daemon:
-            kind: Kind = "traffic"
-            found = opened(kind, headers.get("e2b-traffic-access-token", ""))
+        is_inside = place is not None and place.is_inside
+        # Code can write files, so the token of ports does not run any. Clients send it alone with
+        # requests about contexts.
+        is_daemon = path == _EXECUTE or _DAEMON.fullmatch(path) is not None
+        if found is None and (is_inside or not is_daemon):
+            found = opened("traffic", headers.get("e2b-traffic-access-token", ""))
         return found
 
     def _by_signature(self, request: Request, place: Place | None) -> tuple[str, Principal] | None:
