@@ -138,6 +138,15 @@ def test_the_token_of_ports_runs_no_code(e2b: E2BServer, anyone: httpx.Client) -
     assert anyone.post("/execute", headers=daemon, json=code).status_code == 200
 
 
+def test_guesses_of_keys_at_the_health_of_a_sandbox_are_counted(
+    e2b: E2BServer, anyone: httpx.Client
+) -> None:
+    headers = {"E2b-Sandbox-Id": created(e2b.client())["sandboxID"], "X-API-Key": "cw_guess"}
+    found = [anyone.get("/health", headers=headers).status_code for _ in range(12)]
+    assert found[:10] == [401] * 10
+    assert found[-1] == 429
+
+
 def test_a_key_opens_the_sandboxes_of_its_tenant_alone(e2b: E2BServer) -> None:
     made = created(e2b.client())
     headers = {"E2b-Sandbox-Id": made["sandboxID"]}

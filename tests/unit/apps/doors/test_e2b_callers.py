@@ -9,7 +9,7 @@ import pytest
 
 from cellwall.apps.doors.e2b.addressing import Place
 from cellwall.apps.doors.e2b.answers import PLACE
-from cellwall.apps.doors.e2b.front.callers import Callers
+from cellwall.apps.doors.e2b.front.callers import SANDBOX_HEALTH, Callers
 from cellwall.apps.doors.e2b.house import Options
 from cellwall.apps.doors.e2b.tokens import SandboxTokens
 from cellwall.model.ids import new_id
@@ -61,6 +61,7 @@ def token(kind: Kind) -> dict[str, str]:
         ("DELETE", f"/sandboxes/{new_id()}"),
         ("POST", f"/sandboxes/{SANDBOX}/connect"),
         ("GET", "/traffic-to-the-inside"),
+        ("GET", SANDBOX_HEALTH),
         ("GET", "/filesx"),
     ],
 )
@@ -93,3 +94,14 @@ def test_the_token_of_ports_neither_runs_code_nor_touches_files(
     assert asked(path, **place, **token("daemon"))[1] is not None
     inside = {**place, "host": f"8000-{SANDBOX}.localhost"}
     assert asked(path, **inside, **token("traffic"))[1] is not None
+
+
+@pytest.mark.parametrize(
+    "headers", [{"e2b_sandbox_id": SANDBOX}, {"e2b_sandbox_id": "../x"}, {"x_access_token": "x"}]
+)
+def test_the_health_of_a_sandbox_is_not_public(headers: dict[str, str]) -> None:
+    """The guards let anything pass to a public route, wrong keys as well."""
+    request, caller = asked("/health", **headers, x_api_key=new_key())
+    assert (request.scope["path"], caller) == (SANDBOX_HEALTH, None)
+    request, _ = asked("/health")
+    assert request.scope["path"] == "/health"

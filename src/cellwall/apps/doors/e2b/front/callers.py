@@ -30,7 +30,11 @@ _INTERPRETER = re.compile(r"/execute|/contexts(/.*)?")
 _HEALTH, _EXECUTE = "/health", "/execute"
 INSIDE = "/traffic-to-the-inside"
 """Path of the route of all requests for servers inside. A client that sends it gets nowhere."""
+SANDBOX_HEALTH = "/health-of-a-sandbox"
+"""Path of the route of `/health` for a sandbox, which needs a key or a token; so does this."""
 _TOKENS = ("x-access-token", "e2b-traffic-access-token")
+_SAYS_SANDBOX = frozenset({"e2b-sandbox-id", "x-access-token"})
+"""Headers with which `/health` is that of a sandbox, even if they name none."""
 _DIGITS = re.compile(r"[0-9]{1,15}")
 
 
@@ -61,6 +65,8 @@ class Callers:
                 # Whatever its path: that is for the server inside, which gets it as it came.
                 request.scope["raw_path"] = request.scope.get("raw_path") or quote(path).encode()
                 request.scope["path"] = INSIDE
+        if request.scope["path"] == _HEALTH:
+            request.scope["path"] = SANDBOX_HEALTH
         return caller
 
     @staticmethod
@@ -159,7 +165,7 @@ def is_of_sandbox(path: str, request: Request, place: Place | None) -> bool:
     if place is not None and (place.is_by_host or place.is_inside):
         return True
     if path == _HEALTH:
-        return place is not None or "x-access-token" in request.headers
+        return place is not None or bool(_SAYS_SANDBOX & request.headers.keys())
     return _is_of_plane(path)
 
 

@@ -1,4 +1,4 @@
-"""Traffic to servers inside sandboxes: any port, by the name of a host or by headers.
+"""Traffic to servers inside sandboxes: any port, by the name of a host or by headers; their health.
 
 The server's own proxy of ports passes it on, so that neither side sees more of the other than
 there. The invariant: the sandbox is one of the caller's tenant.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.answers import PLACE, Gone, missing
+from cellwall.apps.doors.e2b.answers import PLACE, Gone, empty, missing
 from cellwall.apps.doors.e2b.facts import state_of
 from cellwall.apps.doors.e2b.seat import live, seated
 from cellwall.model.errors import SandboxUnavailable
@@ -37,3 +37,13 @@ async def forward(visit: Visit) -> None:
         if error.code == "port_unreachable":
             raise Gone(place.sandbox_id, place.port) from None
         raise
+
+
+async def health(visit: Visit) -> None:
+    """`GET /health` of a sandbox: whether it runs."""
+    place: Place | None = visit.request.scope.get(PLACE)
+    if place is None:
+        raise missing("path: there is nothing")
+    if state_of(live(visit.request, place).status) == "paused":
+        raise Gone(place.sandbox_id)
+    await empty(visit.request)
