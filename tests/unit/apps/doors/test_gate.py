@@ -41,6 +41,20 @@ def test_a_port_of_a_door_is_reached_from_elsewhere_also_beside_a_unix_socket() 
         check_exposure(local, has_own_keys=False)
 
 
+def test_a_port_that_two_listeners_have_is_refused() -> None:
+    def made(port: int | None, unix: str | None = None, other: int = 2001) -> ServerSettings:
+        doors = {"piston": DoorSettings(port), "judge0": DoorSettings(other)}
+        return ServerSettings(doors=doors, port=2000, unix=unix)
+
+    with pytest.raises(UsageError, match="door piston and the server have the same port 2000"):
+        check_doors(made(2000))
+    with pytest.raises(UsageError, match="door judge0 and door piston have the same port 2001"):
+        check_doors(made(2001))
+    check_doors(made(None))  # the controls
+    check_doors(made(0, other=0))
+    check_doors(made(2000, unix="/run/x.sock"))
+
+
 def test_an_unknown_door_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="'nix'") as caught:
         check_doors(ServerSettings(doors={"nix": DoorSettings()}))
