@@ -83,6 +83,8 @@ def test_text_without_secrets_stays_as_it_is(redactor: Redactor) -> None:
     "shaped",
     [
         "cw_" + "aB3-_" * 8,
+        "cws_" + "a2" * 13 + "_" + "0f" * 6 + "_" + "0f" * 32,
+        "e2b_" + "0f" * 20,
         "sk-proj-" + "A1b2C3d4" * 4,
         "sk_" + "live_" + "A1b2C3d4" * 3,
         "ghp_" + "a1B2" * 9,

@@ -1,7 +1,8 @@
 """What a door is: the routes of a foreign protocol, how its clients present a key and are refused.
 
-`gate` serves doors; each module beside it is one. The invariant: a door reaches sandboxes only
-through `Visit.client`, as the caller, so that it can do nothing that the caller's key may not.
+`gate` serves doors; each package beside it is one. The invariant: a door reaches sandboxes only as
+the caller, through `Visit.client` or `ownership.owned`, so that it can do nothing that the caller's
+key may not.
 """
 
 from __future__ import annotations

@@ -30,16 +30,40 @@ if TYPE_CHECKING:
 
 
 def check_doors(settings: ServerSettings) -> None:
-    """Refuse unknown doors, and those that would serve other machines without a key."""
+    """Refuse unknown doors, ports given twice, and service to other machines without a key."""
+    _check_ports(settings)
     for name, door in settings.doors.items():
         maker_of(name)
-        if door.tenant is not None and not (settings.is_local and not settings.proxies):
+        if door.tenant is None:
+            continue
+        if not settings.is_local or settings.proxies:
             where = "a proxy in front" if settings.is_local else settings.host
             raise UsageError(
                 f"serve: door {name} serves requests without a key, and {where} can be reached by "
                 "other machines",
                 remedy=f"take tenant out of [doors.{name}], or listen on 127.0.0.1 without proxies",
             )
+        if "*" in settings.allowed_hosts:
+            # SECURITY: any page could have its own name lead to this machine, and be answered.
+            raise UsageError(
+                f"serve: door {name} serves requests without a key, and allowed_hosts has every "
+                "name, also that of a page in this machine's browser",
+                remedy=f"take tenant out of [doors.{name}], or name the hosts in allowed_hosts",
+            )
+
+
+def _check_ports(settings: ServerSettings) -> None:
+    """Refuse a port that two listeners have: binding both works, as long as neither listens."""
+    taken = {} if settings.unix is not None else {settings.port: "the server"}
+    for name, door in settings.doors.items():
+        if not door.port:
+            continue
+        if door.port in taken:
+            raise UsageError(
+                f"serve: door {name} and {taken[door.port]} have the same port {door.port}",
+                remedy=f"give another port in [doors.{name}]",
+            )
+        taken[door.port] = f"door {name}"
 
 
 class Gate:

@@ -107,9 +107,11 @@ def _of_e2b_form(presented: str) -> str | None:
     if not presented.startswith(_E2B):
         return None
     try:
-        return bytes.fromhex(presented[len(_E2B) :]).decode("ascii")
+        key = bytes.fromhex(presented[len(_E2B) :]).decode("ascii")
     except ValueError:
         return None
+    # Capitals and spaces would be further spellings of it.
+    return key if in_e2b_form(key) == presented else None
 
 
 def check_key(key: str) -> str:

@@ -305,7 +305,8 @@ class ServerSettings:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
-        return self.unix is not None or self.host in LOOPBACK
+        has_tcp = self.unix is None or any(each.port is not None for each in self.doors.values())
+        return self.host in LOOPBACK or not has_tcp
 
     @property
     def is_tls(self) -> bool:

@@ -36,7 +36,7 @@ _DEPTH = 6
 
 # Every alternative begins with a letter or a literal: the engine then skips what cannot match.
 _SHAPES = re.compile(
-    r"cw_[A-Za-z0-9_-]{20,}"
+    r"cws?_[A-Za-z0-9_-]{20,}|e2b_[0-9a-f]{40,}"
     r"|[spr]k[-_](?:[a-z]+[-_])*[A-Za-z0-9_-]{16,}"
     r"|gh[opusr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}"

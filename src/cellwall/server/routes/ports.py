@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from cellwall.server.executions.sandboxes import SandboxRecord
 
 
-_OPENERS = frozenset({"x-api-key", "x-cellwall-token", "e2b-traffic-access-token"})
+_IN_PLACE_OF_BEARER = frozenset({"x-api-key", "e2b-traffic-access-token"})
+_OPENERS = _IN_PLACE_OF_BEARER | {"x-cellwall-token"}
 """Headers beside `Authorization` that let a request in."""
 
 
@@ -103,7 +104,8 @@ def _has_its_own_authorization(request: Request) -> bool:
     bearer = bearer_of(request.headers)
     if bearer is None:
         return True
-    has_let_it_in = request.principal is not None and "x-api-key" not in request.headers
+    is_beside = bool(_IN_PLACE_OF_BEARER & request.headers.keys())
+    has_let_it_in = request.principal is not None and not is_beside
     return not has_let_it_in and request.state.keys.find(bearer) is None
 
 

@@ -11,7 +11,8 @@ from datetime import datetime
 import httpx
 import pytest
 
-from kit.server.e2b_doors import E2BServer, created, e2b_server
+from cellwall.server.auth.keys import in_e2b_form
+from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
 from kit.servers import ALICE, BOB, new_sandbox
 from kit.waiting import wait_until
 
@@ -104,6 +105,46 @@ def test_a_token_does_not_open_another_sandbox(e2b: E2BServer, anyone: httpx.Cli
         headers = {"X-Access-Token": mine["envdAccessToken"], "E2b-Sandbox-Id": wanted}
         assert anyone.get("/health", headers=headers).status_code == 401
         assert anyone.post("/files", headers=headers).status_code == 401
+
+
+def test_a_token_reaches_no_control_plane_by_the_name_of_its_sandbox(
+    e2b: E2BServer, anyone: httpx.Client
+) -> None:
+    made, sibling = created(e2b.client()), created(e2b.client())
+    there = {
+        "Host": host(made, 49983),
+        "X-Access-Token": made["envdAccessToken"],
+        "E2B-Traffic-Access-Token": made["trafficAccessToken"],
+    }
+    assert anyone.get("/health", headers=there).status_code == 204  # the control
+    for method, path in (
+        ("GET", "/v2/sandboxes"),
+        ("POST", "/v2/sandboxes"),
+        ("POST", f"/sandboxes/{sibling['sandboxID']}/connect"),
+        ("DELETE", f"/sandboxes/{sibling['sandboxID']}"),
+    ):
+        refusal(anyone.request(method, path, headers=there, json=MADE), 404)
+    assert e2b.client().get(f"/sandboxes/{sibling['sandboxID']}").status_code == 200
+
+
+def test_the_token_of_ports_runs_no_code(e2b: E2BServer, anyone: httpx.Client) -> None:
+    made = created(e2b.client())
+    code = {"code": "print(1)"}
+    there = {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49999"}
+    ports = {**there, "E2B-Traffic-Access-Token": made["trafficAccessToken"]}
+    assert anyone.post("/execute", headers=ports, json=code).status_code == 401
+    assert anyone.get("/contexts", headers=ports).status_code == 200  # the controls
+    daemon = {**there, "X-Access-Token": made["envdAccessToken"]}
+    assert anyone.post("/execute", headers=daemon, json=code).status_code == 200
+
+
+def test_guesses_of_keys_at_the_health_of_a_sandbox_are_counted(
+    e2b: E2BServer, anyone: httpx.Client
+) -> None:
+    headers = {"E2b-Sandbox-Id": created(e2b.client())["sandboxID"], "X-API-Key": "cw_guess"}
+    found = [anyone.get("/health", headers=headers).status_code for _ in range(12)]
+    assert found[:10] == [401] * 10
+    assert found[-1] == 429
 
 
 def test_a_key_opens_the_sandboxes_of_its_tenant_alone(e2b: E2BServer) -> None:
@@ -217,6 +258,18 @@ def test_a_port_needs_a_token_of_its_own_sandbox(
         assert anyone.get("/", headers=headers).status_code == 401
     gone(e2b.client(BOB).get("/", headers=there), inside["sandboxID"])
     assert e2b.client(ALICE).get("/", headers=there).status_code == 200
+
+
+def test_authorization_beside_the_token_of_ports_is_for_the_inside(
+    anyone: httpx.Client, inside: dict[str, str]
+) -> None:
+    there = {"Host": host(inside), "E2B-Traffic-Access-Token": inside["trafficAccessToken"]}
+    own = {**there, "Authorization": "Bearer its-own"}
+    assert anyone.get("/", headers=own).json()["headers"]["authorization"] == "Bearer its-own"
+    for key in (ALICE, in_e2b_form(ALICE)):
+        answer = anyone.get("/", headers={**there, "Authorization": f"Bearer {key}"})
+        assert answer.status_code == 200
+        assert key not in answer.text
 
 
 def test_a_closed_port_is_told_apart_from_a_sandbox_that_is_gone(

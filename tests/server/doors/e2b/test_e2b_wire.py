@@ -238,6 +238,17 @@ def test_a_sandbox_is_paused_at_its_timeout_where_its_client_wants_that(
     assert client.delete(one).status_code == 204
 
 
+def test_a_sandbox_that_its_owner_resumed_is_not_paused_again_for_the_same_timeout(
+    e2b: E2BServer, client: httpx.Client
+) -> None:
+    one = f"/sandboxes/{created(client, timeout=1, autoPause=True)['sandboxID']}"
+    wait_until(lambda: client.get(one).json()["state"] == "paused", "it is paused")
+    assert e2b.server.client(ALICE).post(f"{one}/resume").status_code == 200
+    other = f"/sandboxes/{created(client, timeout=1, autoPause=True)['sandboxID']}"
+    wait_until(lambda: client.get(other).json()["state"] == "paused", "a later one is paused")
+    assert client.get(one).json()["state"] == "running"
+
+
 # -- lists -------------------------------------------------------------------------------------
 
 

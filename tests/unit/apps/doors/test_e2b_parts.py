@@ -21,7 +21,7 @@ from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.ids import new_id
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.snapshot import Snapshot
-from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of, in_e2b_form, new_key
+from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of, in_e2b_form, new_key, spellings
 from cellwall.server.core.errors import HttpError
 
 SANDBOX = "a2b3"
@@ -97,6 +97,14 @@ def test_a_key_in_e2b_form_is_the_same_key() -> None:
 def test_what_only_looks_like_e2b_form_is_no_key(guess: str) -> None:
     known, _ = ring("acme")
     assert known.find(guess) is None
+
+
+def test_a_key_has_no_third_spelling() -> None:
+    known, [key] = ring("acme")
+    digits = key.encode().hex()
+    assert spellings(key) == spellings(f"e2b_{digits}") == (key, f"e2b_{digits}")
+    for third in (f"e2b_{digits.upper()}", f"e2b_ {digits}", f"E2B_{digits}"):
+        assert known.find(third) is None
 
 
 def test_a_token_opens_its_own_sandbox_for_its_own_kind_of_traffic() -> None:
@@ -193,6 +201,11 @@ def test_lists_that_no_policy_of_ours_can_say_are_refused(
     assert raised.value.status == 400
 
 
+def test_all_of_ipv6_is_not_everything() -> None:
+    with pytest.raises(UsageError, match="every address"):
+        NetworkPolicy.of(policy_of(None, ["::/0"], [ALL]))
+
+
 # -- lists -------------------------------------------------------------------------------------
 
 
@@ -213,6 +226,7 @@ def test_pages_hold_everything_once_in_order_also_at_equal_times(order: str) -> 
     "query",
     [
         {"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"limit": "²"}, {"limit": ""},
+        {"limit": "000000001999"}, {"limit": "9" * 5000},
         {"order": "up"}, {"nextToken": "!"}, {"nextToken": ""}, {"nextToken": "bmFuLXg"},
         {"nextToken": "é"}, {"nextToken": "a" * 5000},
     ],
@@ -227,6 +241,14 @@ def test_a_metadata_filter_is_decoded_as_often_as_clients_encode_it() -> None:
     wanted = {"a x": "b&c", "plain": "1", "z": "ü=%"}
     sent = urlencode({quote(key): quote(value) for key, value in wanted.items()})
     assert metadata_of(unquote(quote(sent))) == wanted
+
+
+def test_a_metadata_filter_that_is_too_long_is_refused() -> None:
+    text = "&".join(f"k{number}=v" for number in range(64))
+    assert len(metadata_of(text)) == 64
+    with pytest.raises(HttpError, match="metadata") as raised:
+        metadata_of(f"{text}&one=more")
+    assert raised.value.status == 400
 
 
 # -- releases of clients -----------------------------------------------------------------------

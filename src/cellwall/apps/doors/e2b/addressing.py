@@ -1,8 +1,8 @@
 """Place of a request: which sandbox it is for, and which port of it, as headers and Host say.
 
 Pure. The path decides what is asked; a place only says of which sandbox. Nothing here gives access:
-keys and tokens do (`keys`). The invariant: a Host or a header that is not exactly of the protocol's
-form names no sandbox.
+keys and tokens do (`front.callers`). The invariant: a Host or a header that is not exactly of the
+protocol's form names no sandbox.
 """
 
 from __future__ import annotations

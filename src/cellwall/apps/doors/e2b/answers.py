@@ -14,10 +14,10 @@ from cellwall.apps.doors import exchange
 from cellwall.model.errors import (
     AccessDenied,
     CapacityError,
-    CellwallError,
     QuotaExceeded,
     SandboxUnavailable,
 )
+from cellwall.server.auth.ownership import NotYours
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
 
 if TYPE_CHECKING:
@@ -38,17 +38,15 @@ _FULL = "maximum number of concurrent sandboxes"
 """Words by which task runners know that a place becomes free when a sandbox ends."""
 
 
-class Gone(CellwallError):
+class Gone(HttpError):
     """The sandbox that a request is for does not exist, has ended, or stands still."""
-
-    code = "sandbox_unavailable"
 
     def __init__(self, sandbox_id: str, port: int | None = None) -> None:
         """With `port` the sandbox runs, and that port of it is closed."""
         text = "The sandbox was not found"
         if port is not None:
             text = "The sandbox is running but port is not open"
-        super().__init__(text)
+        super().__init__(502, "sandbox_unavailable", text)
         self.sandbox_id = sandbox_id
         self.port = port
 
@@ -73,18 +71,19 @@ def missing(message: str) -> HttpError:
     return HttpError(404, "not_found", message)
 
 
-async def empty(request: Request, status: int = 204) -> None:
-    """Answer without a body."""
+async def empty(request: Request) -> None:
+    """Answer 204, without a body."""
     request.has_answered = True
-    headers = [] if status == 204 else [(b"content-length", b"0")]
-    await request.send({"type": "http.response.start", "status": status, "headers": headers})
+    await request.send({"type": "http.response.start", "status": 204, "headers": []})
     await request.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def refuse(request: Request, error: Exception) -> None:
     """Answer with an error, in the shape of the plane that the path belongs to."""
+    if isinstance(error, NotYours) and PLACE in request.scope:
+        error = Gone(request.scope[PLACE].sandbox_id)
     if isinstance(error, Gone):
-        await exchange.refuse(request, error.as_json(), 502, {})
+        await exchange.refuse(request, error.as_json(), error.status, {})
         return
     path: str = request.scope["path"]
     status, message = _told(error, request)

@@ -12,6 +12,7 @@ import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from cellwall.apps.doors.e2b.facts import Facts, pause_at, state_of
 from cellwall.model.errors import CellwallError, SandboxUnavailable
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 AGAIN_S = 300
 """Seconds until the next pause of a sandbox that a request has resumed."""
 _LOOK_EVERY_S = 0.5
+_AFTER_FAILURE_S = 5.0
+"""Seconds until a pause that has failed is tried again, and a failure logged."""
 _log = logging.getLogger("cellwall.server")
 
 
@@ -35,27 +38,32 @@ class Deadlines:
         self._sandboxes = state.sandboxes
         self._tasks = Tasks()
         self._pausing: set[str] = set()
+        self._met: WeakKeyDictionary[SandboxRecord, float] = WeakKeyDictionary()
+        """The deadline at which each was last paused: one that its owner resumed stays so."""
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
     def _look(self) -> None:
+        self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
         now = time.time()
         for record in self._sandboxes.all.values():
             at = pause_at(record.metadata, record.created_at)
-            is_due = at is not None and at <= now and record.status == "running"
-            if is_due and record.id not in self._pausing:
+            if at is None or at > now or record.status != "running":
+                continue
+            if record.id not in self._pausing and self._met.get(record) != at:
                 self._pausing.add(record.id)
-                self._tasks.spawn(self._pause(record))
-        self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
+                self._tasks.spawn(self._pause(record, at))
 
-    async def _pause(self, record: SandboxRecord) -> None:
+    async def _pause(self, record: SandboxRecord, at: float) -> None:
         try:
             await record.sandbox.pause()
+            self._met[record] = at
             record.log("paused", because="its timeout is over")
         except SandboxUnavailable:
             pass
         except CellwallError as error:
             _log.warning("e2b: sandbox %s is not paused at its timeout: %s", record.id, error)
+            await asyncio.sleep(_AFTER_FAILURE_S)
         finally:
             self._pausing.discard(record.id)
 

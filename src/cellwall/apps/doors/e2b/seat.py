@@ -11,18 +11,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.apps.doors.e2b.answers import PLACE, Gone
+from cellwall.apps.doors.e2b.answers import PLACE, Gone, refused
 from cellwall.apps.doors.e2b.deadlines import wake
 from cellwall.apps.doors.e2b.facts import Facts, state_of
 from cellwall.client.live import RemoteSandboxHandle
-from cellwall.model.errors import NotFound
+from cellwall.client.sandbox import AsyncSandbox
+from cellwall.server.auth.ownership import owned
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.door import Visit
     from cellwall.apps.doors.e2b.addressing import Place
     from cellwall.client.asynchronous import AsyncClient
-    from cellwall.client.sandbox import AsyncSandbox
     from cellwall.server.core.request import Request
+    from cellwall.server.executions.sandboxes import SandboxRecord
 
 SandboxGone = Gone
 _USER = "user"
@@ -68,14 +69,26 @@ class SeatRoute(NamedTuple):
 
 
 async def seated(visit: Visit) -> Seat:
-    """Return the seat of a request. Raises SandboxGone if the sandbox cannot serve it."""
-    place: Place = visit.request.scope[PLACE]
-    try:
-        sandbox = await visit.client.attach(place.sandbox_id)
-    except NotFound:
-        raise SandboxGone(place.sandbox_id) from None
-    is_asleep = state_of(sandbox.status) == "paused" and sandbox.facts.get("resume") != "auto"
-    if is_asleep or sandbox.status == "stopped":
+    """Return the seat of a request. Raises NotYours, or SandboxGone if it cannot be served."""
+    request = visit.request
+    place: Place | None = request.scope.get(PLACE)
+    if place is None:
+        raise refused("E2b-Sandbox-Id", "name the sandbox")
+    record = live(request, place)
+    if state_of(record.status) == "paused" and not record.is_resumed_by_requests:
         raise SandboxGone(place.sandbox_id)
-    await wake(sandbox, visit.request.settings.most.life_s)
-    return Seat(visit.request, visit.client, sandbox, Facts.of(sandbox))
+    sandbox = AsyncSandbox(visit.client.transport, record.as_json())
+    await wake(sandbox, request.settings.most.life_s)
+    return Seat(request, visit.client, sandbox, Facts.of(sandbox))
+
+
+def live(request: Request, place: Place) -> SandboxRecord:
+    """Return the caller's sandbox of a place. Raises `NotYours`, and `SandboxGone` if it has ended.
+
+    Both are answered alike; the guards count and audit the first. It is looked up here, in the same
+    process, because every request to a sandbox begins with it.
+    """
+    record = owned(request.state.sandboxes.all, request.owner, "sandbox", place.sandbox_id)
+    if record.status == "stopped":
+        raise SandboxGone(place.sandbox_id)
+    return record

@@ -184,7 +184,10 @@ def _filter(query: dict[str, str]) -> Callable[[AsyncSandbox], bool]:
 
 def metadata_of(text: str) -> dict[str, str]:
     """Return the filter in a query's `metadata`, decoded once: a query of what is quoted again."""
-    pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=64)
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=64)
+    except ValueError:
+        raise refused("metadata", "it has more than 64 names") from None
     return {unquote(key): unquote(value) for key, value in pairs}
 
 

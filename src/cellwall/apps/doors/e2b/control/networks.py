@@ -46,7 +46,7 @@ def policy_of(
     if not is_closed:
         _check_open(allowed, denied)
         return _OPEN
-    if _EVERYTHING & set(allowed):
+    if EVERYWHERE in allowed:
         return _OPEN
     return allowed or _NONE
 

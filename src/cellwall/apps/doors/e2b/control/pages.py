@@ -37,7 +37,8 @@ class Wanted:
     def of(cls, query: Mapping[str, str]) -> Wanted:
         """Read it from a query."""
         limit, order = query.get("limit", str(_MOST)), query.get("order", "desc")
-        if not (limit.isascii() and limit.isdecimal() and 0 < int(limit[:9]) <= _MOST):
+        is_number = limit.isascii() and limit.isdecimal() and len(limit) < 10
+        if not (is_number and 0 < int(limit) <= _MOST):
             raise refused("limit", f"give a number from 1 to {_MOST}")
         if order not in {"asc", "desc"}:
             raise refused("order", "give asc or desc")

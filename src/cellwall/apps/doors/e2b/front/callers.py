@@ -14,23 +14,27 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote
 
 from cellwall.apps.doors.e2b.addressing import INTERPRETER_PORT, Place, place_of
-from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL
+from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL, missing
 from cellwall.apps.doors.e2b.facts import PUBLIC
 from cellwall.apps.doors.e2b.tokens import Signed
 from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.house import House
-    from cellwall.apps.doors.e2b.tokens import Kind
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
     from cellwall.server.http.face import Find
 
 _DAEMON = re.compile(r"/(files|envs)|/(process\.Process|filesystem\.Filesystem)/.*")
 _INTERPRETER = re.compile(r"/execute|/contexts(/.*)?")
+_HEALTH, _EXECUTE = "/health", "/execute"
 INSIDE = "/traffic-to-the-inside"
 """Path of the route of all requests for servers inside. A client that sends it gets nowhere."""
+SANDBOX_HEALTH = "/health-of-a-sandbox"
+"""Path of the route of `/health` for a sandbox, which needs a key or a token; so does this."""
 _TOKENS = ("x-access-token", "e2b-traffic-access-token")
+_SAYS_SANDBOX = frozenset({"e2b-sandbox-id", "x-access-token"})
+"""Headers with which `/health` is that of a sandbox, even if they name none."""
 _DIGITS = re.compile(r"[0-9]{1,15}")
 
 
@@ -43,6 +47,9 @@ class Callers:
     def of(self, request: Request, path: str, find: Find) -> Principal | None:
         """Return who asks; note the place of a request for a sandbox in its scope."""
         place = place_of(request.headers, self._house.options.domain)
+        if place is not None and place.is_by_host and not (place.is_inside or _is_of_plane(path)):
+            # SECURITY: a token stands for its tenant, so it must not reach the control plane.
+            raise missing("path: there is nothing below the name of a sandbox")
         if not is_of_sandbox(path, request, place):
             key = presented(request)
             return None if key is None else find(key)
@@ -58,6 +65,8 @@ class Callers:
                 # Whatever its path: that is for the server inside, which gets it as it came.
                 request.scope["raw_path"] = request.scope.get("raw_path") or quote(path).encode()
                 request.scope["path"] = INSIDE
+        if request.scope["path"] == _HEALTH:
+            request.scope["path"] = SANDBOX_HEALTH
         return caller
 
     @staticmethod
@@ -99,10 +108,12 @@ class Callers:
     ) -> tuple[str, Principal] | None:
         opened, headers = self._house.tokens.opened, request.headers
         found = opened("daemon", headers.get("x-access-token", ""))
-        is_daemon = _DAEMON.fullmatch(path) and not (place is not None and place.is_inside)
-        if found is None and not is_daemon:
-            kind: Kind = "traffic"
-            found = opened(kind, headers.get("e2b-traffic-access-token", ""))
+        is_inside = place is not None and place.is_inside
+        # Code can write files, so the token of ports does not run any. Clients send it alone with
+        # requests about contexts.
+        is_daemon = path == _EXECUTE or _DAEMON.fullmatch(path) is not None
+        if found is None and (is_inside or not is_daemon):
+            found = opened("traffic", headers.get("e2b-traffic-access-token", ""))
         return found
 
     def _by_signature(self, request: Request, place: Place | None) -> tuple[str, Principal] | None:
@@ -153,9 +164,14 @@ def is_of_sandbox(path: str, request: Request, place: Place | None) -> bool:
     """Report whether a request is for a plane of a sandbox rather than for the control plane."""
     if place is not None and (place.is_by_host or place.is_inside):
         return True
-    if path == "/health":
-        return place is not None or "x-access-token" in request.headers
-    return bool(_DAEMON.fullmatch(path) or _INTERPRETER.fullmatch(path))
+    if path == _HEALTH:
+        return place is not None or bool(_SAYS_SANDBOX & request.headers.keys())
+    return _is_of_plane(path)
+
+
+def _is_of_plane(path: str) -> bool:
+    """Report whether the daemon or the interpreter has the path."""
+    return path == _HEALTH or bool(_DAEMON.fullmatch(path) or _INTERPRETER.fullmatch(path))
 
 
 def presented(request: Request) -> str | None:

@@ -19,17 +19,14 @@ from cellwall.apps.doors.e2b.control.lives import Lives
 from cellwall.apps.doors.e2b.control.templates import Templates, absent_routes
 from cellwall.apps.doors.e2b.daemon.service import Daemon
 from cellwall.apps.doors.e2b.deadlines import Deadlines
-from cellwall.apps.doors.e2b.facts import state_of
 from cellwall.apps.doors.e2b.front import traffic
-from cellwall.apps.doors.e2b.front.callers import INSIDE, Callers
+from cellwall.apps.doors.e2b.front.callers import INSIDE, SANDBOX_HEALTH, Callers
 from cellwall.apps.doors.e2b.house import House
 from cellwall.apps.doors.e2b.interpreter.service import Interpreter
 from cellwall.apps.doors.e2b.seat import Seat, seated
-from cellwall.server.core.request import unauthorized
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.door import Visit
-    from cellwall.apps.doors.e2b.addressing import Place
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
     from cellwall.server.http.face import Find
@@ -63,6 +60,7 @@ class E2B:
         below = (*self._daemon.routes(), *Interpreter().routes())
         self.routes: tuple[Route | PublicRoute, ...] = (
             PublicRoute("GET", "/health", health),
+            Route("GET", SANDBOX_HEALTH, traffic.health),
             Route("*", INSIDE, traffic.forward),
             *self.control,
             *(Route(method, path, _with_seat(handler)) for method, path, handler in below),
@@ -92,13 +90,5 @@ def _with_seat(handler: Callable[[Seat], Awaitable[None]]) -> Handler:
 
 
 async def health(request: Request) -> None:
-    """`GET /health`: of the sandbox that the request is for, or of the server itself."""
-    place: Place | None = request.scope.get(answers.PLACE)
-    if place is None:
-        if "e2b-sandbox-id" in request.headers or "x-access-token" in request.headers:
-            raise unauthorized()
-        await answers.empty(request)
-    else:
-        if state_of(traffic.live(request, place).status) == "paused":
-            raise answers.Gone(place.sandbox_id)
-        await answers.empty(request)
+    """`GET /health` of the server itself."""
+    await answers.empty(request)

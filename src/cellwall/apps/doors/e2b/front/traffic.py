@@ -1,4 +1,4 @@
-"""Traffic to servers inside sandboxes: any port, by the name of a host or by headers.
+"""Traffic to servers inside sandboxes: any port, by the name of a host or by headers; their health.
 
 The server's own proxy of ports passes it on, so that neither side sees more of the other than
 there. The invariant: the sandbox is one of the caller's tenant.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.answers import PLACE, Gone, missing
-from cellwall.apps.doors.e2b.deadlines import wake
+from cellwall.apps.doors.e2b.answers import PLACE, Gone, empty, missing
 from cellwall.apps.doors.e2b.facts import state_of
-from cellwall.model.errors import NotFound, SandboxUnavailable
-from cellwall.server.auth.ownership import owned
+from cellwall.apps.doors.e2b.seat import live, seated
+from cellwall.model.errors import SandboxUnavailable
 from cellwall.server.core.errors import HttpError
 from cellwall.server.routes import ports
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.door import Visit
     from cellwall.apps.doors.e2b.addressing import Place
-    from cellwall.server.core.request import Request
-    from cellwall.server.executions.sandboxes import SandboxRecord
 
 
 async def forward(visit: Visit) -> None:
@@ -31,9 +28,7 @@ async def forward(visit: Visit) -> None:
         raise missing("path: there is nothing")
     record = live(request, place)
     if state_of(record.status) == "paused":
-        if not record.is_resumed_by_requests:
-            raise Gone(place.sandbox_id)
-        await wake(await visit.client.attach(record.id), request.settings.most.life_s)
+        await seated(visit)  # refuses one that requests do not resume
     try:
         await ports.passed_on(request, record, place.port, request.scope.get("root_path", ""))
     except SandboxUnavailable:
@@ -44,12 +39,11 @@ async def forward(visit: Visit) -> None:
         raise
 
 
-def live(request: Request, place: Place) -> SandboxRecord:
-    """Return the sandbox of a place. Raises `Gone` if it has ended."""
-    try:
-        record = owned(request.state.sandboxes.all, request.owner, "sandbox", place.sandbox_id)
-    except NotFound:
-        raise Gone(place.sandbox_id) from None
-    if record.status == "stopped":
+async def health(visit: Visit) -> None:
+    """`GET /health` of a sandbox: whether it runs."""
+    place: Place | None = visit.request.scope.get(PLACE)
+    if place is None:
+        raise missing("path: there is nothing")
+    if state_of(live(visit.request, place).status) == "paused":
         raise Gone(place.sandbox_id)
-    return record
+    await empty(visit.request)
