@@ -111,11 +111,15 @@ def client_stream(asked: Message, answered: Message, work: Taking) -> Handler:
 
 async def _only(request: Request, codec: Codec, asked: Message) -> Value:
     """Return the one message of a request. Raises ConnectError."""
+    found: Value | None = None
     async with contextlib.aclosing(_all(request, codec, asked)) as values:
-        found = [value async for value in values]
-    if len(found) != 1:
-        raise connect.invalid(f"stream: {len(found)} messages where one is expected")
-    return found[0]
+        async for value in values:
+            if found is not None:
+                raise connect.invalid("stream: several messages where one is expected")
+            found = value
+    if found is None:
+        raise connect.invalid("stream: no message where one is expected")
+    return found
 
 
 async def _all(request: Request, codec: Codec, asked: Message) -> AsyncGenerator[Value, None]:
