@@ -47,17 +47,19 @@ def test_work_that_reads_nothing_goes_on_while_its_caller_is_there(
     looks: list[bool] = []
     looked = disconnects.has_left
 
-    def counted(request: Request) -> bool:
-        looks.append(looked(request))
-        return looks[-1]
-
-    monkeypatch.setattr(disconnects, "has_left", counted)
-
     async def application(_: object, scope: Message, receive: Receive, send: Send) -> None:
-        async def work() -> None:
-            while len(looks) < 3:
-                await asyncio.sleep(0.01)
+        enough = asyncio.Event()
 
+        def counted(request: Request) -> bool:
+            looks.append(looked(request))
+            if len(looks) == 3:
+                enough.set()
+            return looks[-1]
+
+        async def work() -> None:
+            await enough.wait()
+
+        monkeypatch.setattr(disconnects, "has_left", counted)
         await send({"type": "websocket.accept"})
         await _work_while_there(scope, receive, send, work())
         await send({"type": "websocket.send", "text": "done"})

@@ -25,6 +25,11 @@ RANGES: Mapping[str, tuple[int, int]] = {
 }
 
 
+MOST_ITEMS = 16_384
+"""Maximum number of fields of a request's messages in binary, and of items of its lists and maps:
+each costs microseconds, in which the server does nothing else."""
+
+
 class Malformed(ValueError):
     """Bytes that are no message of the schema; the text says where."""
 
