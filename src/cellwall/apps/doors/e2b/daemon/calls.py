@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.e2b.daemon.connect import connect_codec as connect
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Request
 
     Handler = Callable[[Seat], Awaitable[None]]
-    Unary = Callable[[Seat, Value], Awaitable[Value]]
+    Unary = Callable[[Seat, Value], Coroutine[Any, Any, Value]]
     Serving = Callable[[Seat, Value, "Stream"], Awaitable[None]]
     Taking = Callable[[Seat, AsyncIterator[Value]], Awaitable[Value]]
 
@@ -36,7 +36,7 @@ _MOST_REQUEST_BYTES = 8 * 1024 * 1024
 def unary(
     asked: Message, answered: Message, work: Unary, most_bytes: int = _MOST_REQUEST_BYTES
 ) -> Handler:
-    """Return the handler of a method with one message each way."""
+    """Return the handler of a method with one message each way; the work ends with its client."""
 
     async def handle(seat: Seat) -> None:
         request = seat.request
@@ -49,7 +49,7 @@ def unary(
             limit_s = connect.timeout_s(request.headers)
             value = codec.decode(asked, await request.body(most_bytes))
             async with asyncio.timeout(limit_s):
-                found = await work(seat, value)
+                found = await request.unless_gone(work(seat, value))
         except TimeoutError:
             await _refuse(request, ConnectError("deadline_exceeded", "the call took too long"))
         except ClientGone:
