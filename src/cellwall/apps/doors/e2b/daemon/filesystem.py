@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon.connect import messages
@@ -27,13 +27,13 @@ _CHOWN_S = 30.0
 
 async def stat(seat: Seat, asked: Value) -> Value:
     """Answer Stat."""
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     return await place.entry()
 
 
 async def list_dir(seat: Seat, asked: Value) -> Value:
     """Answer ListDir: entries before their children."""
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     depth = asked.get("depth", 0) or 1
     if depth > _MOST_DEPTH:
         raise invalid(f"depth: {depth} is above {_MOST_DEPTH}")
@@ -53,7 +53,7 @@ async def list_dir(seat: Seat, asked: Value) -> Value:
 
 async def make_dir(seat: Seat, asked: Value) -> Value:
     """Answer MakeDir: parents are made, too."""
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     there = await _looked_up(place.files, place.path)
     if there is not None:
         if (await place.shown(there))["type"] == messages.DIRECTORY:
@@ -67,7 +67,8 @@ async def make_dir(seat: Seat, asked: Value) -> Value:
 async def move(seat: Seat, asked: Value) -> Value:
     """Answer Move: the parents of the destination are made."""
     _check_given(asked, "source", "destination")
-    source, target = await _place(seat, asked, "source"), await _place(seat, asked, "destination")
+    source = await _place(seat, asked["source"])
+    target = replace(source, path=source.who.path(asked["destination"]))
     await _found(source.files, source.path)
     parent = posixpath.dirname(target.path)
     if await _looked_up(target.files, parent) is None:
@@ -79,7 +80,7 @@ async def move(seat: Seat, asked: Value) -> Value:
 async def remove(seat: Seat, asked: Value) -> Value:
     """Answer Remove: a whole tree; what is not there is no error."""
     _check_given(asked, "path")
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     try:
         await place.files.remove(place.path, recursive=True)
     except FileError as error:
@@ -113,10 +114,10 @@ class _Place:
         return await described(self.files, entry, self.users)
 
 
-async def _place(seat: Seat, asked: Value, field: str = "path") -> _Place:
+async def _place(seat: Seat, path: str) -> _Place:
     known = await users(seat)
     who = known.account(named(seat.request.headers))
-    return _Place(seat.sandbox.files, who.path(asked.get(field, "")), who, known)
+    return _Place(seat.sandbox.files, who.path(path), who, known)
 
 
 async def give(sandbox: AsyncSandbox, path: str, who: Account, *, is_tree: bool = False) -> None:

@@ -14,7 +14,7 @@ from cellwall.apps.doors.e2b.daemon import inner, process_events, pty
 from cellwall.apps.doors.e2b.daemon.connect import connect_codec, messages
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.process_table import Process, Processes
-from cellwall.apps.doors.e2b.daemon.users import account
+from cellwall.apps.doors.e2b.daemon.users import account, named
 from cellwall.model.errors import Conflict, FileError, NotFound
 from cellwall.wire.reading import outcome_of
 
@@ -42,7 +42,7 @@ class ProcessService:
             await self._start_terminal(seat, asked, stream)
             return
         config = asked.get("process", {})
-        who = await account(seat)
+        who = await account(seat, named(seat.request.headers))
         body: dict[str, Any] = _body(who, config)
         body["timeout"] = connect_codec.timeout_s(seat.request.headers)
         if not asked.get("stdin", True):
@@ -57,7 +57,7 @@ class ProcessService:
 
     async def _start_terminal(self, seat: Seat, asked: Value, stream: Stream) -> None:
         config = asked.get("process", {})
-        who = await account(seat)
+        who = await account(seat, named(seat.request.headers))
         _body(who, config)
         async with _explained(seat, who, config):
             screen = await pty.opened(seat, who, config, asked["pty"])

@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon import process_events
-from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, timeout_s
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import invalid, timeout_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -113,5 +113,5 @@ def size_of(pty: Value) -> tuple[int, int]:
     size = pty.get("size", {})
     rows, cols = size.get("rows", 0) or _ROWS, size.get("cols", 0) or _COLS
     if max(rows, cols) > 1000:
-        raise ConnectError("invalid_argument", "pty: a size has at most 1000 rows and columns")
+        raise invalid("pty: a size has at most 1000 rows and columns")
     return rows, cols

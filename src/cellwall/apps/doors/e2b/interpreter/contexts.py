@@ -11,7 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import NotFound, UsageError
+from cellwall.apps.doors.e2b.daemon.users import HOME
+from cellwall.model.errors import UsageError
 from cellwall.model.ids import new_id
 from cellwall.server.core.errors import HttpError
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.seat import Seat
     from cellwall.client.sandbox import AsyncSandbox
 
-HOME = "/home/user"
 DEFAULTS = ("python", "javascript")
 """Languages whose default contexts are always listed."""
 _MOST_SANDBOXES = 4096
@@ -203,6 +203,3 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
 
 async def _answer(seat: Seat, value: object) -> None:
     await seat.request.answer_bytes(json.dumps(value).encode("ascii"), "application/json")
-
-
-__all__ = ["Context", "Contexts", "NotFound", "body_of", "language_of", "text"]
