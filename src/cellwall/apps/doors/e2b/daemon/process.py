@@ -61,33 +61,38 @@ class ProcessService:
         _body(who, config)
         async with _explained(seat, who, config):
             screen = await pty.opened(seat, who, config, asked["pty"])
-        events, terminal = screen.events(), screen.terminal
+        terminal = screen.terminal
         process = Process(terminal.id, terminal.pid or 0, config, asked.get("tag"), screen)
         self._processes.add(seat.sandbox.id, process)
-        await stream.send(process_events.started(process.pid))
-        await stream.pass_on(events, process_events.ALIVE)
+        with screen.reading() as events:
+            await stream.send(process_events.started(process.pid))
+            await stream.pass_on(events, process_events.ALIVE)
 
     async def connect(self, seat: Seat, asked: Value, stream: Stream) -> None:
         """Answer Connect: the output of a process from now on, and its end."""
         process, facts = await self._processes.find(seat.live, asked.get("process"))
-        await stream.send(process_events.started(process.pid))
+        started = process_events.started(process.pid)
         if facts["status"] == "ended":
+            await stream.send(started)
             if facts["outcome"] is None:
                 raise ConnectError("internal", "the end of the process is not known")
             await stream.send(process_events.ended(outcome_of(facts["outcome"])))
-            return
-        if facts["terminal"] is not None:
-            events = (await self._screen(seat, process)).events()
-        else:
+        elif facts["terminal"] is None:
+            await stream.send(started)
             events = _output(seat, process, facts["last_event"], is_late=True)
-        await stream.pass_on(events, process_events.ALIVE)
+            await stream.pass_on(events, process_events.ALIVE)
+        else:
+            with (await self._screen(seat, process)).reading() as shown:
+                await stream.send(started)  # a client that has it misses nothing from then on
+                await stream.pass_on(shown, process_events.ALIVE)
 
     async def _screen(self, seat: Seat, process: Process) -> pty.Screen:
-        """Return the terminal of a process; one that was opened elsewhere is taken."""
-        if process.screen is None:
-            process.screen = await pty.attached(seat, process.command_id)
-            self._processes.add(seat.sandbox.id, process)
-        return process.screen
+        """Return the terminal of a process; one that another client of the server has is taken."""
+        process = self._processes.kept(seat.sandbox.id, process)
+        async with process.attaching:
+            if process.screen is None or process.screen.terminal.is_replaced:
+                process.screen = await pty.attached(seat, process.command_id)
+            return process.screen
 
     async def list(self, seat: Seat, _: Value) -> Value:
         """Answer List."""
