@@ -67,10 +67,10 @@ async def given(
         )
     begin, end = cells
     new = json.dumps(wanted, ensure_ascii=False)  # JSON's pairs of escapes are no text in Python
-    made = await sandbox.run(begin.format(new=new), context.language, context.name)
-    if not made.ok:
-        raise UsageError("env_vars: they could not be set")
     try:
+        made = await sandbox.run(begin.format(new=new), context.language, context.name)
+        if not made.ok:
+            raise UsageError("env_vars: they could not be set")
         yield
     finally:
         await sandbox.run(end.format(), context.language, context.name)
