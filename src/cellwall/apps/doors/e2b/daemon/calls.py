@@ -17,6 +17,7 @@ from cellwall.apps.doors.e2b.daemon.connect.connect_codec import Codec, ConnectE
 from cellwall.apps.doors.e2b.daemon.faults import connect_error
 from cellwall.apps.doors.e2b.seat import SandboxGone
 from cellwall.model.errors import SandboxUnavailable
+from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.request import ClientGone
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     Handler = Callable[[Seat], Awaitable[None]]
     Unary = Callable[[Seat, Value], Coroutine[Any, Any, Value]]
     Serving = Callable[[Seat, Value, "Stream"], Awaitable[None]]
-    Taking = Callable[[Seat, AsyncIterator[Value]], Awaitable[Value]]
+    Taking = Callable[[Seat, AsyncIterator[Value]], Coroutine[Any, Any, Value]]
 
 _MOST_REQUEST_BYTES = 8 * 1024 * 1024
 """Maximum bytes of a request that is one message, except for input to a process."""
@@ -90,7 +91,10 @@ def server_stream(
 
 
 def client_stream(asked: Message, answered: Message, work: Taking) -> Handler:
-    """Return the handler of a method that answers many messages with one."""
+    """Return the handler of a method that answers many messages with one.
+
+    The work ends with its client, also while it takes no message.
+    """
 
     async def handle(seat: Seat) -> None:
         codec = connect.codec_of(seat.request.headers.get("content-type", ""), is_stream=True)
@@ -101,7 +105,7 @@ def client_stream(asked: Message, answered: Message, work: Taking) -> Handler:
         async def serve(stream: Stream) -> None:
             async with asyncio.timeout(connect.timeout_s(seat.request.headers)):
                 async with contextlib.aclosing(_all(seat.request, codec, asked)) as values:
-                    found = await work(seat, values)
+                    found = await cancel_on_disconnect(seat.request, work(seat, values))
             await stream.send(found)
 
         await Stream(seat, codec, answered).run(serve)
