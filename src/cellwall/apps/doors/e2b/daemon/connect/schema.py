@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 Kind = Literal[
@@ -69,6 +69,7 @@ class Message:
         }
 
 
+@cache  # of the schema's few names; without it, it was half the work of a long listing
 def json_name(name: str) -> str:
     """Return the `lowerCamelCase` name of a field."""
     first, *rest = name.split("_")
