@@ -86,16 +86,11 @@ def _text(found: object, where: str, _: str) -> str:
 
 
 def _bytes(found: object, where: str, kind: str) -> bytes:
-    text = _text(found, where, kind).translate(_URL_SAFE)
+    text = _text(found, where, kind).replace("-", "+").replace("_", "/").rstrip("=")
     try:
-        return base64.b64decode(
-            text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True
-        )
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except ValueError:
         raise Malformed(f"{where}: not base64") from None
-
-
-_URL_SAFE = str.maketrans("-_", "+/")
 
 
 def _bool(found: object, where: str, _: str) -> bool:
