@@ -40,6 +40,10 @@ async def _work_while_there(
     await disconnects.cancel_on_disconnect(request, work)
 
 
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
 def test_work_that_reads_nothing_goes_on_while_its_caller_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,7 +84,7 @@ def test_work_that_reads_nothing_ends_when_its_caller_leaves(
     async def application(_: object, scope: Message, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.accept"})
         try:
-            await _work_while_there(scope, receive, send, asyncio.sleep(600))
+            await _work_while_there(scope, receive, send, _never())
         except ClientGone:
             ends.append("its caller has left")
 
