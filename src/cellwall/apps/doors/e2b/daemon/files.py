@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.faults import sentence
-from cellwall.apps.doors.e2b.daemon.filesystem import give
+from cellwall.apps.doors.e2b.daemon.filesystem import first_missing, give
 from cellwall.apps.doors.e2b.daemon.users import account
 from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import FileError
@@ -183,7 +183,7 @@ async def inflated(pieces: AsyncIterator[bytes], most_bytes: int) -> AsyncGenera
 
 async def _put(seat: Seat, who: Account, path: str, pieces: AsyncIterator[bytes]) -> None:
     """Write a file and its parents, and give them to the user who asked."""
-    top = path if who.is_own else await _first_missing(seat, path)
+    top = await first_missing(seat.sandbox.files, path, who)
     begin = bytearray()
     is_whole = True
     async for piece in pieces:
@@ -206,16 +206,6 @@ async def _joined(begin: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[b
     yield begin
     async for piece in pieces:
         yield piece
-
-
-async def _first_missing(seat: Seat, path: str) -> str:
-    """Return the topmost part of a path that is not there; the path itself if all are."""
-    top = path
-    while (parent := posixpath.dirname(top)) != top:
-        if await seat.sandbox.files.exists(parent):
-            break
-        top = parent
-    return top
 
 
 def _query(request: Request) -> Mapping[str, str]:

@@ -59,8 +59,7 @@ async def make_dir(seat: Seat, asked: Value) -> Value:
         if (await place.shown(there))["type"] == messages.DIRECTORY:
             raise ConnectError("already_exists", f"directory already exists: {place.path}")
         raise invalid(f"path already exists but it is not a directory: {place.path}")
-    await place.files.mkdir(place.path, parents=True)
-    await give(seat.sandbox, place.path, place.who)
+    await _make(seat.sandbox, place.path, place.who)
     return await place.entry()
 
 
@@ -72,7 +71,7 @@ async def move(seat: Seat, asked: Value) -> Value:
     await _found(source.files, source.path)
     parent = posixpath.dirname(target.path)
     if await _looked_up(target.files, parent) is None:
-        await target.files.mkdir(parent, parents=True)
+        await _make(seat.sandbox, parent, target.who)
     await target.files.move(source.path, target.path)
     return await target.entry()
 
@@ -118,6 +117,26 @@ async def _place(seat: Seat, path: str) -> _Place:
     known = await users(seat)
     who = known.account(named(seat.request.headers))
     return _Place(seat.sandbox.files, who.path(path), who, known)
+
+
+async def _make(sandbox: AsyncSandbox, path: str, who: Account) -> None:
+    """Make a directory and its parents, and give them to the user who asked."""
+    top = await first_missing(sandbox.files, path, who)
+    await sandbox.files.mkdir(path, parents=True)
+    await give(sandbox, top, who, is_tree=top != path)
+
+
+async def first_missing(files: Files, path: str, who: Account) -> str:
+    """Return the topmost part of a path that is not there, for `give` once it is made.
+
+    The path itself if its parents are there, or belong to that user anyway.
+    """
+    top = path
+    while not who.is_own and (parent := posixpath.dirname(top)) != top:
+        if await files.exists(parent):
+            break
+        top = parent
+    return top
 
 
 async def give(sandbox: AsyncSandbox, path: str, who: Account, *, is_tree: bool = False) -> None:
