@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from websockets.exceptions import ConnectionClosedError
 
+from cellwall.apps.inner.leaving import Leaving
 from cellwall.client.connection.transport import refusal
 from cellwall.model.errors import ServerUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-    from typing import Any
 
     from cellwall.surface.shared.tasks import Tasks
 
@@ -31,18 +31,18 @@ _ABNORMAL = 1006
 """Close code of a connection that ended without a close."""
 
 
-class InnerSocket:
+class InnerSocket(Leaving):
     """One connection, as its client sees it."""
 
     def __init__(self) -> None:
         """Connected to nothing before `open`."""
+        super().__init__()
         self._in: asyncio.Queue[Message] = asyncio.Queue(_MOST_MESSAGES)
         self._out: asyncio.Queue[str | bytes | None] = asyncio.Queue(_MOST_MESSAGES)
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._has_left = asyncio.Event()
+        self._ended = asyncio.Event()
         self._refused: tuple[int, dict[str, str]] | None = None
         self._refusal = bytearray()
-        self._is_over = False
         self.close_code: int | None = None
         """Code with which the server has closed it; None while it is open."""
 
@@ -69,22 +69,17 @@ class InnerSocket:
 
     async def _receive(self) -> Message:
         coming = asyncio.ensure_future(self._in.get())
-        leaving = asyncio.ensure_future(self._has_left.wait())
-        try:
-            await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                return coming.result()
-            return {"type": "websocket.disconnect", "code": 1000}
-        finally:
-            coming.cancel()
-            leaving.cancel()
+        if await _before(self._has_left, coming):
+            return coming.result()
+        return {"type": "websocket.disconnect", "code": 1000}
 
     async def _send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "websocket.accept":
             self._settle(None)
         elif kind == "websocket.send":
-            await self._put(message.get("text") or message.get("bytes") or b"")
+            data = message.get("text") or message.get("bytes") or b""
+            await _before(self._has_left, asyncio.ensure_future(self._out.put(data)))
         elif kind == "websocket.close":
             self._end(message.get("code", 1000))
         elif kind == "websocket.http.response.start":
@@ -95,19 +90,11 @@ class InnerSocket:
             if not message.get("more_body", False):
                 self._end(_ABNORMAL)
 
-    async def _put(self, data: str | bytes) -> None:
-        putting = asyncio.ensure_future(self._out.put(data))
-        leaving = asyncio.ensure_future(self._has_left.wait())
-        try:
-            await asyncio.wait({putting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            putting.cancel()
-            leaving.cancel()
-
     def _end(self, code: int) -> None:
-        if self._is_over:
+        if self._ended.is_set():
             return
-        self._is_over, self.close_code = True, code
+        self._ended.set()
+        self.close_code = code
         if self._refused is not None:
             status, headers = self._refused
             self._settle(refusal(status, bytes(self._refusal), headers))
@@ -133,7 +120,7 @@ class InnerSocket:
 
     async def recv(self) -> str | bytes:
         """Return the next message. Raises ConnectionClosed."""
-        if self._is_over and self._out.empty():
+        if self._ended.is_set() and self._out.empty():
             raise ConnectionClosedError(None, None)
         data = await self._out.get()
         if data is None:
@@ -150,15 +137,26 @@ class InnerSocket:
 
     async def send(self, message: str | bytes) -> None:
         """Send a message; wait while the server takes none. Raises ConnectionClosed."""
-        if self._is_over or self._has_left.is_set():
-            raise ConnectionClosedError(None, None)
         key = "text" if isinstance(message, str) else "bytes"
-        await self._in.put({"type": "websocket.receive", key: message})
+        putting = asyncio.ensure_future(self._in.put({"type": "websocket.receive", key: message}))
+        if not await _before(self._ended, putting) or self._ended.is_set():
+            raise ConnectionClosedError(None, None)
 
     async def close(self) -> None:
         """Leave: the server gets a disconnect. Idempotent."""
         self._has_left.set()
         self._end(1000)
+
+
+async def _before(end: asyncio.Event, work: asyncio.Future[Any]) -> bool:
+    """Wait for `work`; False if `end` comes first, and the work is then cancelled."""
+    ending = asyncio.ensure_future(end.wait())
+    try:
+        await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        work.cancel()
+        ending.cancel()
 
 
 def scope_of(path: str, query: bytes) -> Message:

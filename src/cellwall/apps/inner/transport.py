@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
+from cellwall.apps.inner.leaving import Leaving
 from cellwall.client.connection.transport import Ask, Json, Transport, present, refusal
 from cellwall.wire.asking import encoded
 
@@ -130,12 +131,12 @@ def _scope(method: str, path: str, query: bytes, exchange: object) -> Message:
     }
 
 
-class _Whole:
+class _Whole(Leaving):
     """One request whose answer is read in one piece."""
 
     def __init__(self, data: bytes) -> None:
+        super().__init__()
         self._data: bytes | None = data
-        self._has_left = asyncio.Event()
         self._raw: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self.status = 0
@@ -201,15 +202,15 @@ class InnerWire(httpx.AsyncBaseTransport):
         return httpx.Response(status, headers=headers, stream=exchange)
 
 
-class _Exchange(httpx.AsyncByteStream):
+class _Exchange(Leaving, httpx.AsyncByteStream):
     """One request and its answer."""
 
     def __init__(self, request: httpx.Request) -> None:
+        super().__init__()
         loop = asyncio.get_running_loop()
         self._request = request
         self._body = self._pieces()
         self._is_read = False
-        self._has_left = asyncio.Event()
         self._answer: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_PIECES)
         self._is_whole = False
         self.started: asyncio.Future[tuple[int, list[tuple[bytes, bytes]]]] = loop.create_future()

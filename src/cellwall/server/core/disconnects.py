@@ -63,10 +63,13 @@ def has_left(request: Request) -> bool:
     """
     transport: asyncio.Transport | None
     transport = request.scope.get("extensions", {}).get("cellwall.transport")
-    if transport is None:  # the request comes from this process itself
+    if transport is None:
         return False
     if transport.is_closing():
         return True
+    connection = transport.get_extra_info("socket")
+    if connection is None:  # the request comes from this process itself
+        return False
     poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), _GONE)
+    poll.register(connection.fileno(), _GONE)
     return bool(poll.poll(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from e2b import NotFoundException, TimeoutException
@@ -83,12 +84,20 @@ def test_notebook_syntax_works(box: Sandbox) -> None:
 
 def test_variables_are_those_of_the_sandbox_and_of_one_call(box: Sandbox) -> None:
     cell = "import os; print(os.environ.get('MINE'), os.environ.get('ONE'))"
-    once = box.run_code(cell, envs={"ONE": "ü'\"\\", "MINE": "mine"})
-    assert once.logs.stdout == ["mine ü'\"\\\n"]
+    once = box.run_code(cell, envs={"ONE": "ü😀'\"\\", "MINE": "mine"})
+    assert once.logs.stdout == ["mine ü😀'\"\\\n"]
     assert box.run_code(cell).logs.stdout == ["of the sandbox None\n"]
     failed = box.run_code("1/0", envs={"ONE": "1"})
     assert failed.error is not None
     assert box.run_code(cell).logs.stdout == ["of the sandbox None\n"]
+
+
+def test_variables_of_calls_at_the_same_time_are_kept_apart(box: Sandbox) -> None:
+    cell = "import os; print(os.environ.get('ONE'))"
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(box.run_code, cell, envs={"ONE": name}) for name in "abcd"]
+        assert [call.result().logs.stdout for call in calls] == [[f"{name}\n"] for name in "abcd"]
+    assert box.run_code(cell).logs.stdout == ["None\n"]
 
 
 def test_variables_of_one_call_are_refused_where_they_cannot_be(box: Sandbox) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from e2b.envd.process import process_pb
 
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import envelope
 from kit.server.e2b_doors import E2BServer, created
+from kit.waiting import wait_until
 
 START = "/process.Process/Start"
 STREAM = "application/connect+json"
@@ -147,6 +149,33 @@ def test_input_is_streamed_into_a_process(daemon: httpx.Client) -> None:
         rest = b"".join(pieces)
     assert b"b25l" in rest
     assert b"exit status 0" in rest
+
+
+def test_a_client_that_leaves_while_its_input_waits_is_noticed(
+    e2b: E2BServer, daemon: httpx.Client
+) -> None:
+    native = e2b.server.client()
+
+    def connections() -> int:
+        return int(native.get("/quota").json()["use"]["connections"])
+
+    before = connections()
+    pty = {"size": {"rows": 9, "cols": 9}}
+    start = _run("stty raw -echo; echo on; exec sleep 600", pty=pty, tag="deaf")
+    head = {"Content-Type": STREAM}
+    with daemon.stream("POST", START, content=start, headers=head) as answer:
+        pieces = answer.iter_raw()
+        while b"pty" not in next(pieces):
+            pass
+        told = envelope(b'{"start":{"process":{"tag":"deaf"}}}')
+        data = base64.b64encode(bytes(3_000_000)).decode()
+        typed = envelope(json.dumps({"data": {"input": {"pty": data}}}).encode())
+        with pytest.raises(httpx.ReadTimeout):
+            daemon.post(
+                "/process.Process/StreamInput", content=told + typed, headers=head, timeout=2
+            )
+        wait_until(lambda: connections() <= before + 1, "the end of the call")
+    daemon.post("/process.Process/SendSignal", json={"process": {"tag": "deaf"}, "signal": 9})
 
 
 def test_a_quiet_stream_shows_that_it_is_alive(daemon: httpx.Client) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from e2b import FileType, InvalidArgumentException, NotFoundException, Sandbox
-from e2b.exceptions import FileNotFoundException, RateLimitException
+from e2b import FileType, InvalidArgumentException, NotFoundException, Sandbox, WatchHandle
+from e2b.exceptions import FileNotFoundException, RateLimitException, SandboxException
 from e2b.sandbox.filesystem.watch_handle import FilesystemEvent, FilesystemEventType
 
 from kit.server.e2b_doors import E2BServer
@@ -183,6 +183,32 @@ def test_only_directories_are_watched(box: Sandbox) -> None:
         box.files.watch_dir("lone")
     with pytest.raises(FileNotFoundException):
         box.files.watch_dir("none")
+
+
+def _is_refused(handle: WatchHandle) -> bool:
+    try:
+        handle.get_new_events()
+    except SandboxException as error:
+        return "hibernated; watch again" in str(error)
+    return False
+
+
+def test_a_watch_outlasts_a_pause_and_tells_that_a_hibernation_ended_it(e2b: E2BServer) -> None:
+    made = Sandbox.create(**e2b.sdk())
+    try:
+        handle = made.files.watch_dir("/tmp")
+        made.pause()
+        Sandbox.connect(made.sandbox_id, **e2b.sdk())
+        made.files.write("/tmp/after", "x")
+        assert _changes(handle, 1)[0].name == "after"
+        place = f"/sandboxes/{made.sandbox_id}/hibernate"
+        answer = e2b.server.client().post(place, json={"drop": True})
+        assert answer.status_code == 200, answer.text
+        Sandbox.connect(made.sandbox_id, **e2b.sdk())
+        wait_until(lambda: _is_refused(handle), "the watch's end")
+        assert _is_refused(handle)
+    finally:
+        made.kill()
 
 
 def test_one_sandbox_has_a_bounded_number_of_watchers(e2b: E2BServer) -> None:

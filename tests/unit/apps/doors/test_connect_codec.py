@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 
 from cellwall.apps.doors.e2b.daemon.connect import binary_form, connect_codec, json_form, messages
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
-from cellwall.apps.doors.e2b.daemon.connect.schema import Malformed, Message, Value
+from cellwall.apps.doors.e2b.daemon.connect.schema import (
+    MOST_ITEMS,
+    Field,
+    Malformed,
+    Message,
+    Value,
+)
 
 _CAP = 1000
 REQUESTS = [
@@ -182,6 +188,31 @@ def test_two_of_what_excludes_each_other_are_refused_in_json() -> None:
 def test_binary_that_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(Malformed):
         binary_form.decoded(messages.START, data)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("part", [b"\x12\0", b"\x1a\0", b"\x32\0"], ids=["args", "envs", "unknown"])
+def test_the_fields_of_a_binary_message_are_counted(part: bytes, more: int) -> None:
+    inner = part * (MOST_ITEMS - 1 + more)  # the field that they are in is one, too
+    outer = Message("outer", {"process": Field(1, "bytes")})
+    data = binary_form.encoded(outer, {"process": inner})
+    if more:
+        with pytest.raises(Malformed, match="more than"):
+            binary_form.decoded(messages.START, data)
+    else:
+        assert set(binary_form.decoded(messages.START, data)) == {"process"}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_items_of_a_list_and_of_a_map_are_counted(more: int) -> None:
+    count = MOST_ITEMS + more
+    for given_items in ({"args": [""] * count}, {"envs": {str(at): "" for at in range(count)}}):
+        text = json.dumps({"process": given_items}).encode()
+        if more:
+            with pytest.raises(Malformed, match="more than"):
+                json_form.decoded(messages.START, text)
+        else:
+            assert json_form.decoded(messages.START, text) == {"process": given_items}
 
 
 @given(st.sampled_from(REQUESTS), st.binary(max_size=200))

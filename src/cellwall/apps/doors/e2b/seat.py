@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from cellwall.server.executions.sandboxes import SandboxRecord
 
 SandboxGone = Gone
-_USER = "user"
-_ROOT_HOME = "/root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +44,6 @@ class Seat:
     def live(self) -> RemoteSandboxHandle:
         """Handle of the sandbox, for requests about it that its object has no method for."""
         return RemoteSandboxHandle(self.client.transport, self.sandbox.facts)
-
-    @property
-    def user(self) -> str:
-        """Name of the user that acts where the request names none."""
-        return str(self.sandbox.facts.get("user") or _USER)
-
-    @property
-    def home(self) -> str:
-        """Home of that user, from which relative paths begin."""
-        return _ROOT_HOME if self.user == "root" else f"/home/{self.user}"
 
 
 class SeatRoute(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.e2b.daemon.connect import connect_codec as connect
@@ -17,6 +17,7 @@ from cellwall.apps.doors.e2b.daemon.connect.connect_codec import Codec, ConnectE
 from cellwall.apps.doors.e2b.daemon.faults import connect_error
 from cellwall.apps.doors.e2b.seat import SandboxGone
 from cellwall.model.errors import SandboxUnavailable
+from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.request import ClientGone
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Request
 
     Handler = Callable[[Seat], Awaitable[None]]
-    Unary = Callable[[Seat, Value], Awaitable[Value]]
+    Unary = Callable[[Seat, Value], Coroutine[Any, Any, Value]]
     Serving = Callable[[Seat, Value, "Stream"], Awaitable[None]]
-    Taking = Callable[[Seat, AsyncIterator[Value]], Awaitable[Value]]
+    Taking = Callable[[Seat, AsyncIterator[Value]], Coroutine[Any, Any, Value]]
 
 _MOST_REQUEST_BYTES = 8 * 1024 * 1024
 """Maximum bytes of a request that is one message, except for input to a process."""
@@ -36,7 +37,7 @@ _MOST_REQUEST_BYTES = 8 * 1024 * 1024
 def unary(
     asked: Message, answered: Message, work: Unary, most_bytes: int = _MOST_REQUEST_BYTES
 ) -> Handler:
-    """Return the handler of a method with one message each way."""
+    """Return the handler of a method with one message each way; the work ends with its client."""
 
     async def handle(seat: Seat) -> None:
         request = seat.request
@@ -49,7 +50,7 @@ def unary(
             limit_s = connect.timeout_s(request.headers)
             value = codec.decode(asked, await request.body(most_bytes))
             async with asyncio.timeout(limit_s):
-                found = await work(seat, value)
+                found = await request.unless_gone(work(seat, value))
         except TimeoutError:
             await _refuse(request, ConnectError("deadline_exceeded", "the call took too long"))
         except ClientGone:
@@ -90,7 +91,10 @@ def server_stream(
 
 
 def client_stream(asked: Message, answered: Message, work: Taking) -> Handler:
-    """Return the handler of a method that answers many messages with one."""
+    """Return the handler of a method that answers many messages with one.
+
+    The work ends with its client, also while it takes no message.
+    """
 
     async def handle(seat: Seat) -> None:
         codec = connect.codec_of(seat.request.headers.get("content-type", ""), is_stream=True)
@@ -101,7 +105,7 @@ def client_stream(asked: Message, answered: Message, work: Taking) -> Handler:
         async def serve(stream: Stream) -> None:
             async with asyncio.timeout(connect.timeout_s(seat.request.headers)):
                 async with contextlib.aclosing(_all(seat.request, codec, asked)) as values:
-                    found = await work(seat, values)
+                    found = await cancel_on_disconnect(seat.request, work(seat, values))
             await stream.send(found)
 
         await Stream(seat, codec, answered).run(serve)
@@ -111,11 +115,15 @@ def client_stream(asked: Message, answered: Message, work: Taking) -> Handler:
 
 async def _only(request: Request, codec: Codec, asked: Message) -> Value:
     """Return the one message of a request. Raises ConnectError."""
+    found: Value | None = None
     async with contextlib.aclosing(_all(request, codec, asked)) as values:
-        found = [value async for value in values]
-    if len(found) != 1:
-        raise connect.invalid(f"stream: {len(found)} messages where one is expected")
-    return found[0]
+        async for value in values:
+            if found is not None:
+                raise connect.invalid("stream: several messages where one is expected")
+            found = value
+    if found is None:
+        raise connect.invalid("stream: no message where one is expected")
+    return found
 
 
 async def _all(request: Request, codec: Codec, asked: Message) -> AsyncGenerator[Value, None]:

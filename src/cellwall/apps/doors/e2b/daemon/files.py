@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.faults import sentence
-from cellwall.apps.doors.e2b.daemon.filesystem import give
-from cellwall.apps.doors.e2b.daemon.users import users
+from cellwall.apps.doors.e2b.daemon.filesystem import first_missing, give
+from cellwall.apps.doors.e2b.daemon.users import account
 from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import FileError
 from cellwall.server.core.errors import HttpError, status_of
@@ -81,7 +81,7 @@ async def _refuse(request: Request, status: int, message: str) -> None:
 
 async def _read(seat: Seat) -> None:
     query = _query(seat.request)
-    who = (await users(seat)).account(query.get("username"))
+    who = await account(seat, query.get("username"))
     path = who.path(query.get("path", ""))
     wanted = seat.request.headers.get("range")
     headers = {} if wanted is None else {"range": wanted}
@@ -101,7 +101,7 @@ def _read_error(error: FileError, path: str) -> Exception:
     if error.reason in ("not_found", "not_directory"):
         return ConnectError("not_found", f"path '{path}' does not exist")
     if error.reason == "is_directory":
-        return ConnectError("invalid_argument", f"path '{path}' is a directory")
+        return invalid(f"path '{path}' is a directory")
     return error
 
 
@@ -112,14 +112,14 @@ async def _write(seat: Seat) -> None:
     request, query = seat.request, _query(seat.request)
     refused = next((name for name in request.headers if name.startswith(_METADATA)), None)
     if refused is not None:
-        raise _bad(f"{refused}: metadata of files is not kept here")
-    who = (await users(seat)).account(query.get("username"))
+        raise invalid(f"{refused}: metadata of files is not kept here")
+    who = await account(seat, query.get("username"))
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == "multipart/form-data":
         written = await _form(seat, who, query.get("path"))
     elif media == _OCTETS:
         if not query.get("path"):
-            raise _bad("path: it is missing")
+            raise invalid("path: it is missing")
         path = who.path(query["path"])
         await _put(seat, who, path, _plain(request))
         written = [path]
@@ -131,7 +131,7 @@ async def _write(seat: Seat) -> None:
 
 async def _form(seat: Seat, who: Account, given: str | None) -> list[str]:
     if "content-encoding" in seat.request.headers:
-        raise _bad("content-encoding: forms are taken plain")
+        raise invalid("content-encoding: forms are taken plain")
     reader = FormReader(seat.request)
     written: list[str] = []
     async for part in reader.parts():
@@ -139,11 +139,11 @@ async def _form(seat: Seat, who: Account, given: str | None) -> list[str]:
             continue
         path = who.path(given or part.file_name)
         if path in written:
-            raise _bad(f"path '{path}': it comes twice in one request")
+            raise invalid(f"path '{path}': it comes twice in one request")
         await _put(seat, who, path, reader.pieces(part))
         written.append(path)
     if not written:
-        raise _bad("form: there is no file in it")
+        raise invalid("form: there is no file in it")
     return written
 
 
@@ -176,14 +176,14 @@ async def inflated(pieces: AsyncIterator[bytes], most_bytes: int) -> AsyncGenera
                 if data:
                     yield data
     except zlib.error as error:
-        raise _bad(f"gzip: {error}") from None
+        raise invalid(f"gzip: {error}") from None
     if not inflater.eof:
-        raise _bad("gzip: it ends too early")
+        raise invalid("gzip: it ends too early")
 
 
 async def _put(seat: Seat, who: Account, path: str, pieces: AsyncIterator[bytes]) -> None:
     """Write a file and its parents, and give them to the user who asked."""
-    top = path if who.is_own else await _first_missing(seat, path)
+    top = await first_missing(seat.sandbox.files, path, who)
     begin = bytearray()
     is_whole = True
     async for piece in pieces:
@@ -197,7 +197,7 @@ async def _put(seat: Seat, who: Account, path: str, pieces: AsyncIterator[bytes]
         await seat.live.json(ask)
     except FileError as error:
         if error.reason == "is_directory":
-            raise _bad(f"path '{path}' is a directory") from None
+            raise invalid(f"path '{path}' is a directory") from None
         raise
     await give(seat.sandbox, top, who, is_tree=top != path)
 
@@ -208,23 +208,9 @@ async def _joined(begin: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[b
         yield piece
 
 
-async def _first_missing(seat: Seat, path: str) -> str:
-    """Return the topmost part of a path that is not there; the path itself if all are."""
-    top = path
-    while (parent := posixpath.dirname(top)) != top:
-        if await seat.sandbox.files.exists(parent):
-            break
-        top = parent
-    return top
-
-
-def _bad(message: str) -> ConnectError:
-    return ConnectError("invalid_argument", message)
-
-
 def _query(request: Request) -> Mapping[str, str]:
     raw = request.scope.get("query_string", b"").decode("latin-1")
     try:
         return dict(parse_qsl(raw, keep_blank_values=True, errors="strict", max_num_fields=32))
     except ValueError:
-        raise _bad("query: it cannot be read") from None
+        raise invalid("query: it cannot be read") from None

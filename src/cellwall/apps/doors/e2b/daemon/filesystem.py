@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon.connect import messages
@@ -27,13 +27,13 @@ _CHOWN_S = 30.0
 
 async def stat(seat: Seat, asked: Value) -> Value:
     """Answer Stat."""
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     return await place.entry()
 
 
 async def list_dir(seat: Seat, asked: Value) -> Value:
     """Answer ListDir: entries before their children."""
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     depth = asked.get("depth", 0) or 1
     if depth > _MOST_DEPTH:
         raise invalid(f"depth: {depth} is above {_MOST_DEPTH}")
@@ -53,25 +53,25 @@ async def list_dir(seat: Seat, asked: Value) -> Value:
 
 async def make_dir(seat: Seat, asked: Value) -> Value:
     """Answer MakeDir: parents are made, too."""
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     there = await _looked_up(place.files, place.path)
     if there is not None:
         if (await place.shown(there))["type"] == messages.DIRECTORY:
             raise ConnectError("already_exists", f"directory already exists: {place.path}")
         raise invalid(f"path already exists but it is not a directory: {place.path}")
-    await place.files.mkdir(place.path, parents=True)
-    await give(seat.sandbox, place.path, place.who)
+    await _make(seat.sandbox, place.path, place.who)
     return await place.entry()
 
 
 async def move(seat: Seat, asked: Value) -> Value:
     """Answer Move: the parents of the destination are made."""
     _check_given(asked, "source", "destination")
-    source, target = await _place(seat, asked, "source"), await _place(seat, asked, "destination")
+    source = await _place(seat, asked["source"])
+    target = replace(source, path=source.who.path(asked["destination"]))
     await _found(source.files, source.path)
     parent = posixpath.dirname(target.path)
     if await _looked_up(target.files, parent) is None:
-        await target.files.mkdir(parent, parents=True)
+        await _make(seat.sandbox, parent, target.who)
     await target.files.move(source.path, target.path)
     return await target.entry()
 
@@ -79,7 +79,7 @@ async def move(seat: Seat, asked: Value) -> Value:
 async def remove(seat: Seat, asked: Value) -> Value:
     """Answer Remove: a whole tree; what is not there is no error."""
     _check_given(asked, "path")
-    place = await _place(seat, asked)
+    place = await _place(seat, asked.get("path", ""))
     try:
         await place.files.remove(place.path, recursive=True)
     except FileError as error:
@@ -113,10 +113,30 @@ class _Place:
         return await described(self.files, entry, self.users)
 
 
-async def _place(seat: Seat, asked: Value, field: str = "path") -> _Place:
+async def _place(seat: Seat, path: str) -> _Place:
     known = await users(seat)
     who = known.account(named(seat.request.headers))
-    return _Place(seat.sandbox.files, who.path(asked.get(field, "")), who, known)
+    return _Place(seat.sandbox.files, who.path(path), who, known)
+
+
+async def _make(sandbox: AsyncSandbox, path: str, who: Account) -> None:
+    """Make a directory and its parents, and give them to the user who asked."""
+    top = await first_missing(sandbox.files, path, who)
+    await sandbox.files.mkdir(path, parents=True)
+    await give(sandbox, top, who, is_tree=top != path)
+
+
+async def first_missing(files: Files, path: str, who: Account) -> str:
+    """Return the topmost part of a path that is not there, for `give` once it is made.
+
+    The path itself if its parents are there, or belong to that user anyway.
+    """
+    top = path
+    while not who.is_own and (parent := posixpath.dirname(top)) != top:
+        if await files.exists(parent):
+            break
+        top = parent
+    return top
 
 
 async def give(sandbox: AsyncSandbox, path: str, who: Account, *, is_tree: bool = False) -> None:

@@ -14,7 +14,7 @@ from cellwall.apps.doors.e2b.daemon import inner, process_events, pty
 from cellwall.apps.doors.e2b.daemon.connect import connect_codec, messages
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.apps.doors.e2b.daemon.process_table import Process, Processes
-from cellwall.apps.doors.e2b.daemon.users import account
+from cellwall.apps.doors.e2b.daemon.users import account, named
 from cellwall.model.errors import Conflict, FileError, NotFound
 from cellwall.wire.reading import outcome_of
 
@@ -42,7 +42,7 @@ class ProcessService:
             await self._start_terminal(seat, asked, stream)
             return
         config = asked.get("process", {})
-        who = await account(seat)
+        who = await account(seat, named(seat.request.headers))
         body: dict[str, Any] = _body(who, config)
         body["timeout"] = connect_codec.timeout_s(seat.request.headers)
         if not asked.get("stdin", True):
@@ -57,37 +57,42 @@ class ProcessService:
 
     async def _start_terminal(self, seat: Seat, asked: Value, stream: Stream) -> None:
         config = asked.get("process", {})
-        who = await account(seat)
+        who = await account(seat, named(seat.request.headers))
         _body(who, config)
         async with _explained(seat, who, config):
             screen = await pty.opened(seat, who, config, asked["pty"])
-        events, terminal = screen.events(), screen.terminal
+        terminal = screen.terminal
         process = Process(terminal.id, terminal.pid or 0, config, asked.get("tag"), screen)
         self._processes.add(seat.sandbox.id, process)
-        await stream.send(process_events.started(process.pid))
-        await stream.pass_on(events, process_events.ALIVE)
+        with screen.reading() as events:
+            await stream.send(process_events.started(process.pid))
+            await stream.pass_on(events, process_events.ALIVE)
 
     async def connect(self, seat: Seat, asked: Value, stream: Stream) -> None:
         """Answer Connect: the output of a process from now on, and its end."""
         process, facts = await self._processes.find(seat.live, asked.get("process"))
-        await stream.send(process_events.started(process.pid))
+        started = process_events.started(process.pid)
         if facts["status"] == "ended":
+            await stream.send(started)
             if facts["outcome"] is None:
                 raise ConnectError("internal", "the end of the process is not known")
             await stream.send(process_events.ended(outcome_of(facts["outcome"])))
-            return
-        if facts["terminal"] is not None:
-            events = (await self._screen(seat, process)).events()
-        else:
+        elif facts["terminal"] is None:
+            await stream.send(started)
             events = _output(seat, process, facts["last_event"], is_late=True)
-        await stream.pass_on(events, process_events.ALIVE)
+            await stream.pass_on(events, process_events.ALIVE)
+        else:
+            with (await self._screen(seat, process)).reading() as shown:
+                await stream.send(started)  # a client that has it misses nothing from then on
+                await stream.pass_on(shown, process_events.ALIVE)
 
     async def _screen(self, seat: Seat, process: Process) -> pty.Screen:
-        """Return the terminal of a process; one that was opened elsewhere is taken."""
-        if process.screen is None:
-            process.screen = await pty.attached(seat, process.command_id)
-            self._processes.add(seat.sandbox.id, process)
-        return process.screen
+        """Return the terminal of a process; one that another client of the server has is taken."""
+        process = self._processes.kept(seat.sandbox.id, process)
+        async with process.attaching:
+            if process.screen is None or process.screen.terminal.is_replaced:
+                process.screen = await pty.attached(seat, process.command_id)
+            return process.screen
 
     async def list(self, seat: Seat, _: Value) -> Value:
         """Answer List."""

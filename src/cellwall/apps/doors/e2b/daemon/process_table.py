@@ -7,8 +7,9 @@ it runs, without its tag. The invariant: a process is looked up in its own sandb
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon import inner
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from cellwall.client.connection.transport import Json
     from cellwall.client.live import RemoteSandboxHandle
 
-_MOST_SANDBOXES = 4096
 _MOST_PROCESSES = 1024
 """Processes of one sandbox that are kept here, ended ones too."""
+_MOST_OF_ONE, _MOST_OF_ALL = 1 << 20, 64 << 20
+"""Bytes that the processes of one sandbox may take here, and those of all; the oldest go first."""
+_PROCESS, _TEXT = 1024, 64
+"""Bytes of a process without its texts, and of a text without its characters, about."""
 
 
 @dataclass(slots=True)
@@ -37,31 +41,86 @@ class Process:
     tag: str | None = None
     screen: Screen | None = None
     """Its terminal, if it has one that was opened here."""
+    attaching: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its terminal is taken: a second client would take it from the first."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        config, envs = self.config, self.config.get("envs", {})
+        ends = config.get("cmd", ""), config.get("cwd", "")
+        texts = (*ends, *config.get("args", ()), *envs, *envs.values())
+        return _PROCESS + sum(_TEXT + len(text) for text in texts)
+
+
+class _Own:
+    """The processes of one sandbox by their pids, the oldest first."""
+
+    def __init__(self) -> None:
+        self.by_pid: OrderedDict[int, Process] = OrderedDict()
+        self.size = 0
+
+    def add(self, process: Process) -> None:
+        if process.pid in self.by_pid:
+            self.drop(process.pid)
+        self.by_pid[process.pid] = process
+        self.size += process.size
+        while len(self.by_pid) > 1 and self._is_full:
+            self.drop(next(iter(self.by_pid)))
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.by_pid) > _MOST_PROCESSES or self.size > _MOST_OF_ONE
+
+    def drop(self, pid: int) -> None:
+        self.size -= self.by_pid.pop(pid).size
 
 
 class Processes:
     """The processes of all sandboxes."""
 
     def __init__(self) -> None:
-        self._all: OrderedDict[str, OrderedDict[int, Process]] = OrderedDict()
+        self._all: OrderedDict[str, _Own] = OrderedDict()
+        self._size = 0
 
     def add(self, sandbox_id: str, process: Process) -> None:
         """Keep a process that was started; an earlier one of its pid has ended."""
-        own = self._all.setdefault(sandbox_id, OrderedDict())
+        own = self._all.setdefault(sandbox_id, _Own())
         self._all.move_to_end(sandbox_id)
-        own.pop(process.pid, None)
-        own[process.pid] = process
-        while len(own) > _MOST_PROCESSES:
-            own.popitem(last=False)
-        while len(self._all) > _MOST_SANDBOXES:
-            self._all.popitem(last=False)
+        self._size -= own.size
+        own.add(process)
+        self._size += own.size
+        while len(self._all) > 1 and self._size > _MOST_OF_ALL:
+            _, oldest = self._all.popitem(last=False)
+            self._size -= oldest.size
+
+    def kept(self, sandbox_id: str, process: Process) -> Process:
+        """Return the process that is kept for this one's command; without one, keep this one."""
+        found = self._by_pid(sandbox_id).get(process.pid)
+        if found is None or found.command_id != process.command_id:
+            self.add(sandbox_id, process)
+            return process
+        return found
+
+    def _by_pid(self, sandbox_id: str) -> OrderedDict[int, Process]:
+        own = self._all.get(sandbox_id)
+        return OrderedDict() if own is None else own.by_pid
+
+    def _drop(self, sandbox_id: str, process: Process) -> None:
+        """Forget a process; another one may be kept by its pid meanwhile."""
+        own = self._all.get(sandbox_id)
+        if own is not None and own.by_pid.get(process.pid) is process:
+            own.drop(process.pid)
+            self._size -= process.size
+            if not own.by_pid:
+                del self._all[sandbox_id]
 
     async def find(self, live: RemoteSandboxHandle, selector: Value | None) -> tuple[Process, Json]:
         """Return the process that a client means, and the server's object of it.
 
         Raises ConnectError `not_found`.
         """
-        own = self._all.get(live.id, OrderedDict())
+        own = self._by_pid(live.id)
         found: Process | None = None
         if selector is not None and "pid" in selector:
             what = f"process with pid {selector['pid']} not found"
@@ -75,7 +134,7 @@ class Processes:
             try:
                 return found, await inner.command(live, found.command_id)
             except NotFound:
-                del own[found.pid]  # so long ago that the server has forgotten it
+                self._drop(live.id, found)  # so long ago that the server has forgotten it
         elif "pid" in selector:
             for facts in await inner.commands(live):
                 if facts["pid"] == selector["pid"] and facts["status"] == "running":
@@ -93,8 +152,7 @@ class Processes:
 
     async def list(self, live: RemoteSandboxHandle) -> list[Process]:
         """Return the processes that run, also those that were not started here."""
-        own = self._all.get(live.id, OrderedDict())
-        by_id = {each.command_id: each for each in own.values()}
+        by_id = {each.command_id: each for each in self._by_pid(live.id).values()}
         return [
             by_id.get(facts["id"]) or _unknown(facts)
             for facts in await inner.commands(live)
@@ -104,10 +162,11 @@ class Processes:
     async def aclose(self) -> None:
         """Let go of the terminals; they go on without a reader."""
         for own in self._all.values():
-            for each in own.values():
+            for each in own.by_pid.values():
                 if each.screen is not None:
                     await each.screen.aclose()
         self._all.clear()
+        self._size = 0
 
 
 def _unknown(facts: Json) -> Process:

@@ -11,10 +11,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.daemon import process_events
-from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, timeout_s
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid, timeout_s
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
     from cellwall.apps.doors.e2b.daemon.connect.schema import Value
     from cellwall.apps.doors.e2b.daemon.users import Account
@@ -34,7 +34,7 @@ class _Reader:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_PIECES)
         self.has_left = asyncio.Event()
 
-    async def put(self, data: bytes | None) -> None:
+    async def put(self, data: bytes) -> None:
         """Give data to the client; wait while it takes none, unless it leaves."""
         putting = asyncio.ensure_future(self.pieces.put(data))
         leaving = asyncio.ensure_future(self.has_left.wait())
@@ -44,6 +44,11 @@ class _Reader:
             putting.cancel()
             leaving.cancel()
 
+    def wake(self) -> None:
+        """Tell a client that waits for data that none comes any more."""
+        if self.pieces.empty():
+            self.pieces.put_nowait(None)
+
 
 class Screen:
     """One terminal."""
@@ -52,33 +57,40 @@ class Screen:
         """Begin to read."""
         self.terminal = terminal
         self._readers: list[_Reader] = []
+        self._is_over = False
         self._task = seat.request.state.tasks.spawn(self._read())
 
     async def _read(self) -> None:
-        async for data in self.terminal:
-            for reader in list(self._readers):
-                await reader.put(data)
-        for reader in list(self._readers):
-            await reader.put(None)
+        try:
+            async for data in self.terminal:
+                for reader in list(self._readers):
+                    await reader.put(data)
+        finally:
+            self._is_over = True
+            for reader in self._readers:
+                reader.wake()
 
-    def events(self) -> AsyncGenerator[Value, None]:
-        """Return what is written from now on, and the end."""
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[AsyncGenerator[Value, None]]:
+        """Give a client what is written from now on, and the end."""
         reader = _Reader()
         self._readers.append(reader)
-        return self._events(reader)
-
-    async def _events(self, reader: _Reader) -> AsyncGenerator[Value, None]:
         try:
-            while not self._task.done() or not reader.pieces.empty():
-                data = await reader.pieces.get()
-                if data is None:
-                    break
-                for each in process_events.data("pty", data):
-                    yield each
-            yield process_events.ended((await self.terminal.wait()).outcome)
+            yield self._events(reader)
         finally:
             reader.has_left.set()
             self._readers.remove(reader)
+
+    async def _events(self, reader: _Reader) -> AsyncGenerator[Value, None]:
+        while not self._is_over or not reader.pieces.empty():
+            data = await reader.pieces.get()
+            if data is None:
+                break
+            for each in process_events.data("pty", data):
+                yield each
+        if self.terminal.is_replaced:
+            raise ConnectError("aborted", "another client of the server has taken the terminal")
+        yield process_events.ended((await self.terminal.wait()).outcome)
 
     async def aclose(self) -> None:
         """Leave the terminal running, without its readers."""
@@ -113,5 +125,5 @@ def size_of(pty: Value) -> tuple[int, int]:
     size = pty.get("size", {})
     rows, cols = size.get("rows", 0) or _ROWS, size.get("cols", 0) or _COLS
     if max(rows, cols) > 1000:
-        raise ConnectError("invalid_argument", "pty: a size has at most 1000 rows and columns")
+        raise invalid("pty: a size has at most 1000 rows and columns")
     return rows, cols

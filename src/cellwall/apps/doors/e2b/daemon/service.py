@@ -31,57 +31,50 @@ class Daemon:
 
     def routes(self) -> list[SeatRoute]:
         """Return its routes."""
-        process, watchers = ProcessService(self._processes), self._watchers
-        methods: dict[str, Handler] = {
-            "process.Process/Start": server_stream(
-                messages.START, messages.EVENT, process.start, is_bounded=False
-            ),
-            "process.Process/Connect": server_stream(
-                messages.SELECT, messages.EVENT, process.connect
-            ),
-            "process.Process/List": unary(messages.EMPTY, messages.PROCESSES, process.list),
-            "process.Process/SendInput": unary(
-                messages.SEND_INPUT, messages.EMPTY, process.send_input, _MOST_INPUT_BYTES
-            ),
-            "process.Process/StreamInput": client_stream(
-                messages.STREAM_INPUT, messages.EMPTY, process.stream_input
-            ),
-            "process.Process/CloseStdin": unary(
-                messages.SELECT, messages.EMPTY, process.close_stdin
-            ),
-            "process.Process/SendSignal": unary(
-                messages.SEND_SIGNAL, messages.EMPTY, process.send_signal
-            ),
-            "process.Process/Update": unary(messages.UPDATE, messages.EMPTY, process.update),
-            "filesystem.Filesystem/Stat": unary(messages.PATH, messages.ENTRY, filesystem.stat),
-            "filesystem.Filesystem/ListDir": unary(
-                messages.LIST_DIR, messages.ENTRIES, filesystem.list_dir
-            ),
-            "filesystem.Filesystem/MakeDir": unary(
-                messages.PATH, messages.ENTRY, filesystem.make_dir
-            ),
-            "filesystem.Filesystem/Move": unary(messages.MOVE, messages.ENTRY, filesystem.move),
-            "filesystem.Filesystem/Remove": unary(messages.PATH, messages.EMPTY, filesystem.remove),
-            "filesystem.Filesystem/CreateWatcher": unary(
-                messages.WATCH, messages.WATCHER, watchers.create
-            ),
-            "filesystem.Filesystem/GetWatcherEvents": unary(
-                messages.WATCHER, messages.CHANGES, watchers.events
-            ),
-            "filesystem.Filesystem/RemoveWatcher": unary(
-                messages.WATCHER, messages.EMPTY, watchers.remove
-            ),
-            "filesystem.Filesystem/WatchDir": server_stream(
-                messages.WATCH, messages.WATCHED, watch.watch_dir
-            ),
+        services = {
+            "process.Process": _process_methods(ProcessService(self._processes)),
+            "filesystem.Filesystem": _filesystem_methods(self._watchers),
         }
         return [
             SeatRoute("GET", "/files", files.read),
             SeatRoute("POST", "/files", files.write),
-            *(SeatRoute("POST", f"/{path}", handler) for path, handler in methods.items()),
+            *(
+                SeatRoute("POST", f"/{service}/{method}", handler)
+                for service, methods in services.items()
+                for method, handler in methods.items()
+            ),
         ]
 
     async def aclose(self) -> None:
         """Let go of what clients have left open."""
         await self._watchers.aclose()
         await self._processes.aclose()
+
+
+def _process_methods(process: ProcessService) -> dict[str, Handler]:
+    return {
+        "Start": server_stream(messages.START, messages.EVENT, process.start, is_bounded=False),
+        "Connect": server_stream(messages.SELECT, messages.EVENT, process.connect),
+        "List": unary(messages.EMPTY, messages.PROCESSES, process.list),
+        "SendInput": unary(
+            messages.SEND_INPUT, messages.EMPTY, process.send_input, _MOST_INPUT_BYTES
+        ),
+        "StreamInput": client_stream(messages.STREAM_INPUT, messages.EMPTY, process.stream_input),
+        "CloseStdin": unary(messages.SELECT, messages.EMPTY, process.close_stdin),
+        "SendSignal": unary(messages.SEND_SIGNAL, messages.EMPTY, process.send_signal),
+        "Update": unary(messages.UPDATE, messages.EMPTY, process.update),
+    }
+
+
+def _filesystem_methods(watchers: Watchers) -> dict[str, Handler]:
+    return {
+        "Stat": unary(messages.PATH, messages.ENTRY, filesystem.stat),
+        "ListDir": unary(messages.LIST_DIR, messages.ENTRIES, filesystem.list_dir),
+        "MakeDir": unary(messages.PATH, messages.ENTRY, filesystem.make_dir),
+        "Move": unary(messages.MOVE, messages.ENTRY, filesystem.move),
+        "Remove": unary(messages.PATH, messages.EMPTY, filesystem.remove),
+        "CreateWatcher": unary(messages.WATCH, messages.WATCHER, watchers.create),
+        "GetWatcherEvents": unary(messages.WATCHER, messages.CHANGES, watchers.events),
+        "RemoveWatcher": unary(messages.WATCHER, messages.EMPTY, watchers.remove),
+        "WatchDir": server_stream(messages.WATCH, messages.WATCHED, watch.watch_dir),
+    }

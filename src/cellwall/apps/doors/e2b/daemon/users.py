@@ -7,14 +7,13 @@ names and paths inside that sandbox.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, invalid
 from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import FileError
 
@@ -23,13 +22,15 @@ if TYPE_CHECKING:
 
     from cellwall.apps.doors.e2b.seat import Seat
 
-OWN, OWN_ID, OWN_HOME = "user", 1000, "/home/user"
+USER, USER_ID, HOME = "user", 1000, "/home/user"
 """The one user of a sandbox that is not on an image."""
-_MOST_BYTES = 1 << 20
+_NAMES = {0: "root", USER_ID: USER, 65_534: "nobody"}
+"""Names of the users and of the groups of such a sandbox."""
+_MOST_BYTES = 128 * 1024
+"""Bytes of a passwd(5) or group(5) that are read: each line costs a microsecond or two."""
 _USER_FIELDS, _GROUP_FIELDS = 7, 4
 _DIGITS = 5
 """Digits of a user id: a sandbox has 65,536."""
-_NOBODY = 65_534
 _MOST_PATH = 4096
 
 
@@ -52,11 +53,11 @@ class Account:
     def path(self, given: str) -> str:
         """Return an absolute path: `~` and relative ones begin at the home. Raises ConnectError."""
         if "\0" in given or len(given) > _MOST_PATH:
-            raise ConnectError("invalid_argument", "path: too long, or with a NUL character")
+            raise invalid("path: too long, or with a NUL character")
         if given == "~" or given.startswith("~/"):
             given = f"{self.home}/{given[2:]}"
         elif given.startswith("~"):
-            raise ConnectError("invalid_argument", "path: only one's own home can be meant by ~")
+            raise invalid("path: only one's own home can be meant by ~")
         return posixpath.normpath("/" + posixpath.join(self.home, given).lstrip("/"))
 
 
@@ -67,7 +68,7 @@ def named(headers: Mapping[str, str]) -> str | None:
         return None
     try:
         text = base64.b64decode(given.strip(), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError, ValueError):
+    except ValueError:
         raise ConnectError("unauthenticated", "authorization: it cannot be read") from None
     return text.rpartition(":")[0] or text or None
 
@@ -79,8 +80,8 @@ class Users:
         """`own` is the sandbox's own user; None for one that is not on an image."""
         self._own = own
         if own is None:
-            self._known = [Account(OWN, OWN_ID, OWN_ID, OWN_HOME, is_own=True)]
-            self._users = self._groups = {0: "root", OWN_ID: OWN, _NOBODY: "nobody"}
+            self._known = [Account(USER, USER_ID, USER_ID, HOME, is_own=True)]
+            self._users = self._groups = _NAMES
             return
         self._known = list(_accounts(passwd, own))
         self._users = {each.uid: each.name for each in reversed(self._known)}
@@ -99,17 +100,17 @@ class Users:
         else:
             found = self._nameless(word)
         if not found.is_own and self._own not in ("root", "0"):
-            raise _invalid(
+            raise _unknown(
                 word, f"the sandbox's user is {self._own!r}, and only root may be others"
             )
         return found
 
     def _nameless(self, word: str) -> Account:
         if self._own is None:
-            raise _invalid(word, "this sandbox has only 'user'; root needs a template on an image")
+            raise _unknown(word, "this sandbox has only 'user'; root needs a template on an image")
         if _is_id(word):
             return Account(word, int(word), 0, "/", is_own=False)
-        raise _invalid(word, "the image has no such user")
+        raise _unknown(word, "the image has no such user")
 
     def user(self, uid: int | None) -> str:
         """Return the name of a user id, or the number."""
@@ -121,19 +122,21 @@ class Users:
 
 
 async def users(seat: Seat) -> Users:
-    """Return the users of a sandbox."""
+    """Return the users and groups of a sandbox."""
     own = seat.sandbox.facts.get("user")
     if own is None:
         return Users(None)
     return Users(str(own), await _text(seat, "/etc/passwd"), await _text(seat, "/etc/group"))
 
 
-async def account(seat: Seat) -> Account:
-    """Return the account of the user that a call names. Raises ConnectError."""
-    return (await users(seat)).account(named(seat.request.headers))
+async def account(seat: Seat, given: str | None) -> Account:
+    """Return the account of a user, as `Users.account`; groups are not read for it."""
+    own = seat.sandbox.facts.get("user")
+    known = Users(None) if own is None else Users(str(own), await _text(seat, "/etc/passwd"))
+    return known.account(given)
 
 
-def _invalid(word: str, why: str) -> ConnectError:
+def _unknown(word: str, why: str) -> ConnectError:
     return ConnectError("unauthenticated", f"invalid username: {word[:80]!r} ({why})")
 
 

@@ -17,7 +17,7 @@ from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError, i
 from cellwall.apps.doors.e2b.daemon.entries import described
 from cellwall.apps.doors.e2b.daemon.faults import connect_error
 from cellwall.apps.doors.e2b.daemon.users import named, users
-from cellwall.model.errors import FileError
+from cellwall.model.errors import FileError, SandboxUnavailable
 from cellwall.model.ids import new_id
 
 if TYPE_CHECKING:
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from cellwall.model.files import Change
 
 _MOST_WATCHERS = 16
-"""Watchers of one sandbox that clients fetch from."""
-_MOST_KEPT = 4096
+"""Watchers of one sandbox that clients fetch from, ended ones too."""
+_MOST_ENDED = 64
+"""Ended watchers of all sandboxes that wait for their clients; the oldest go first."""
+_MOST_KEPT, _MOST_CHARACTERS = 4096, 1 << 21
 """Changes that wait for a client; with more, the watcher ends with an error."""
 _FORGOTTEN_S = 600.0
 """Seconds after which a watcher that no client asks ends."""
@@ -61,7 +63,10 @@ class Watching:
             raise
 
     async def changes(self) -> AsyncGenerator[Value, None]:
-        """Yield changes until the directory is gone. Raises ConnectError if some are lost."""
+        """Yield changes until the directory is gone.
+
+        Raises ConnectError if some are lost, and SandboxUnavailable at the sandbox's end.
+        """
         async for change in self._watch:
             if change.kind == "overflow":
                 raise ConnectError(
@@ -73,6 +78,10 @@ class Watching:
                 if self._with_entries and each["type"] in (messages.CREATE, messages.WRITE):
                     await self._describe(each)
                 yield each
+        raise SandboxUnavailable(
+            f"watch {self._path!r}: it ended with its sandbox, or when that was hibernated",
+            remedy="watch again",
+        )
 
     def _shown(self, change: Change) -> list[Value]:
         if change.kind != "moved":
@@ -123,6 +132,7 @@ class _Watcher:
         self.asked_at = time.monotonic()
         self._watching = watching
         self._kept: list[Value] = []
+        self._characters = 0
         self._fault: ConnectError | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -131,26 +141,30 @@ class _Watcher:
         try:
             async with contextlib.aclosing(self._watching.changes()) as changes:
                 async for change in changes:
-                    if len(self._kept) >= _MOST_KEPT:
-                        raise ConnectError(
-                            "data_loss", f"more than {_MOST_KEPT} changes were not fetched"
-                        )
-                    self._kept.append(change)
+                    self._keep(change)
         except Exception as error:  # noqa: BLE001 - the client gets it with its next request
             self._fault = connect_error(error)
         finally:
             await self._watching.aclose()
 
+    def _keep(self, change: Value) -> None:
+        self._characters += len(str(change))
+        if len(self._kept) >= _MOST_KEPT or self._characters > _MOST_CHARACTERS:
+            raise ConnectError("data_loss", f"{len(self._kept)} changes were not fetched in time")
+        self._kept.append(change)
+
     def taken(self) -> list[Value]:
-        """Return the changes since the last call. Raises ConnectError once if some are lost."""
+        """Return the changes since the last call. Raises ConnectError if some are lost."""
         self.asked_at = time.monotonic()
-        if self._kept:
-            found, self._kept = self._kept, []
-            return found
-        fault, self._fault = self._fault, None
-        if fault is not None:
-            raise fault
-        return []
+        if not self._kept and self._fault is not None:
+            raise self._fault
+        found, self._kept, self._characters = self._kept, [], 0
+        return found
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it watches no more."""
+        return self.task is not None and self.task.done()
 
     @property
     def is_forgotten(self) -> bool:
@@ -200,6 +214,9 @@ class Watchers:
             if each.is_forgotten:
                 self._end(each)
                 del self._all[name]
+        ended = [name for name, each in self._all.items() if each.has_ended]
+        for name in ended[:-_MOST_ENDED]:
+            del self._all[name]
 
     @staticmethod
     def _end(watcher: _Watcher) -> None:

@@ -6,11 +6,14 @@ lost with the server; the contexts themselves are the sandbox's.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cellwall.apps.doors.e2b.daemon.users import HOME
+from cellwall.languages import registry
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.ids import new_id
 from cellwall.server.core.errors import HttpError
@@ -21,13 +24,11 @@ if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.seat import Seat
     from cellwall.client.sandbox import AsyncSandbox
 
-HOME = "/home/user"
 DEFAULTS = ("python", "javascript")
 """Languages whose default contexts are always listed."""
 _MOST_SANDBOXES = 4096
 _MOST_CONTEXTS = 256
 _MOST_BODY_BYTES = 64 * 1024
-_ALIASES: Mapping[str, str] = {"js": "javascript", "ts": "typescript", "py": "python"}
 _ENTER: Mapping[str, str] = {
     "python": "__import__('os').chdir({place})",
     "javascript": "process.chdir({place})",
@@ -38,9 +39,12 @@ _ENTER: Mapping[str, str] = {
 
 
 def language_of(given: str | None) -> str:
-    """Return a language's name as cellwall has it."""
-    word = (given or "python").strip().lower()
-    return _ALIASES.get(word, word)
+    """Return a language's name as cellwall has it; a word that is none as it is."""
+    word = (given or "python").strip()
+    try:
+        return registry.find(word).name
+    except NotFound:
+        return word
 
 
 @dataclass(slots=True)
@@ -52,6 +56,9 @@ class Context:
     cwd: str = HOME
     count: int = 0
     """Executions so far."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the execution under way: its variables are set and set back by cells of their own,
+    between which no other may come."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of the routes."""
@@ -63,25 +70,25 @@ class Context:
         return "main" if self.id == self.language else self.id
 
 
-@dataclass(slots=True)
-class _Own:
-    """The contexts of one sandbox."""
-
-    known: OrderedDict[str, Context] = field(default_factory=OrderedDict)
-
-
 class Contexts:
     """The contexts of all sandboxes."""
 
     def __init__(self) -> None:
-        self._all: OrderedDict[str, _Own] = OrderedDict()
+        self._all: OrderedDict[str, OrderedDict[str, Context]] = OrderedDict()
 
     def _own(self, sandbox_id: str) -> OrderedDict[str, Context]:
-        own = self._all.setdefault(sandbox_id, _Own()).known
+        own = self._all.setdefault(sandbox_id, OrderedDict())
         self._all.move_to_end(sandbox_id)
         while len(self._all) > _MOST_SANDBOXES:
             self._all.popitem(last=False)
         return own
+
+    def _keep(self, sandbox_id: str, context: Context) -> Context:
+        """Remember a context; return the one that is remembered by its id. Raises HttpError 429."""
+        own = self._own(sandbox_id)
+        if context.id not in own and len(own) >= _MOST_CONTEXTS:
+            raise HttpError(429, "quota", f"a sandbox may have {_MOST_CONTEXTS} contexts")
+        return own.setdefault(context.id, context)
 
     async def find(self, sandbox: AsyncSandbox, context_id: str) -> Context:
         """Return a context. Raises HttpError 404."""
@@ -91,9 +98,13 @@ class Contexts:
         return found
 
     def default(self, sandbox_id: str, language: str) -> Context:
-        """Return a language's default context."""
-        own = self._own(sandbox_id)
-        return own.setdefault(language, Context(language, language))
+        """Return a language's default context. Raises HttpError 429."""
+        made = Context(language, language)
+        try:
+            registry.find(language)
+        except NotFound:
+            return made  # the execution is refused, and no client fills the table with words
+        return self._keep(sandbox_id, made)
 
     async def of(
         self, sandbox: AsyncSandbox, context_id: str | None, language: str | None
@@ -104,7 +115,7 @@ class Contexts:
         if language is not None:
             raise HttpError(400, "usage", "give a context or a language, not both")
         known = self._own(sandbox.id).get(context_id)
-        return known or await self.find(sandbox, context_id)
+        return known or self._keep(sandbox.id, await self.find(sandbox, context_id))
 
     async def _listed(self, sandbox: AsyncSandbox) -> dict[str, Context]:
         """Return the default contexts, and those that are alive, in the order of their making."""
@@ -129,19 +140,16 @@ class Contexts:
         """Answer `POST /contexts`."""
         body = await body_of(seat)
         language, cwd = language_of(text(body, "language")), text(body, "cwd") or HOME
-        own = self._own(seat.sandbox.id)
-        if len(own) >= _MOST_CONTEXTS:
-            raise HttpError(429, "quota", f"a sandbox may have {_MOST_CONTEXTS} contexts")
         if cwd != HOME and language not in _ENTER:
             raise UsageError(f"cwd: contexts of {language} begin in {HOME}")
         context = Context(new_id(), language, cwd)
         await seat.sandbox.contexts.create(context.name, language)
         try:
             await _enter(seat.sandbox, context)
+            self._keep(seat.sandbox.id, context)
         except BaseException:
             await seat.sandbox.contexts.close(context.name)
             raise
-        own[context.id] = context
         await _answer(seat, context.as_json())
 
     async def restart(self, seat: Seat) -> None:
@@ -171,7 +179,7 @@ async def _enter(sandbox: AsyncSandbox, context: Context) -> None:
     """Have a context's code begin in its directory. Raises UsageError if there is none."""
     if context.cwd == HOME:
         return
-    cell = _ENTER[context.language].format(place=json.dumps(context.cwd))
+    cell = _ENTER[context.language].format(place=json.dumps(context.cwd, ensure_ascii=False))
     result = await sandbox.run(cell, context=context.name)
     if not result.ok:
         raise UsageError(f"cwd: {context.cwd!r} cannot be entered")
@@ -203,6 +211,3 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
 
 async def _answer(seat: Seat, value: object) -> None:
     await seat.request.answer_bytes(json.dumps(value).encode("ascii"), "application/json")
-
-
-__all__ = ["Context", "Contexts", "NotFound", "body_of", "language_of", "text"]

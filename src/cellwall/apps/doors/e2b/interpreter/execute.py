@@ -57,8 +57,9 @@ class _Run:
     async def serve(self, code: str, wanted: dict[str, str]) -> None:
         await self._request.start(200, "application/x-ndjson", {"cache-control": "no-store"})
         try:
-            async with variables.given(self._seat.sandbox, self._context, wanted):
-                await self._pass_on(code)
+            async with contextlib.aclosing(self._values(code, wanted)) as values:
+                while (value := await self._next(values)) is not None:
+                    await self._say(value)
         except SandboxUnavailable:
             # a client learns that its sandbox is gone from a stream that breaks off
             self._request.abort()
@@ -68,23 +69,26 @@ class _Run:
         await self._say(results.END)
         await self._request.end()
 
-    async def _pass_on(self, code: str) -> None:
-        self._context.count += 1
-        await self._say(results.began(self._context.count))
+    async def _values(
+        self, code: str, wanted: dict[str, str]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Run the code in its turn; yield what clients are told."""
+        sandbox, context = self._seat.sandbox, self._context
         reading = results.Reading()
-        events = self._seat.sandbox.stream(
-            code, self._context.language, self._context.name, timeout=_LONGEST_S
-        )
-        async with contextlib.aclosing(events):
-            while (event := await self._next(events)) is not None:
-                await self._check(event)
-                value = reading.of(event)
-                if value is not None:
-                    await self._say(value)
+        async with context.turn, variables.given(sandbox, context, wanted):
+            context.count += 1
+            yield results.began(context.count)
+            events = sandbox.stream(code, context.language, context.name, timeout=_LONGEST_S)
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    await self._check(event)
+                    value = reading.of(event)
+                    if value is not None:
+                        yield value
 
-    async def _next(self, events: AsyncGenerator[Event, None]) -> Event | None:
-        """Return the next event. Raises ClientGone."""
-        coming = asyncio.ensure_future(_after(events))
+    async def _next(self, values: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
+        """Return the next value. Raises ClientGone."""
+        coming = asyncio.ensure_future(_after(values))
         try:
             while not await self._request.wait(coming, _QUIET_S):
                 await self._say(results.KEEPALIVE)
@@ -107,5 +111,5 @@ class _Run:
         await self._request.write(results.line(value))
 
 
-async def _after(events: AsyncGenerator[Event, None]) -> Event | None:
-    return await anext(events, None)
+async def _after(values: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
+    return await anext(values, None)

@@ -1,7 +1,7 @@
 """Results: events of an execution as the interpreter's lines.
 
-Pure. The invariant: a line is ASCII, because clients split text at other line ends than `\\n` and
-decode each chunk by itself.
+Pure. The invariant: a line is strict JSON in ASCII, because clients split text at other line ends
+than `\\n`, decode each chunk by itself, and fail at a NaN.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.outcome import Verdict
+from cellwall.wire.answer import finite
 
 if TYPE_CHECKING:
     from cellwall.model.execution import Event
@@ -111,7 +112,7 @@ def _parsed(value: Any) -> Any:  # noqa: ANN401 - JSON
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return finite({"value": json.loads(value)})["value"]
     except (ValueError, RecursionError):
         return None
 

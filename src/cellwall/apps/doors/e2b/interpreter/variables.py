@@ -56,7 +56,7 @@ def of(given: object) -> dict[str, str]:
 async def given(
     sandbox: AsyncSandbox, context: Context, wanted: Mapping[str, str]
 ) -> AsyncIterator[None]:
-    """Have variables in a context during the block. Raises UsageError."""
+    """Have variables in a context during the block, with its turn held. Raises UsageError."""
     if not wanted:
         yield
         return
@@ -66,10 +66,11 @@ async def given(
             f"env_vars: cells of {context.language} cannot have variables of their own"
         )
     begin, end = cells
-    made = await sandbox.run(begin.format(new=json.dumps(wanted)), context.language, context.name)
-    if not made.ok:
-        raise UsageError("env_vars: they could not be set")
+    new = json.dumps(wanted, ensure_ascii=False)  # JSON's pairs of escapes are no text in Python
     try:
+        made = await sandbox.run(begin.format(new=new), context.language, context.name)
+        if not made.ok:
+            raise UsageError("env_vars: they could not be set")
         yield
     finally:
         await sandbox.run(end.format(), context.language, context.name)

@@ -9,13 +9,32 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cellwall.apps.doors.e2b.daemon.connect.schema import RANGES, Field, Malformed, Message, Value
+from cellwall.apps.doors.e2b.daemon.connect.schema import (
+    MOST_ITEMS,
+    RANGES,
+    Field,
+    Malformed,
+    Message,
+    Value,
+)
 
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5
 _FIXED_BYTES = {_I64: 8, _I32: 4}
 _MOST_VARINT = 10
 _NANOS = 1_000_000_000
 _NUMBERS = frozenset({"bool", "uint32", "sint32", "int64", "enum"})
+
+
+class _Count:
+    """Fields of one request so far, those of the messages in it, too."""
+
+    def __init__(self) -> None:
+        self._fields = 0
+
+    def one_more(self, where: str) -> None:
+        self._fields += 1
+        if self._fields > MOST_ITEMS:
+            raise Malformed(f"{where}: more than {MOST_ITEMS} fields in one request")
 
 
 class _Reader:
@@ -52,15 +71,22 @@ class _Reader:
 
 def decoded(message: Message, data: bytes | memoryview) -> Value:
     """Return the message in bytes. Raises Malformed."""
-    reader = _Reader(memoryview(data), message.name)
+    return _message(message, memoryview(data), _Count())
+
+
+def _message(message: Message, data: memoryview, count: _Count) -> Value:
+    reader = _Reader(data, message.name)
     value: Value = {}
     while not reader.is_over:
+        count.one_more(message.name)
         tag = reader.varint()
         number, wire = tag >> 3, tag & 7
         found = _payload(reader, wire, message.name)
         name = message.by_number.get(number)
         if name is not None:
-            _put(value, message, name, wire, found)
+            where = f"{message.name}.{name}"
+            one = _one(message.fields[name], wire, found, where, count)
+            _put(value, message, name, one)
     return value
 
 
@@ -74,11 +100,16 @@ def _payload(reader: _Reader, wire: int, where: str) -> int | memoryview:
     raise Malformed(f"{where}: wire type {wire} is none that is used")
 
 
-def _put(value: Value, message: Message, name: str, wire: int, found: int | memoryview) -> None:
-    field, where = message.fields[name], f"{message.name}.{name}"
+def _one(field: Field, wire: int, found: int | memoryview, where: str, count: _Count) -> Any:  # noqa: ANN401 - by the schema
     if wire != (_VARINT if field.kind in _NUMBERS else _LENGTH):
         raise Malformed(f"{where}: wire type {wire} is not its own")
-    one = _number(field, found) if isinstance(found, int) else _bytes(field, found, where)
+    if isinstance(found, int):
+        return _number(field, found)
+    return _bytes(field, found, where, count)
+
+
+def _put(value: Value, message: Message, name: str, one: Any) -> None:  # noqa: ANN401 - as read
+    field = message.fields[name]
     if field.is_alternative:
         for other in [each for each in value if message.fields[each].is_alternative]:
             del value[other]
@@ -101,16 +132,16 @@ def _number(field: Field, found: int) -> int | bool:
     return found - (high - low + 1) if found > high else found
 
 
-def _bytes(field: Field, found: memoryview, where: str) -> Any:  # noqa: ANN401 - by the schema
+def _bytes(field: Field, found: memoryview, where: str, count: _Count) -> Any:  # noqa: ANN401 - by the schema
     if field.message is not None:
-        return decoded(field.message, found)
+        return _message(field.message, found, count)
     if field.kind == "bytes":
         return bytes(found)
     if field.kind == "map":
-        pair = decoded(_PAIR, found)
+        pair = _message(_PAIR, found, count)
         return {pair.get("key", ""): pair.get("value", "")}
     if field.kind == "timestamp":
-        time = decoded(_TIMESTAMP, found)
+        time = _message(_TIMESTAMP, found, count)
         return time.get("seconds", 0) + time.get("nanos", 0) / _NANOS
     try:
         return str(found, "utf-8")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from cellwall.apps.doors.e2b.daemon.connect.schema import (
+    MOST_ITEMS,
     RANGES,
     Field,
     Malformed,
@@ -57,7 +58,13 @@ def _field(field: Field, found: object, where: str) -> Any:  # noqa: ANN401 - by
         return _one(field, found, where)
     if not isinstance(found, list):
         raise Malformed(f"{where}: not a list")
+    _check_count(found, where)
     return [_one(field, each, where) for each in found]
+
+
+def _check_count(found: Sized, where: str) -> None:
+    if len(found) > MOST_ITEMS:
+        raise Malformed(f"{where}: more than {MOST_ITEMS} items")
 
 
 def _one(field: Field, found: object, where: str) -> Any:  # noqa: ANN401 - by the schema
@@ -79,16 +86,11 @@ def _text(found: object, where: str, _: str) -> str:
 
 
 def _bytes(found: object, where: str, kind: str) -> bytes:
-    text = _text(found, where, kind).translate(_URL_SAFE)
+    text = _text(found, where, kind).replace("-", "+").replace("_", "/").rstrip("=")
     try:
-        return base64.b64decode(
-            text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True
-        )
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except ValueError:
         raise Malformed(f"{where}: not base64") from None
-
-
-_URL_SAFE = str.maketrans("-_", "+/")
 
 
 def _bool(found: object, where: str, _: str) -> bool:
@@ -119,6 +121,7 @@ def _enum(field: Field, found: object, where: str) -> int:
 def _map(found: object, where: str, kind: str) -> dict[str, str]:
     if not isinstance(found, dict):
         raise Malformed(f"{where}: not an object")
+    _check_count(found, where)
     return {_text(name, where, kind): _text(each, where, kind) for name, each in found.items()}
 
 

@@ -1,0 +1,118 @@
+"""Watches of E2B's door: what waits for a client, and which errors it gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from cellwall.apps.doors.e2b.daemon import watch as module
+from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
+from cellwall.apps.doors.e2b.daemon.watch import Watchers
+from cellwall.model.files import Change
+from cellwall.surface.shared.tasks import Tasks
+
+if TYPE_CHECKING:
+    from cellwall.apps.doors.e2b.seat import Seat
+
+
+class _Watch:
+    """A watch that reports what the test says, and then ends."""
+
+    def __init__(self, changes: list[Change]) -> None:
+        self._changes = changes
+
+    async def start(self) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[Change]:
+        for each in self._changes:
+            yield each
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _seat(*changes: Change, sandbox_id: str = "s") -> Seat:
+    files = SimpleNamespace(watch=lambda *_, **__: _Watch(list(changes)))
+    sandbox = SimpleNamespace(id=sandbox_id, files=files, facts={})
+    request = SimpleNamespace(headers={}, state=SimpleNamespace(tasks=Tasks()))
+    return cast("Seat", SimpleNamespace(sandbox=sandbox, request=request))
+
+
+def _created(*names: str) -> list[Change]:
+    return [Change("created", name) for name in names]
+
+
+GONE = Change("removed", ".", is_directory=True)
+
+
+async def _watcher(watchers: Watchers, seat: Seat) -> dict[str, Any]:
+    """Create a watcher, and return what names it once all changes have come."""
+    made = await watchers.create(seat, {"path": "/tmp"})
+    await seat.request.state.tasks.wait_empty()
+    return made
+
+
+async def _names(watchers: Watchers, seat: Seat, made: dict[str, Any]) -> list[str]:
+    return [each["name"] for each in (await watchers.events(seat, made))["events"]]
+
+
+def test_changes_come_before_the_error_which_stays() -> None:
+    async def run() -> None:
+        watchers, seat = Watchers(), _seat(*_created("a", "b"))
+        made = await _watcher(watchers, seat)
+        assert await _names(watchers, seat, made) == ["a", "b"]
+        for _ in range(2):
+            with pytest.raises(ConnectError, match="hibernated; watch again"):
+                await watchers.events(seat, made)
+
+    asyncio.run(run())
+
+
+def test_a_directory_that_is_gone_is_no_error() -> None:
+    async def run() -> None:
+        watchers, seat = Watchers(), _seat(*_created("a"), GONE)
+        made = await _watcher(watchers, seat)
+        assert await _names(watchers, seat, made) == ["a"]
+        assert await _names(watchers, seat, made) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("bound", "most"),
+    [("_MOST_KEPT", 2), ("_MOST_CHARACTERS", 2 * len("{'name': 'a', 'type': 1}"))],
+)
+def test_changes_that_no_client_fetches_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(module, bound, most)
+
+    async def run() -> None:
+        watchers, seat = Watchers(), _seat(*_created("a", "b", "c"), GONE)
+        made = await _watcher(watchers, seat)
+        assert await _names(watchers, seat, made) == ["a", "b"]
+        with pytest.raises(ConnectError, match="2 changes were not fetched") as caught:
+            await watchers.events(seat, made)
+        assert caught.value.code == "data_loss"
+
+    asyncio.run(run())
+
+
+def test_ended_watchers_are_forgotten_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_ENDED", 2)
+
+    async def run() -> None:
+        watchers = Watchers()
+        seats = [_seat(*_created("a"), GONE, sandbox_id=str(at)) for at in range(4)]
+        made = [await _watcher(watchers, seat) for seat in seats]
+        with pytest.raises(ConnectError, match="not found"):
+            await watchers.events(seats[0], made[0])
+        for at in (1, 2, 3):
+            assert await _names(watchers, seats[at], made[at]) == ["a"]
+
+    asyncio.run(run())
