@@ -164,7 +164,7 @@ def test_a_command_ends_with_its_sandbox_and_its_client_learns_it(e2b: E2BServer
     handle = made.commands.run("echo on; sleep 60", background=True)
     assert next(iter(handle))[0] == "on\n"
     threading.Timer(0.1, made.kill).start()
-    with pytest.raises(TimeoutException, match="killed"):
+    with pytest.raises(TimeoutException, match="killed or reached its end of life"):
         handle.wait()
     assert not made.is_running()
     with pytest.raises(TimeoutException, match="was not found"):

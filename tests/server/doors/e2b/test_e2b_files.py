@@ -160,6 +160,14 @@ def test_changes_of_a_directory_are_fetched(box: Sandbox) -> None:
         handle.get_new_events()
 
 
+def test_what_has_just_changed_is_there_when_the_client_asks(box: Sandbox) -> None:
+    box.files.make_dir("at-once")
+    handle = box.files.watch_dir("at-once")
+    box.files.write("at-once/file", "1")
+    assert "file" in [each.name for each in handle.get_new_events()]
+    assert handle.get_new_events() == []
+
+
 def test_a_watch_looks_below_if_it_is_asked_to(box: Sandbox) -> None:
     box.files.make_dir("deep/below")
     flat, deep = box.files.watch_dir("deep"), box.files.watch_dir("deep", recursive=True)
@@ -234,6 +242,9 @@ def test_a_signed_address_reads_and_writes_one_file(box: Sandbox) -> None:
     answer = httpx.post(upload, files={"file": ("signed2", b"up")})
     assert answer.status_code == 200, answer.text
     assert box.files.read("signed2") == "up"
+    text_field = httpx.post(upload, files={"file": (None, "text"), "other": (None, "ignored")})
+    assert text_field.status_code == 200, text_field.text
+    assert box.files.read("signed2") == "text"
 
 
 def test_a_part_of_a_file_is_read(box: Sandbox) -> None:

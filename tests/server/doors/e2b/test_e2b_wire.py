@@ -273,7 +273,7 @@ def test_a_list_is_filtered_and_comes_in_pages(client: httpx.Client) -> None:
     assert (page, bool(token)) == (made[:0:-1], True)
     assert listed(limit=2, nextToken=token) == (made[:1], None)
     started = client.get(f"/sandboxes/{made[1]}").json()["startedAt"]
-    assert listed(startedAfter=started)[0] == made[:1:-1]
+    assert listed(startedAfter=started)[0] == made[:0:-1]
     older = client.get("/sandboxes", params={"metadata": f"mark={mark}"}).json()
     assert [each["sandboxID"] for each in older] == made[:0:-1]
 

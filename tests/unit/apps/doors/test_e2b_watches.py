@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -69,6 +70,47 @@ def test_changes_come_before_the_error_which_stays() -> None:
         for _ in range(2):
             with pytest.raises(ConnectError, match="hibernated; watch again"):
                 await watchers.events(seat, made)
+
+    asyncio.run(run())
+
+
+class _LateWatch(_Watch):
+    """A watch whose changes come one after another once a client waits for them."""
+
+    async def __aiter__(self) -> AsyncIterator[Change]:
+        for each in self._changes:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            yield each
+        await asyncio.Event().wait()
+
+
+def test_a_client_that_asks_at_once_gets_what_has_just_changed() -> None:
+    async def run() -> None:
+        watchers, seat = Watchers(), _seat(*_created("a", "b", "c"))
+        seat.sandbox.files.watch = lambda *_, **__: _LateWatch(_created("a", "b", "c"))  # type: ignore[method-assign]
+        made = await watchers.create(seat, {"path": "/tmp"})
+        assert await _names(watchers, seat, made) == ["a", "b", "c"]
+        assert await _names(watchers, seat, made) == []
+        await watchers.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_directory_that_never_rests_keeps_no_client_waiting() -> None:
+    class Busy(_Watch):
+        async def __aiter__(self) -> AsyncIterator[Change]:
+            for number in itertools.count():
+                await asyncio.sleep(0.001)
+                yield Change("created", str(number))
+
+    async def run() -> None:
+        watchers, seat = Watchers(), _seat()
+        seat.sandbox.files.watch = lambda *_, **__: Busy([])  # type: ignore[method-assign]
+        made = await watchers.create(seat, {"path": "/tmp"})
+        names = await asyncio.wait_for(_names(watchers, seat, made), 10)
+        assert names[0] == "0"
+        await watchers.aclose()
 
     asyncio.run(run())
 

@@ -174,7 +174,7 @@ def _filter(query: dict[str, str]) -> Callable[[AsyncSandbox], bool]:
     def is_meant(sandbox: AsyncSandbox) -> bool:
         known = facts.Facts.of(sandbox)
         return (
-            (after is None or sandbox.created_at > after)
+            (after is None or sandbox.created_at >= after)
             and (template is None or known.template == template)
             and all(known.metadata.get(key) == value for key, value in wanted.items())
         )

@@ -1,8 +1,8 @@
 """Calls: the methods of the Connect protocol over one HTTP request, unary and streaming.
 
 A method is a function from messages to messages. The invariants: each stream that was begun ends
-with its last envelope, unless the sandbox is gone or the client is; and an error of a stream is in
-that envelope, under status 200, because clients read it only there.
+with its last envelope, unless the client is gone; and an error of a stream is in that envelope,
+under status 200, because clients read it only there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _MOST_REQUEST_BYTES = 8 * 1024 * 1024
 """Maximum bytes of a request that is one message, except for input to a process."""
+_ENDED = "the sandbox was killed or reached its end of life while the request was in flight"
+"""What the SDKs say of a connection that breaks off. A stream over HTTP/1.1 that breaks off they do
+not all tell from a network that fails."""
 
 
 def unary(
@@ -176,9 +179,7 @@ class Stream:
         except SandboxUnavailable:
             if not self._request.has_answered:
                 raise SandboxGone(self._sandbox_id) from None
-            # a client learns that its sandbox is gone from a stream that breaks off
-            self._request.abort()
-            return
+            error = ConnectError("unavailable", _ENDED)
         except Exception as failure:  # noqa: BLE001 - whatever it is becomes the last envelope
             error = connect_error(failure)
         await self._begin()

@@ -135,9 +135,10 @@ async def _form(seat: Seat, who: Account, given: str | None) -> list[str]:
     reader = FormReader(seat.request)
     written: list[str] = []
     async for part in reader.parts():
-        if part.file_name is None:
+        name = given or part.file_name if part.field == b"file" else part.file_name
+        if name is None:
             continue
-        path = who.path(given or part.file_name)
+        path = who.path(given or name)
         if path in written:
             raise invalid(f"path '{path}': it comes twice in one request")
         await _put(seat, who, path, reader.pieces(part))

@@ -35,6 +35,9 @@ _MOST_ENDED = 64
 """Ended watchers of all sandboxes that wait for their clients; the oldest go first."""
 _MOST_KEPT, _MOST_CHARACTERS = 4096, 1 << 21
 """Changes that wait for a client; with more, the watcher ends with an error."""
+_FIRST_S, _NEXT_S, _MOST_S = 0.1, 0.02, 0.5
+"""Seconds that a client's request waits for a first change, then for each further one, and in all:
+a client that has just changed a file asks before the change has come here."""
 _FORGOTTEN_S = 600.0
 """Seconds after which a watcher that no client asks ends."""
 _KINDS = {"created": messages.CREATE, "modified": messages.WRITE, "removed": messages.REMOVE}
@@ -134,6 +137,7 @@ class _Watcher:
         self._kept: list[Value] = []
         self._characters = 0
         self._fault: ConnectError | None = None
+        self._has_more = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     async def collect(self) -> None:
@@ -145,6 +149,7 @@ class _Watcher:
         except Exception as error:  # noqa: BLE001 - the client gets it with its next request
             self._fault = connect_error(error)
         finally:
+            self._has_more.set()
             await self._watching.aclose()
 
     def _keep(self, change: Value) -> None:
@@ -152,6 +157,17 @@ class _Watcher:
         if len(self._kept) >= _MOST_KEPT or self._characters > _MOST_CHARACTERS:
             raise ConnectError("data_loss", f"{len(self._kept)} changes were not fetched in time")
         self._kept.append(change)
+        self._has_more.set()
+
+    async def wait_quiet(self) -> None:
+        """Wait until what has changed by now has come, or it has ended."""
+        wait_s = _NEXT_S if self._kept else _FIRST_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MOST_S):
+                while not self.has_ended:
+                    self._has_more.clear()
+                    await asyncio.wait_for(self._has_more.wait(), wait_s)
+                    wait_s = _NEXT_S
 
     def taken(self) -> list[Value]:
         """Return the changes since the last call. Raises ConnectError if some are lost."""
@@ -194,7 +210,9 @@ class Watchers:
 
     async def events(self, seat: Seat, asked: Value) -> Value:
         """Answer GetWatcherEvents."""
-        return {"events": self._found(seat, asked).taken()}
+        watcher = self._found(seat, asked)
+        await watcher.wait_quiet()
+        return {"events": watcher.taken()}
 
     async def remove(self, seat: Seat, asked: Value) -> Value:
         """Answer RemoveWatcher."""
