@@ -130,7 +130,14 @@ class StoredLineages:
                 "copy: an earlier server started this sandbox, and this one has no snapshots_dir",
                 remedy=_TO_BE_COPIED,
             )
-        entry = await self._servers.get(sandbox.spec.template)
+        kept.again()  # a sandbox that ends meanwhile closes its own
+        try:
+            await self._adopt_kept(kept, sandbox.spec.template)
+        finally:
+            kept.close()
+
+    async def _adopt_kept(self, kept: KeptBase, template: BuiltTemplate) -> None:
+        entry = await self._servers.get(template)
         if found := fingerprint.differing(kept.fingerprint, await self._fingerprint(entry)):
             raise Conflict(
                 "copy: an earlier server started this sandbox, and its session can only go on as "
