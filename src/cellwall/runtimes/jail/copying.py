@@ -338,12 +338,12 @@ class Copier:
         if source.entry is not None:
             self.keep_lineage(source.lineage)
             return Source(source.lineage)
-        await self._stored.adopt_live(source)
+        lineage = await self._stored.adopt_live(source)
         try:
             async with _in_time("copy a session"):
-                return Source(source.lineage, await variables_of(source))
+                return Source(lineage, await variables_of(source))
         except BaseException:
-            self.let_lineage_go(source.lineage)
+            self.let_lineage_go(lineage)
             raise
 
     def want_base(self, sandbox: JailSandbox) -> None:
@@ -413,6 +413,7 @@ class Copier:
     ) -> SessionImage:
         """Write an idle session to files."""
         source = _ours(sandbox)
+        lineage = source.lineage  # one that was taken over has none any more once it has ended
         base = await self._base(source)
         source.hold(base.fd)
         archive_bytes = 0
@@ -420,7 +421,7 @@ class Copier:
         if memory[0].header.get("has_files") is not False:
             # Afterwards: a session has one processor, so at the same time it is no sooner.
             _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)
-        return _image(source.lineage, files, memory, archive_bytes)
+        return _image(lineage, files, memory, archive_bytes)
 
     async def make_ready(self, sandbox: RuntimeSandbox) -> None:
         """Make a fresh sandbox like the base of its fork-server, which `become` needs."""

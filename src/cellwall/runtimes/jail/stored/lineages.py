@@ -116,8 +116,11 @@ class StoredLineages:
             self._known[lineage] = _Known(Base(facts.base, facts.maps), facts.fingerprint)
         self._known[lineage].users += 1
 
-    async def adopt_live(self, sandbox: JailSandbox) -> None:
-        """Know the lineage of a sandbox that was taken over, and keep it once. Raises Conflict."""
+    async def adopt_live(self, sandbox: JailSandbox) -> str:
+        """Know the lineage of a sandbox that was taken over, and keep it once; return its name.
+
+        Raises Conflict.
+        """
         kept = sandbox.base
         if kept is None:
             why = sandbox.no_base or "nothing that copies need was kept with it"
@@ -133,6 +136,7 @@ class StoredLineages:
         kept.again()  # a sandbox that ends meanwhile closes its own
         try:
             await self._adopt_kept(kept, sandbox.spec.template)
+            return kept.lineage
         finally:
             kept.close()
 
