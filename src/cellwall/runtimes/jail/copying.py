@@ -24,6 +24,7 @@ from cellwall.jail.inspect import page_frames, posture
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.ids import new_id
+from cellwall.runtimes.channel.copy_requests import request_with_files
 from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.copies import SessionFiles, SessionImage, Source
 from cellwall.runtimes.jail.stored.base import Base
@@ -232,7 +233,8 @@ async def _taken(
     reading = reader.begin()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            reply = await sandbox.channel.request_with_files(
+            reply = await request_with_files(
+                sandbox.channel,
                 op,
                 files,
                 b"" if base is None else base.maps,
@@ -433,7 +435,8 @@ class Copier:
         """Make a fresh sandbox like a base, where it stands still; return what its guest says."""
         target.hold(base.fd)
         async with _in_time("make a sandbox ready"):
-            reply = await target.channel.request_with_files(
+            reply = await request_with_files(
+                target.channel,
                 "make_ready",
                 [_for_reading(base.fd)],
                 base.maps,
@@ -457,8 +460,9 @@ class Copier:
         async with _in_time("become a session"):
             if image.files_bytes:
                 # First: the session may have files open.
-                await channel.request_with_files("areas_put", [_for_reading(files.archive)])
-            await channel.request_with_files(
+                await request_with_files(channel, "areas_put", [_for_reading(files.archive)])
+            await request_with_files(
+                channel,
                 "become",
                 [_for_reading(files.memory)],
                 context=_CONTEXT,
