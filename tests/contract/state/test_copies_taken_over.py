@@ -68,6 +68,20 @@ def test_one_that_stood_still_for_a_killed_engine_goes_on_and_is_copied(tmp_path
     asyncio.run(check())
 
 
+def test_one_that_was_taken_over_hibernates_and_goes_on(tmp_path: Path) -> None:
+    """By hand, twice: it is copied by the stored base, then by that of its new processes."""
+
+    async def check() -> None:
+        async with _taken_over(tmp_path) as (_engine, (source,)):
+            for said in ("42 1\n", "43 2\n"):
+                assert await source.hibernate() == ()
+                assert str(source.status) == "hibernated"
+                assert await _said(source) == said
+
+    run_left(tmp_path, "1")
+    asyncio.run(check())
+
+
 def test_without_a_place_for_snapshots_they_are_refused_and_live_on(tmp_path: Path) -> None:
     """The control, before and after: one engine of the two had none."""
 
