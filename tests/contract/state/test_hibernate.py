@@ -20,6 +20,7 @@ from cellwall.model.errors import (
     CellwallError,
     Conflict,
     HostUnsupported,
+    SandboxBroken,
     SandboxUnavailable,
     UsageError,
 )
@@ -314,6 +315,47 @@ def test_wake_that_fails_leaves_it_as_it_was(arena: Arena, monkeypatch: Any) -> 
             assert _status(sandbox) == "hibernated"
             done = await asyncio.gather(*(sandbox.run("print(x)") for _ in range(3)))
             assert [each.stdout for each in done] == ["8\n"] * 3
+
+    arena.do(slept())
+
+
+def test_wake_whose_processes_end_leaves_it_as_it_was(arena: Arena, monkeypatch: Any) -> None:
+    """They end in the last step of the way back, while the way out is opened."""
+
+    async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await _said(sandbox, "x = 8")
+            await sandbox.hibernate()
+
+            async def ends(live: ClaimedSandbox) -> None:
+                ended = asyncio.Event()
+                live.channel.on_end(ended.set)
+                live.runtime_sandbox.kill()
+                await asyncio.wait_for(ended.wait(), LEFT_SOON_S)
+
+            monkeypatch.setattr(arena.engine.outside, "bring_back", ends)
+            for _ in range(2):
+                with pytest.raises(SandboxBroken, match="its new processes ended"):
+                    await sandbox.run("print(x)")
+                assert _status(sandbox) == "hibernated"
+            monkeypatch.undo()
+            assert await _said(sandbox, "print(x)") == "8"
+
+    arena.do(slept())
+
+
+def test_second_call_waits_for_the_first(arena: Arena) -> None:
+    """It is no cell that stands still half way: both find the sandbox hibernated."""
+
+    async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await _said(sandbox, "x = 8")
+            for _ in range(2):
+                assert await asyncio.gather(*(sandbox.hibernate() for _ in range(3))) == [()] * 3
+                assert _status(sandbox) == "hibernated"
+                await sandbox.resume()
+                await sandbox.pause()
+            assert await _said(sandbox, "print(x)") == "8"
 
     arena.do(slept())
 

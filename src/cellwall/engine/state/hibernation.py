@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.contexts import DEFAULT, MAIN, called
 from cellwall.engine.parts.pausing import check_pausing
-from cellwall.model.errors import Conflict, HostUnsupported
+from cellwall.model.errors import Conflict, HostUnsupported, SandboxBroken, SandboxUnavailable
 from cellwall.model.snapshot import CopyChoice
 from cellwall.runtimes.copies import CopiesSessions
 
@@ -177,16 +177,23 @@ class Hibernation:
     async def _went_on(self, fresh: ClaimedSandbox, written: Written) -> None:
         """Have the sandbox go on as a fresh one that has become its session."""
         live = self._sandbox.live
-        if not live.is_alive:  # closed meanwhile
+        if live.ended_because:  # closed meanwhile
             self._copies().discard(fresh, written.runtime)
             live.check_alive()
         live.wake_as(fresh)
         try:
             await self._outside.bring_back(live)
             live.check_alive()
-        except BaseException:
-            if live.is_alive:
-                self._lay_down(live, written.runtime)
+        except BaseException as error:
+            if live.ended_because:
+                raise
+            lost = live.channel.lost
+            self._lay_down(live, written.runtime)
+            if isinstance(error, SandboxUnavailable):
+                raise SandboxBroken(
+                    f"wake: {self._sandbox.id}: its new processes ended: {lost}",
+                    remedy="make the request again",
+                ) from error
             raise
         self._sandbox.go_on_in_fresh()
 
