@@ -30,6 +30,7 @@ def test_variables_are_taken() -> None:
         b'{"A": "x\\u0000y"}',
         b'{"A\\u0000": "x"}',
         b'{"A": "\\ud800"}',
+        json.dumps({"A": "ä" * 30_000}, ensure_ascii=False).encode(),
         b'{"A": "x"}' + b" " * MOST_BYTES,
         json.dumps({"A": "x" * MOST_BYTES}).encode(),
     ],
