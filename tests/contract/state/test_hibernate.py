@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from cellwall.model.errors import (
     SandboxUnavailable,
     UsageError,
 )
+from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena, control_groups, descendants, is_occupied
 from kit.images.volume_walls import Wall
 from kit.waiting import is_alive
@@ -409,6 +411,38 @@ def test_network_goes_on(arena: Arena) -> None:
             assert await _said(sandbox, code) == told
             assert (await sandbox.network_usage()).refused > used.refused
             assert sandbox.network.as_json()["allow"]
+
+    arena.do(slept())
+
+
+def test_proxy_serves_none_that_was_closed_on_its_way_back(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its listeners were on their way to the proxy when it was closed."""
+
+    async def slept() -> None:
+        opening, go_on = asyncio.Event(), asyncio.Event()
+        take = JailSandbox.open_listeners
+
+        async def slowly(sandbox: JailSandbox) -> list[socket.socket]:
+            opening.set()
+            await go_on.wait()
+            return await take(sandbox)
+
+        async with arena.sandbox(network=["example.org"]) as sandbox:
+            proxy = arena.engine.outside.proxy
+            assert proxy.serves(sandbox.id)  # the control
+            await sandbox.hibernate()
+            monkeypatch.setattr(JailSandbox, "open_listeners", slowly)
+            coming = asyncio.ensure_future(sandbox.resume())
+            await opening.wait()
+            await sandbox.close()
+            await asyncio.sleep(0)  # what takes its way out has begun
+            go_on.set()
+            with pytest.raises(SandboxUnavailable):
+                await coming
+            await arena.engine.wait_settled()
+            assert not proxy.serves(sandbox.id)
 
     arena.do(slept())
 
