@@ -425,9 +425,10 @@ def test_proxy_serves_none_that_was_closed_on_its_way_back(
         take = JailSandbox.open_listeners
 
         async def slowly(sandbox: JailSandbox) -> list[socket.socket]:
+            listeners = await take(sandbox)
             opening.set()
             await go_on.wait()
-            return await take(sandbox)
+            return listeners
 
         async with arena.sandbox(network=["example.org"]) as sandbox:
             proxy = arena.engine.outside.proxy
