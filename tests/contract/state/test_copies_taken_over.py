@@ -15,6 +15,7 @@ from cellwall import AsyncSandbox, Engine
 from cellwall.engine.state.durable import _BASES as BASES
 from cellwall.jail.inspect import page_frames
 from cellwall.model.errors import CellwallError, Conflict
+from cellwall.runtimes.jail import runtime
 from cellwall.runtimes.jail.keeping.client import KeeperClient
 from cellwall.runtimes.jail.runtime import JailRuntime
 from cellwall.runtimes.jail.sandbox import JailSandbox
@@ -83,10 +84,13 @@ def test_one_that_was_taken_over_hibernates_and_goes_on(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_engine_that_ends_in_order_waits_for_what_is_to_be_kept(tmp_path: Path) -> None:
+def test_engine_that_ends_in_order_waits_for_what_is_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its first sandbox has just been made: the base is still being written."""
 
     async def check() -> None:
+        monkeypatch.setattr(runtime, "_KEPT_S", 60.0)  # else it is a matter of the load
         (tmp_path / "state").mkdir()
         made = engine(tmp_path)
         sandbox = await made.create_sandbox()
