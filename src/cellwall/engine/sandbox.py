@@ -160,9 +160,7 @@ class AsyncSandbox:
         """Give it up and end nothing: the next server takes it over."""
         if self._closed:
             return
-        self._closed = True
-        self._pausing.stop()
-        self.commands.on_changed = bool  # else a circle would keep it until a collection
+        self._stop()
         reason = "the server ended, and the sandbox goes on"
         for recorder in list(self.live.running):
             recorder.settle(Cause.CANCEL, reason)
@@ -599,14 +597,11 @@ class AsyncSandbox:
         """Kill the sandbox and hand it to the engine for destruction; idempotent."""
         if self._closed:
             return
-        self._closed = True
-        self._pausing.stop()
-        self.commands.on_changed = bool  # else a circle would keep it until a collection
+        self._stop()
         self.live.stop_all(reason)
         if "ports" in vars(self):
             self.ports.stop_listening()
         self.files.forget_history()
-        self.hibernation.throw_away()
         self._on_closed(self)
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
@@ -615,6 +610,13 @@ class AsyncSandbox:
             except Exception as error:  # noqa: BLE001 - the other listeners are still called
                 told = {"message": "on_ended: a callback failed", "exception": error}
                 self._loop.call_exception_handler(told)
+
+    def _stop(self) -> None:
+        """Be over, and in no circle, which would stay until a collection."""
+        self._closed = True
+        self._pausing.stop()
+        self.hibernation.end()
+        self.commands.on_changed = bool
 
     async def close(self) -> None:
         """Destroy the sandbox; running executions end as cancelled. Idempotent."""

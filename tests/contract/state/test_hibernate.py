@@ -392,6 +392,43 @@ def test_closing_leaves_nothing(arena: Arena) -> None:
     arena.do(slept())
 
 
+@pytest.mark.parametrize("step", ["write_idle", "become"])
+def test_closing_in_the_middle_leaves_nothing(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """While it is being written down, and while a fresh sandbox becomes its session."""
+
+    async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await _said(sandbox, "x = 8")
+            if step == "become":
+                await sandbox.hibernate()
+            done = getattr(arena.engine.copies, step)
+            reached, go_on = asyncio.Event(), asyncio.Event()
+
+            async def slowly(*given: Any, **more: Any) -> Any:
+                made = await done(*given, **more)
+                reached.set()
+                await go_on.wait()
+                return made
+
+            monkeypatch.setattr(arena.engine.copies, step, slowly)
+            request = sandbox.hibernate() if step == "write_idle" else sandbox.resume()
+            asked = asyncio.ensure_future(request)
+            await reached.wait()
+            assert arena.engine.copies_room.used_bytes > 0  # the control
+            await sandbox.close()
+            go_on.set()
+            with pytest.raises(SandboxUnavailable, match="it was closed"):
+                await asked
+            assert _status(sandbox) == "stopped"
+            await arena.engine.wait_settled()
+            assert arena.engine.copies_room.used_bytes == 0
+            assert arena.engine.statistics().sandboxes == 0
+
+    arena.do(slept())
+
+
 def test_network_goes_on(arena: Arena) -> None:
     """The policy holds in the fresh processes, and the count of its use goes on."""
     code = (

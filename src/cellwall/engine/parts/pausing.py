@@ -315,6 +315,7 @@ class Pausing:
         """Let the clocks stand still while the guest can answer."""
         if self._state == "paused":
             await check_pausing(self._live).resume()
+            self._live.check_alive()
         else:
             await self._wait_steady()
             self._hold()
