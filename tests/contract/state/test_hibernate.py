@@ -366,6 +366,8 @@ def test_closing_leaves_nothing(arena: Arena) -> None:
     """Neither its image nor its bytes; also while it comes back."""
 
     async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await sandbox.hibernate()  # the base of its lineage stays
         before = _nameless()
         async with arena.sandbox() as sandbox:
             await _said(sandbox, "x = 8")
@@ -425,6 +427,36 @@ def test_closing_in_the_middle_leaves_nothing(
             await arena.engine.wait_settled()
             assert arena.engine.copies_room.used_bytes == 0
             assert arena.engine.statistics().sandboxes == 0
+
+    arena.do(slept())
+
+
+def test_closing_as_it_is_let_go_on_to_be_written_down(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A paused one goes on for a moment, because its guest has to answer."""
+
+    async def slept() -> None:
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        resume = JailSandbox.resume
+
+        async def slowly(held: JailSandbox) -> None:
+            await resume(held)
+            reached.set()
+            await go_on.wait()
+
+        async with arena.sandbox() as sandbox:
+            await sandbox.pause()
+            monkeypatch.setattr(JailSandbox, "resume", slowly)
+            asked = asyncio.ensure_future(sandbox.hibernate())
+            await reached.wait()
+            await sandbox.close()
+            go_on.set()
+            with pytest.raises(SandboxUnavailable, match="it was closed"):
+                await asked
+            assert _status(sandbox) == "stopped"
+            await arena.engine.wait_settled()
+            assert arena.engine.copies_room.used_bytes == 0
 
     arena.do(slept())
 
