@@ -314,9 +314,8 @@ class Engine:
         first, such as `["requests"]`. `auto_pause_s`: seconds without activity after which it
         pauses instead of ending, at most the limit `idle_s`. `hibernate_s`: seconds of a pause
         after which its session is written to disk and its processes end, as far as nothing is
-        lost; None is the operator's choice. `resume`: `auto` if a request to a
-        paused one resumes it, `manual` if it is refused. `tenant`: whose it is, for the records of
-        its connections.
+        lost; None is the operator's choice. `resume`: `auto` if a request to a paused one resumes
+        it, `manual` if it is refused. `tenant`: whose it is, for the records of its connections.
         """
         pauses = check_choice(auto_pause_s, resume, self.settings, hibernate_s)
         box = box_of(tools)
@@ -575,6 +574,7 @@ class Engine:
         for live in list(self._programs.under_way):
             live.stop_all("the engine was closed")
         await self._no_caller.wait()
+        await self._runtimes.wait_kept()
         for sandbox in list(self._sandboxes.values()):
             if sandbox.is_kept:
                 sandbox.leave()

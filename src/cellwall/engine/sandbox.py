@@ -11,30 +11,27 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
+from cellwall.engine.attempts.attempt import OnStart
 from cellwall.engine.attempts.event_stream import events_of
-from cellwall.engine.attempts.stages import Stages
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.contexts import Contexts, called, inside
-from cellwall.engine.parts.files import Files, file_error
+from cellwall.engine.parts.files import Files
 from cellwall.engine.parts.kept import Facts
 from cellwall.engine.parts.network import change, policy_of
 from cellwall.engine.parts.pausing import Pausing
-from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
-from cellwall.engine.programs.session_program import SessionProgram
+from cellwall.engine.policy.arguments import check_source, check_stdin
+from cellwall.engine.programs.session_runs import Run, SessionRuns
 from cellwall.engine.state.hibernation import Hibernation
 from cellwall.languages import registry
-from cellwall.model.errors import CellwallError, Conflict, UsageError
+from cellwall.model.errors import CellwallError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
 from cellwall.model.snapshot import DAY_S, CopyChoice
 from cellwall.runtimes.base import Keepable
-from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
 
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.ports import Ports
     from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.engine.state.copies import Copies, Heritage
-    from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
@@ -56,14 +52,6 @@ if TYPE_CHECKING:
     from cellwall.surface.tools.tools import Offer, Tools
 
 Status = Literal["running", "paused", "hibernated", "stopped"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """A caller's callbacks for one execution."""
-
-    on_event: OnEvent | None
-    on_start: OnStart | None
 
 
 class EngineParts(NamedTuple):
@@ -107,6 +95,7 @@ class AsyncSandbox:
         self.commands = Commands(live, tasks)
         self.commands.on_changed = self._keep_again
         self.files = Files(live, share)
+        self._runs = SessionRuns(live, self.contexts, self.files, tools)
         self.pauses = pauses
         """Its owner's choice about pauses."""
         self._pausing = Pausing(live, tasks, pauses, self._end)
@@ -160,9 +149,7 @@ class AsyncSandbox:
         """Give it up and end nothing: the next server takes it over."""
         if self._closed:
             return
-        self._closed = True
-        self._pausing.stop()
-        self.commands.on_changed = bool  # else a circle would keep it until a collection
+        self._stop()
         reason = "the server ended, and the sandbox goes on"
         for recorder in list(self.live.running):
             recorder.settle(Cause.CANCEL, reason)
@@ -331,81 +318,9 @@ class AsyncSandbox:
         limits = self.limits
         if timeout is not None or output_kb is not None:
             limits = limits.with_changes({"wall_s": timeout, "output_kb": output_kb})
-        watch = _Watch(by_stream(on_stdout, on_stderr, on_event), on_start)
-        if wanted is not None and wanted.context is None:
-            self._box(tools, wanted)
-            return await self._run_file(wanted, source, data, limits, watch)
-        async with self.contexts.turn(context, wanted) as (name, spoken):
-            await self.live.enter()  # it may have been hibernated meanwhile
-            language = spoken.name
-            work = self._cell(name, source, data, limits, self._box(tools, spoken))
-            try:
-                try:
-                    is_new = await self.contexts.ensure(name)
-                    execution = await self._attempt(work, language, watch)
-                except GuestRefused as refusal:
-                    if refusal.reason != "no_context":
-                        raise
-                    # The context's process ended unnoticed between two cells; nothing has run.
-                    await self.contexts.restart(name)
-                    is_new = True
-                    execution = await self._attempt(work, language, watch)
-            except GuestRefused as refusal:
-                raise Conflict(
-                    f"context {name!r}: {refusal}", remedy="run again, or restart it"
-                ) from None
-        if is_new:
-            note = f"context {name!r} had ended; this ran in a new one, without its state"
-            outcome = replace(execution.outcome, notes=(*execution.outcome.notes, note))
-            return replace(execution, outcome=outcome)
-        return execution
-
-    def _box(self, tools: Tools | None, language: Language) -> Offer | None:
-        """Return the tools that a run in that language may call."""
-        if tools is not None:
-            return check_tools(tools, language)
-        return self._tools if may_call(language) else None
-
-    def _cell(
-        self,
-        context: str,
-        source: bytes,
-        stdin: bytes | None,
-        limits: Limits,
-        tools: Offer | None,
-    ) -> Work:
-        fields = {
-            "context": inside(context),
-            "mode": "cell",
-            "filename": "<cell>",
-            "arguments": None,
-            "argv": (),
-            "stdin": "none" if stdin is None else "stream",
-            "output_bytes": limits.output_bytes,
-            "display": True,
-            "tools": None if tools is None else tools.manifest,
-        }
-
-        def stop(_number: int) -> None:
-            self.live.channel.tell("interrupt", context=inside(context))
-
-        return Work("execute", fields, limits, source, stdin, stop=stop, is_asked=True, tools=tools)
-
-    async def _attempt(self, work: Work, language: str, watch: _Watch) -> Execution:
-        started_at = time.time()
-        is_cell = work.fields.get("mode") == "cell"
-        context = str(work.fields.get("context"))
-        birth = self.contexts.birth(context) if is_cell else None
-        with self.live.speaking():
-            attempt = Attempt(self.live, work, watch.on_event)
-        attempt.hand_out(watch.on_start)
-        outcome = await attempt.wait()
-        if self.live.network is not None:
-            outcome = await self.live.network.added_to(outcome)
-        if is_cell and not attempt.is_context_alive:
-            self.contexts.mark_ended(context, birth)
-        self._after(outcome)
-        return finish(attempt, outcome, language, started_at)
+        heard = by_stream(on_stdout, on_stderr, on_event)
+        run = Run(source, data, limits, tools, heard, on_start, self._after)
+        return await self._runs.run(run, wanted, context)
 
     def _after(self, outcome: Outcome) -> None:
         self.live.touch()
@@ -416,38 +331,6 @@ class AsyncSandbox:
             if outcome.verdict is Verdict.MEMORY:
                 self.live.explain(reason)
             self._end(reason)
-
-    async def _run_file(
-        self,
-        language: Language,
-        source: bytes,
-        stdin: bytes | None,
-        limits: Limits,
-        watch: _Watch,
-    ) -> Execution:
-        program = SessionProgram.of(self.live, language, source.decode(), limits)
-        await self.files.write(program.path, source)
-        try:
-            stages = Stages(watch.on_start)
-            if language.compile:
-                await self.files.mkdir(program.build)
-                ended = await program.compile(watch.on_event, stages)
-                if ended is not None:
-                    self._after(ended.outcome)
-                    return ended
-            watch = replace(watch, on_start=stages.begin)
-            return await self._attempt(program.work(stdin), language.name, watch)
-        except GuestRefused as refusal:
-            if refusal.reason == "not_found":
-                raise UsageError(
-                    f"run {language.name}: {refusal}", remedy=f"install it: {language.install}"
-                ) from None
-            raise file_error(refusal, f"run {language.name}") from None
-        finally:
-            # Keep the outcome even if the program has closed or removed its own directory.
-            if self.live.is_alive:
-                with contextlib.suppress(CellwallError):
-                    await self.files.remove(program.directory, recursive=True)
 
     async def stream(self, code: str, **options: Any) -> AsyncIterator[Event]:  # noqa: ANN401 - of run
         """Yield the events of `run(code, …)` as they come; the last one is `end`.
@@ -599,14 +482,11 @@ class AsyncSandbox:
         """Kill the sandbox and hand it to the engine for destruction; idempotent."""
         if self._closed:
             return
-        self._closed = True
-        self._pausing.stop()
-        self.commands.on_changed = bool  # else a circle would keep it until a collection
+        self._stop()
         self.live.stop_all(reason)
         if "ports" in vars(self):
             self.ports.stop_listening()
         self.files.forget_history()
-        self.hibernation.throw_away()
         self._on_closed(self)
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
@@ -615,6 +495,13 @@ class AsyncSandbox:
             except Exception as error:  # noqa: BLE001 - the other listeners are still called
                 told = {"message": "on_ended: a callback failed", "exception": error}
                 self._loop.call_exception_handler(told)
+
+    def _stop(self) -> None:
+        """Be over, and in no circle, which would stay until a collection."""
+        self._closed = True
+        self._pausing.stop()
+        self.hibernation.end()
+        self.commands.on_changed = bool
 
     async def close(self) -> None:
         """Destroy the sandbox; running executions end as cancelled. Idempotent."""

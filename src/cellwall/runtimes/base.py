@@ -455,6 +455,9 @@ class KeepsSandboxes(Protocol):
     async def take_over(self) -> list[TakenOver | NotTakenOver]:
         """Take over what an earlier process of this state directory has left."""
 
+    async def wait_kept(self) -> None:
+        """Wait for what sandboxes are still to keep, before they are left, but not for long."""
+
 
 @runtime_checkable
 class UnpacksImages(Protocol):

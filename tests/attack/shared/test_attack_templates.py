@@ -27,8 +27,6 @@ from cellwall.engine.templates.store import TemplateStore
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.gvisor import guest_image
-from cellwall.runtimes.gvisor import runtime as gvisor
-from cellwall.runtimes.shared.guest_bundle import build_bundle
 from conftest import Require
 from kit import hostile_wheels
 from kit.arena import MADE_BY_A_TEST
@@ -176,7 +174,7 @@ def _crowned(ground: Ground) -> BuiltTemplate:
 def test_gvisors_image_is_made_by_an_interpreter_outside_of_the_template(ground: Ground) -> None:
     built = _crowned(ground)
     ground.witness.write_text("")
-    bundle = build_bundle(ground.state, gvisor._GUEST, gvisor._GUEST_ENTRY)
+    bundle = guest_image.bundle_in(ground.state)
     assert guest_image.build_image(ground.state, built, bundle, "/guest").start.exists()
     assert ground.seen == ""
 

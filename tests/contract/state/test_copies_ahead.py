@@ -10,6 +10,7 @@ import pytest
 
 from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.runtimes.base import RuntimeSandbox
+from cellwall.runtimes.channel.copy_requests import request_with_files
 from cellwall.runtimes.channel.replies import GuestRefused
 from kit.arena import Arena
 
@@ -115,7 +116,7 @@ def _asked(sandbox: AsyncSandbox, **sizes: int) -> Any:
     fields: dict[str, Any] = {"context": "main", "reseed": True}
     fields |= {"pages": 0, "table": 0, "records": 0, "strings": 0, **sizes}
     channel = sandbox.live.runtime_sandbox.channel
-    return channel.request_with_files("become", opened, **fields)
+    return request_with_files(channel, "become", opened, **fields)
 
 
 def test_session_that_was_not_made_ready_becomes_nothing(arena: Arena) -> None:

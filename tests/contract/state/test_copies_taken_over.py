@@ -15,8 +15,10 @@ from cellwall import AsyncSandbox, Engine
 from cellwall.engine.state.durable import _BASES as BASES
 from cellwall.jail.inspect import page_frames
 from cellwall.model.errors import CellwallError, Conflict
+from cellwall.runtimes.jail import runtime
 from cellwall.runtimes.jail.keeping.client import KeeperClient
 from cellwall.runtimes.jail.runtime import JailRuntime
+from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.copies.left_engine import engine, run_left
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
@@ -65,6 +67,42 @@ def test_one_that_stood_still_for_a_killed_engine_goes_on_and_is_copied(tmp_path
                 await each.close()
 
     run_left(tmp_path, "look")
+    asyncio.run(check())
+
+
+def test_one_that_was_taken_over_hibernates_and_goes_on(tmp_path: Path) -> None:
+    """By hand, twice: it is copied by the stored base, then by that of its new processes."""
+
+    async def check() -> None:
+        async with _taken_over(tmp_path) as (_engine, (source,)):
+            for said in ("42 1\n", "43 2\n"):
+                assert await source.hibernate() == ()
+                assert str(source.status) == "hibernated"
+                assert await _said(source) == said
+
+    run_left(tmp_path, "1")
+    asyncio.run(check())
+
+
+def test_engine_that_ends_in_order_waits_for_what_is_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first sandbox has just been made: the base is still being written."""
+
+    async def check() -> None:
+        monkeypatch.setattr(runtime, "_KEPT_S", 60.0)  # else it is a matter of the load
+        (tmp_path / "state").mkdir()
+        made = engine(tmp_path)
+        sandbox = await made.create_sandbox()
+        held = sandbox.live.runtime_sandbox
+        assert isinstance(held, JailSandbox)
+        assert held.base is None  # the control
+        await made.aclose()
+        async with _taken_over(tmp_path) as (_engine, (source,)):
+            (copy,) = await _copies(source, 1)
+            assert (await copy.run("print(1)")).stdout == "1\n"
+            await copy.close()
+
     asyncio.run(check())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,11 @@ from cellwall.model.errors import (
     CellwallError,
     Conflict,
     HostUnsupported,
+    SandboxBroken,
     SandboxUnavailable,
     UsageError,
 )
+from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena, control_groups, descendants, is_occupied
 from kit.images.volume_walls import Wall
 from kit.waiting import is_alive
@@ -318,10 +321,53 @@ def test_wake_that_fails_leaves_it_as_it_was(arena: Arena, monkeypatch: Any) -> 
     arena.do(slept())
 
 
+def test_wake_whose_processes_end_leaves_it_as_it_was(arena: Arena, monkeypatch: Any) -> None:
+    """They end in the last step of the way back, while the way out is opened."""
+
+    async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await _said(sandbox, "x = 8")
+            await sandbox.hibernate()
+
+            async def ends(live: ClaimedSandbox) -> None:
+                ended = asyncio.Event()
+                live.channel.on_end(ended.set)
+                live.runtime_sandbox.kill()
+                await asyncio.wait_for(ended.wait(), LEFT_SOON_S)
+
+            monkeypatch.setattr(arena.engine.outside, "bring_back", ends)
+            for _ in range(2):
+                with pytest.raises(SandboxBroken, match="its new processes ended"):
+                    await sandbox.run("print(x)")
+                assert _status(sandbox) == "hibernated"
+            monkeypatch.undo()
+            assert await _said(sandbox, "print(x)") == "8"
+
+    arena.do(slept())
+
+
+def test_second_call_waits_for_the_first(arena: Arena) -> None:
+    """It is no cell that stands still half way: both find the sandbox hibernated."""
+
+    async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await _said(sandbox, "x = 8")
+            for _ in range(2):
+                assert await asyncio.gather(*(sandbox.hibernate() for _ in range(3))) == [()] * 3
+                assert _status(sandbox) == "hibernated"
+                await sandbox.resume()
+                await sandbox.pause()
+            assert await _said(sandbox, "print(x)") == "8"
+
+    arena.do(slept())
+
+
 def test_closing_leaves_nothing(arena: Arena) -> None:
     """Neither its image nor its bytes; also while it comes back."""
 
     async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await sandbox.hibernate()  # the base of its lineage stays
         before = _nameless()
         async with arena.sandbox() as sandbox:
             await _said(sandbox, "x = 8")
@@ -348,6 +394,73 @@ def test_closing_leaves_nothing(arena: Arena) -> None:
     arena.do(slept())
 
 
+@pytest.mark.parametrize("step", ["write_idle", "become"])
+def test_closing_in_the_middle_leaves_nothing(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """While it is being written down, and while a fresh sandbox becomes its session."""
+
+    async def slept() -> None:
+        async with arena.sandbox() as sandbox:
+            await _said(sandbox, "x = 8")
+            if step == "become":
+                await sandbox.hibernate()
+            done = getattr(arena.engine.copies, step)
+            reached, go_on = asyncio.Event(), asyncio.Event()
+
+            async def slowly(*given: Any, **more: Any) -> Any:
+                made = await done(*given, **more)
+                reached.set()
+                await go_on.wait()
+                return made
+
+            monkeypatch.setattr(arena.engine.copies, step, slowly)
+            request = sandbox.hibernate() if step == "write_idle" else sandbox.resume()
+            asked = asyncio.ensure_future(request)
+            await reached.wait()
+            assert arena.engine.copies_room.used_bytes > 0  # the control
+            await sandbox.close()
+            go_on.set()
+            with pytest.raises(SandboxUnavailable, match="it was closed"):
+                await asked
+            assert _status(sandbox) == "stopped"
+            await arena.engine.wait_settled()
+            assert arena.engine.copies_room.used_bytes == 0
+            assert arena.engine.statistics().sandboxes == 0
+
+    arena.do(slept())
+
+
+def test_closing_as_it_is_let_go_on_to_be_written_down(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A paused one goes on for a moment, because its guest has to answer."""
+
+    async def slept() -> None:
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        resume = JailSandbox.resume
+
+        async def slowly(held: JailSandbox) -> None:
+            await resume(held)
+            reached.set()
+            await go_on.wait()
+
+        async with arena.sandbox() as sandbox:
+            await sandbox.pause()
+            monkeypatch.setattr(JailSandbox, "resume", slowly)
+            asked = asyncio.ensure_future(sandbox.hibernate())
+            await reached.wait()
+            await sandbox.close()
+            go_on.set()
+            with pytest.raises(SandboxUnavailable, match="it was closed"):
+                await asked
+            assert _status(sandbox) == "stopped"
+            await arena.engine.wait_settled()
+            assert arena.engine.copies_room.used_bytes == 0
+
+    arena.do(slept())
+
+
 def test_network_goes_on(arena: Arena) -> None:
     """The policy holds in the fresh processes, and the count of its use goes on."""
     code = (
@@ -367,6 +480,39 @@ def test_network_goes_on(arena: Arena) -> None:
             assert await _said(sandbox, code) == told
             assert (await sandbox.network_usage()).refused > used.refused
             assert sandbox.network.as_json()["allow"]
+
+    arena.do(slept())
+
+
+def test_proxy_serves_none_that_was_closed_on_its_way_back(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its listeners were on their way to the proxy when it was closed."""
+
+    async def slept() -> None:
+        opening, go_on = asyncio.Event(), asyncio.Event()
+        take = JailSandbox.open_listeners
+
+        async def slowly(sandbox: JailSandbox) -> list[socket.socket]:
+            listeners = await take(sandbox)
+            opening.set()
+            await go_on.wait()
+            return listeners
+
+        async with arena.sandbox(network=["example.org"]) as sandbox:
+            proxy = arena.engine.outside.proxy
+            assert proxy.serves(sandbox.id)  # the control
+            await sandbox.hibernate()
+            monkeypatch.setattr(JailSandbox, "open_listeners", slowly)
+            coming = asyncio.ensure_future(sandbox.resume())
+            await opening.wait()
+            await sandbox.close()
+            await asyncio.sleep(0)  # what takes its way out has begun
+            go_on.set()
+            with pytest.raises(SandboxUnavailable):
+                await coming
+            await arena.engine.wait_settled()
+            assert not proxy.serves(sandbox.id)
 
     arena.do(slept())
 

@@ -70,6 +70,14 @@ async def _session(arena: Arena) -> None:
         assert (await sandbox.commands.run("exit 3")).exit_code == 3
 
 
+async def _hibernated(arena: Arena) -> None:
+    async with arena.sandbox() as sandbox:
+        await sandbox.run("x = 1")
+        await sandbox.hibernate()
+        assert (await sandbox.run("x")).text == "1"
+        await sandbox.hibernate()
+
+
 def _left(arena: Arena, what: Callable[[Arena], Awaitable[None]]) -> Counter[str]:
     """What nobody holds and only the collector would find."""
 
@@ -92,7 +100,7 @@ def _left(arena: Arena, what: Callable[[Arena], Awaitable[None]]) -> Counter[str
 
 
 @pytest.mark.parametrize(
-    "what", [_programs, _cancelled, _refused_by_the_caller, _with_tools, _session]
+    "what", [_programs, _cancelled, _refused_by_the_caller, _with_tools, _session, _hibernated]
 )
 def test_nothing_waits_for_the_collector(arena: Arena, what: Any) -> None:
     assert not +_left(arena, what)

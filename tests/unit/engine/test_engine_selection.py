@@ -62,6 +62,14 @@ def test_settings_come_from_the_environment() -> None:
         EngineSettings.from_environment({"CELLWALL_POOL_SIZE": "-1"})
 
 
+@pytest.mark.parametrize("hibernate_s", [0.5, 604_801.0, float("nan")])
+def test_operator_chooses_what_a_caller_may(hibernate_s: float) -> None:
+    """A sandbox that is kept has the choice as its own, and the next server checks that."""
+    assert EngineSettings(hibernate_s=600.0).hibernate_s == 600.0
+    with pytest.raises(UsageError, match="settings: hibernate_s"):
+        EngineSettings(hibernate_s=hibernate_s)
+
+
 class Wavering:
     """A runtime that is there or not, as told."""
 

@@ -13,14 +13,7 @@ import pytest
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.gvisor import guest_image
-from cellwall.runtimes.shared.guest_bundle import build_bundle
 
-_GUEST = (
-    "cellwall.guest",
-    "cellwall.runtimes.gvisor.boot",
-    "cellwall.runtimes.gvisor.module_finder",
-    "cellwall.runtimes.gvisor.snapshot",
-)
 _PROBE = """
 import marshal, sys
 code = marshal.loads(open(sys.argv[1], "rb").read())
@@ -52,7 +45,7 @@ def built(preload: tuple[str, ...] = (), python: str = sys.executable) -> BuiltT
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> guest_image.Image:
     state = tmp_path_factory.mktemp("state")
-    bundle = build_bundle(state, _GUEST, "cellwall.runtimes.gvisor.boot:main")
+    bundle = guest_image.bundle_in(state)
     return guest_image.build_image(state, built(("csv",)), bundle, str(bundle))
 
 
@@ -122,6 +115,6 @@ def test_changed_standard_library_is_another_image(tmp_path: Path) -> None:
 
 
 def test_interpreter_that_fails_is_named(tmp_path: Path) -> None:
-    bundle = build_bundle(tmp_path, _GUEST, "cellwall.runtimes.gvisor.boot:main")
+    bundle = guest_image.bundle_in(tmp_path)
     with pytest.raises(HostUnsupported, match="image of template t"):
         guest_image.build_image(tmp_path, built(python="/bin/false"), bundle, str(bundle))

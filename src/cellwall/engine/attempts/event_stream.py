@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.model.execution import Event, Execution
+    from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.surface.shared.callbacks import OnEvent
 
 _HIGH = 256
@@ -23,31 +24,31 @@ async def events_of(
     """Yield the events of `run`, which gets what takes them; the last one is `end`."""
     await live.enter()
     events: asyncio.Queue[Event | None] = asyncio.Queue()
-    channel = live.channel
-    is_paused = is_left = False
+    paused: GuestChannel | None = None
+    is_left = False
 
     def on_event(event: Event) -> None:
-        nonlocal is_paused
+        nonlocal paused
         if is_left:
             return  # the reader that would call `resume` has left
         events.put_nowait(event)
-        if events.qsize() > _HIGH and not is_paused:
-            is_paused = True
-            channel.pause()
+        if events.qsize() > _HIGH and paused is None:
+            paused = live.channel  # another one than at the start if it was hibernated before
+            paused.pause()
 
     running = asyncio.ensure_future(run(on_event))
     running.add_done_callback(lambda _: events.put_nowait(None))
     try:
         while (event := await events.get()) is not None:
-            if is_paused and events.qsize() < _HIGH // 2:
-                is_paused = False
-                channel.resume()
+            if paused is not None and events.qsize() < _HIGH // 2:
+                paused.resume()
+                paused = None
             yield event
         await running
     finally:
         is_left = True
-        if is_paused:
-            channel.resume()
+        if paused is not None:
+            paused.resume()
         if not running.done():
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -208,11 +208,10 @@ class Outside:
             await network.bring_back()
 
     async def _close(self, sandbox: str) -> None:
-        await self.proxy.drop(sandbox)
         network = self._networks.get(sandbox)
         if network is not None:
-            network.lose_open("the egress proxy had ended before the sandbox")
-            del self._networks[sandbox]
+            await network.close()
+            self._networks.pop(sandbox, None)
 
     async def wait_closed(self) -> None:
         """Return when what ended sandboxes did is on record, and their listeners are closed."""
@@ -275,6 +274,7 @@ class SandboxNetwork:
         sandbox, proxy = self.live.runtime_sandbox, self._outside.proxy
         if proxy.serves(self._id):
             return
+        self.live.check_alive()  # after `close` nothing would drop it again
         if not isinstance(sandbox, OpensListeners):
             raise no_network(self.live.isolation.runtime)
         await proxy.start()  # after the end of the one before, which had the same ports
@@ -285,6 +285,12 @@ class SandboxNetwork:
         certificate = await proxy.add(self._id, listeners, policy, self.on_lost, self._opened)
         if self._opened is not None:  # each proxy process makes an authority of its own
             await trust.install(self.live, certificate)
+
+    async def close(self) -> None:
+        """Have the proxy serve it no longer, once what is being changed is done."""
+        async with self._changing:
+            await self._outside.proxy.drop(self._id)
+            self.lose_open("the egress proxy had ended before the sandbox")
 
     async def put_down(self) -> None:
         """Have the proxy serve it no longer; what it counted stays."""

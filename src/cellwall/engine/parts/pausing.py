@@ -94,6 +94,8 @@ class Pausing:
         self._loop = asyncio.get_running_loop()
         self._state: State = "running"
         self._turn = asyncio.Lock()
+        self._leaving = asyncio.Lock()
+        """Held from the wish to hibernate it to its end: a second wish waits for the first."""
         self._waking: asyncio.Task[None] | None = None
         self._doing: set[asyncio.Task[Any]] = set()
         self._since_s = 0.0
@@ -284,6 +286,10 @@ class Pausing:
         return await self._shielded(self._hibernate(drop=drop))
 
     async def _hibernate(self, *, drop: bool, only_paused: bool = False) -> tuple[str, ...]:
+        async with self._leaving:
+            return await self._put_down(drop=drop, only_paused=only_paused)
+
+    async def _put_down(self, *, drop: bool, only_paused: bool) -> tuple[str, ...]:
         hibernation = self.hibernation
         self._live.check_alive()
         if hibernation is None or self.has_hibernated:
@@ -309,6 +315,7 @@ class Pausing:
         """Let the clocks stand still while the guest can answer."""
         if self._state == "paused":
             await check_pausing(self._live).resume()
+            self._live.check_alive()
         else:
             await self._wait_steady()
             self._hold()
@@ -316,17 +323,15 @@ class Pausing:
 
     async def _stay(self, *, is_wanted: bool) -> None:
         """Be paused again if that `is_wanted`, and no request has come since; else go on."""
-        if not self._live.is_alive:
-            return
-        if is_wanted and self._waking is None:
-            try:
-                await check_pausing(self._live).pause()
-            except CellwallError:
-                is_wanted = False
-            else:
-                self._state = "paused"
-                return
-        self._go_on()
+        if is_wanted and self._live.is_alive:
+            with contextlib.suppress(CellwallError):
+                await self._wait_steady()  # what ran may have ended meanwhile
+                if self._waking is None:
+                    await check_pausing(self._live).pause()
+                    self._state = "paused"
+                    return
+        if self._live.is_alive:
+            self._go_on()
 
     def _hibernate_later(self) -> None:
         if self._state == "paused" and self._live.is_alive:

@@ -42,15 +42,16 @@ def check_choice(
     """Return a caller's choice; without `hibernate_s`, the operator's. Raises UsageError."""
     if resume not in get_args(Resume):
         raise UsageError(f"resume: {resume!r} is not known", remedy="say 'auto' or 'manual'")
-    _check_seconds("auto_pause_s", auto_pause_s)
-    _check_seconds("hibernate_s", hibernate_s)
+    check_seconds("auto_pause_s", auto_pause_s)
+    check_seconds("hibernate_s", hibernate_s)
     kind: Resume = "manual" if resume == "manual" else "auto"
     if hibernate_s is None:
         hibernate_s = settings.hibernate_s
     return PauseChoice(auto_pause_s, kind, settings.paused_s, settings.page_out_s, hibernate_s)
 
 
-def _check_seconds(name: str, seconds: float | None) -> None:
+def check_seconds(name: str, seconds: float | None) -> None:
+    """Raise UsageError unless a caller may choose that number, or None."""
     if seconds is None:
         return
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)

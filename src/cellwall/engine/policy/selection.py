@@ -153,6 +153,12 @@ class Runtimes:
             self._faults[runtime.name] = (now, faults)
         return faults
 
+    async def wait_kept(self) -> None:
+        """Wait for what sandboxes that outlive this process are still to keep, but not for long."""
+        for runtime in self._made.values():
+            if self._keeps_sandboxes and isinstance(runtime, KeepsSandboxes):
+                await runtime.wait_kept()
+
     async def aclose(self) -> None:
         """Close every runtime that was created."""
         self._chosen.clear()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
+from cellwall.engine.policy.pause_choice import check_seconds
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.network import MODES
@@ -148,6 +149,7 @@ class EngineSettings:
                 f"settings: network_authorities: {self.network_authorities!r} is no file",
                 remedy="give the path of a PEM file",
             )
+        check_seconds("settings: hibernate_s", self.hibernate_s)  # a kept sandbox has it as its own
         if self.image_registries:
             self._check_images()
         if self.packages is None:

@@ -107,6 +107,7 @@ class DurableSnapshots:
         lineage = session.image.lineage
         facts = await session.copier.facts_of(lineage)
         header = _header(made, session.image, heritage, facts, runtime)
+        digest, taken = self._digests.get(lineage) or await self._found_base(lineage), None
         maps = os.memfd_create("maps", os.MFD_CLOEXEC)
         parts = {
             "memory": session.files.memory,
@@ -114,7 +115,6 @@ class DurableSnapshots:
             BASE: facts.base,
             "maps": maps,
         }
-        digest, taken = self._digests.get(lineage) or await self._found_base(lineage), None
         self._writing.add(made.id)
         try:
             if digest not in self._bases:

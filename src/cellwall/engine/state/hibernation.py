@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.contexts import DEFAULT, MAIN, called
 from cellwall.engine.parts.pausing import check_pausing
-from cellwall.model.errors import Conflict, HostUnsupported
+from cellwall.model.errors import Conflict, HostUnsupported, SandboxBroken, SandboxUnavailable
 from cellwall.model.snapshot import CopyChoice
 from cellwall.runtimes.copies import CopiesSessions
 
@@ -44,7 +44,8 @@ class Hibernation:
         self, sandbox: AsyncSandbox, copies: Callable[[], Copies], outside: Outside
     ) -> None:
         """Nothing is written yet."""
-        self._sandbox = sandbox
+        self._sandbox: AsyncSandbox | None = sandbox
+        """None: it has ended."""
         self._copies = copies
         self._outside = outside
         self._image: Written | None = None
@@ -61,11 +62,12 @@ class Hibernation:
 
         Raises HostUnsupported and Conflict if it cannot be hibernated whatever runs in it.
         """
-        contexts = self._sandbox.contexts
-        check_hibernation(self._sandbox.live, self._copies().runtime_of(self._sandbox))
+        sandbox = self._held()
+        check_hibernation(sandbox.live, self._copies().runtime_of(sandbox))
+        contexts = sandbox.contexts
         if not is_patient and contexts.is_busy(DEFAULT):
             raise Conflict(
-                f"hibernate: {self._sandbox.id}: a cell in it stands still half way",
+                f"hibernate: {sandbox.id}: a cell in it stands still half way",
                 remedy="resume it, and let the cell end or cancel it",
             )
         async with contexts.turn(MAIN, None) as (name, _):
@@ -73,83 +75,59 @@ class Hibernation:
                 await contexts.ensure(name)
             elif name not in contexts.names():
                 raise Conflict(
-                    f"hibernate: {self._sandbox.id}: its session in Python has ended",
+                    f"hibernate: {sandbox.id}: its session in Python has ended",
                     remedy="run a cell first, which begins another",
                 )
             yield
+
+    def _held(self) -> AsyncSandbox:
+        """Return the sandbox, which what is under way holds beyond its end."""
+        assert self._sandbox is not None  # noqa: S101  `pausing` asks only for one that is alive
+        return self._sandbox
 
     async def put_down(self, *, drop: bool) -> tuple[str, ...]:
         """Write it down and give its processes up; return what is left behind.
 
         Nothing is awaited after that. If this raises, it is as it was.
         """
-        live, before = self._sandbox.live, self._used()
-        at_work = self._at_work()
-        self._refuse(at_work, drop=drop)
+        sandbox = self._held()
+        live, before = sandbox.live, _used(sandbox)
+        at_work = _at_work(sandbox)
+        _refuse(sandbox, at_work, drop=drop)
         choice = CopyChoice(None, "drop" if drop else "refuse")
-        copies, heritage = self._copies(), self._sandbox.heritage()
+        copies, heritage = self._copies(), sandbox.heritage()
         with copies.counts.counting("hibernate"):
-            written = await copies.write_idle(self._sandbox, heritage, choice)
+            written = await copies.write_idle(sandbox, heritage, choice)
             try:
                 live.check_alive()
-                if self._used() != before:
+                if _used(sandbox) != before:
                     raise Conflict(
-                        f"hibernate: {self._sandbox.id}: it was used meanwhile", remedy="try again"
+                        f"hibernate: {sandbox.id}: it was used meanwhile", remedy="try again"
                     )
                 left = (*at_work, *written.left)
-                self._refuse(left, drop=drop)
+                _refuse(sandbox, left, drop=drop)
             except BaseException:
                 written.let_go()
                 raise
-            self._give_up(written)
+            self._give_up(sandbox, written)
         return left
 
-    def _used(self) -> tuple[float, int]:
-        """Return what differs once anything was asked of it."""
-        live = self._sandbox.live
-        return live.active_at, live.channel.asked
-
-    def _at_work(self) -> tuple[str, ...]:
-        """Return what runs in it for its owner, or is open: an image has none of it."""
-        live, sandbox = self._sandbox.live, self._sandbox
-        background = sandbox.commands.background()
-        named = [
-            f"command {' '.join(command.argv)[:80]!r}" if command.argv else "a command"
-            for command in background
-        ]
-        known = {command.attempt.recorder for command in background}
-        named += [_called(recorder) for recorder in live.running - known]
-        if live.channel.listening > len(live.running):
-            named.append("a connection to it, or a watch of its files")
-        return tuple(named)
-
-    def _refuse(self, left: tuple[str, ...], *, drop: bool) -> None:
-        """Raise Conflict if something would be left behind that must not be."""
-        if left and not drop:
-            more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
-            raise Conflict(
-                f"hibernate: {self._sandbox.id}: it would lose "
-                f"{', '.join(left[:_MOST_NAMED])}{more}",
-                remedy="end that first, or hibernate it with drop=True",
-            )
-
-    def _give_up(self, written: Written) -> None:
+    def _give_up(self, sandbox: AsyncSandbox, written: Written) -> None:
         """End its processes: the image is all there is of it from now on."""
-        live = self._sandbox.live
-        for recorder in list(live.running):
+        for recorder in list(sandbox.live.running):
             recorder.settle(Cause.CANCEL, _REASON)
         self._image = written
-        self._lay_down(live, written.runtime)
-        self._sandbox.contexts.end_others()
+        self._lay_down(sandbox, written.runtime)
+        sandbox.contexts.end_others()
         self.on_down()
 
-    def _lay_down(self, live: ClaimedSandbox, runtime: Runtime) -> None:
-        left = live.put_to_sleep()
-        self._sandbox.on_laid_down()
+    def _lay_down(self, sandbox: AsyncSandbox, runtime: Runtime) -> None:
+        left = sandbox.live.put_to_sleep()
+        sandbox.on_laid_down()
         self._ending = left.runtime_sandbox
         left.channel.close(_REASON)
         self._copies().discard(left, runtime)
-        self._outside.put_down(live)
+        self._outside.put_down(sandbox.live)
 
     async def settle(self) -> None:
         """Wait until its processes are gone."""
@@ -159,36 +137,45 @@ class Hibernation:
 
     async def bring_back(self) -> None:
         """Have it go on in fresh processes. If this raises, it is as it was."""
-        written, copies = self._image, self._copies()
+        sandbox, written, copies = self._held(), self._image, self._copies()
         assert written is not None  # noqa: S101  `pausing` asks only for one that is hibernated
         self.before_back()
         written.users += 1
         try:
             with copies.counts.counting("wake"):
                 fresh = await copies.become(written, reseed=False)
-                await self._went_on(fresh, written)
+                await self._went_on(sandbox, fresh, written)
         except BaseException:
             self.on_down()
             raise
         finally:
             written.let_go()
-        self.throw_away()
+        self._throw_away()
 
-    async def _went_on(self, fresh: ClaimedSandbox, written: Written) -> None:
+    async def _went_on(
+        self, sandbox: AsyncSandbox, fresh: ClaimedSandbox, written: Written
+    ) -> None:
         """Have the sandbox go on as a fresh one that has become its session."""
-        live = self._sandbox.live
-        if not live.is_alive:  # closed meanwhile
+        live = sandbox.live
+        if live.ended_because:  # closed meanwhile
             self._copies().discard(fresh, written.runtime)
             live.check_alive()
         live.wake_as(fresh)
         try:
             await self._outside.bring_back(live)
             live.check_alive()
-        except BaseException:
-            if live.is_alive:
-                self._lay_down(live, written.runtime)
+        except BaseException as error:
+            if live.ended_because:
+                raise
+            lost = live.channel.lost
+            self._lay_down(sandbox, written.runtime)
+            if isinstance(error, SandboxUnavailable):
+                raise SandboxBroken(
+                    f"wake: {sandbox.id}: its new processes ended: {lost}",
+                    remedy="make the request again",
+                ) from error
             raise
-        self._sandbox.go_on_in_fresh()
+        sandbox.go_on_in_fresh()
 
     @property
     def image_bytes(self) -> int:
@@ -196,11 +183,45 @@ class Hibernation:
         written = self._image
         return 0 if written is None else written.image.memory_bytes + written.image.files_bytes
 
-    def throw_away(self) -> None:
+    def end(self) -> None:
+        """Throw the image away, and hold the sandbox no longer: it has ended."""
+        self._sandbox = None
+        self._throw_away()
+
+    def _throw_away(self) -> None:
         """Give the image up, if there is one."""
         image, self._image = self._image, None
         if image is not None:
             image.let_go()
+
+
+def _used(sandbox: AsyncSandbox) -> tuple[float, int]:
+    """Return what differs once anything was asked of it."""
+    return sandbox.live.active_at, sandbox.live.channel.asked
+
+
+def _at_work(sandbox: AsyncSandbox) -> tuple[str, ...]:
+    """Return what runs in it for its owner, or is open: an image has none of it."""
+    live, background = sandbox.live, sandbox.commands.background()
+    named = [
+        f"command {' '.join(command.argv)[:80]!r}" if command.argv else "a command"
+        for command in background
+    ]
+    known = {command.attempt.recorder for command in background}
+    named += [_called(recorder) for recorder in live.running - known]
+    if live.channel.listening > len(live.running):
+        named.append("a connection to it, or a watch of its files")
+    return tuple(named)
+
+
+def _refuse(sandbox: AsyncSandbox, left: tuple[str, ...], *, drop: bool) -> None:
+    """Raise Conflict if something would be left behind that must not be."""
+    if left and not drop:
+        more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+        raise Conflict(
+            f"hibernate: {sandbox.id}: it would lose {', '.join(left[:_MOST_NAMED])}{more}",
+            remedy="end that first, or hibernate it with drop=True",
+        )
 
 
 def _called(recorder: Recorder) -> str:

@@ -29,7 +29,6 @@ from cellwall.runtimes.channel.replies import (
     REPLY,
     REPLY_WITH_CHUNKS,
     ChannelLost,
-    GuestRefused,
     Listener,
     Reply,
     Single,
@@ -124,9 +123,9 @@ class GuestChannel:
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
         self._last_id = 0
-        self._copies = 0
-        """Number of the requests with descriptors, and of those that they need."""
-        self._sends_files = False
+        self.copy_requests = 0
+        """Number of the requests that serve copies of the sandbox."""
+        self.is_for_files = False
         """Whether the guest takes descriptors that come with a frame."""
         self._held: list[bytes] | None = None
         """Frames that wait until the sandbox has been written down; None: none have to."""
@@ -239,8 +238,8 @@ class GuestChannel:
 
     @property
     def asked(self) -> int:
-        """Number of requests so far but those that copy the sandbox."""
-        return self._last_id - self._copies
+        """Number of requests so far but those that serve copies of the sandbox."""
+        return self._last_id - self.copy_requests
 
     def go(self) -> None:
         """Begin the held request; nothing else may be sent before."""
@@ -274,67 +273,31 @@ class GuestChannel:
         self._stray = 0
         self.send({**fields, "op": op, "id": self._last_id})
 
-    async def request_with_files(
+    # -- for copies of the whole sandbox: `stand_by`, `copy_requests` --------------------------
+
+    @property
+    def carries_files(self) -> bool:
+        """Whether descriptors can go with a request: only over a unix socket."""
+        return isinstance(self._sock, socket.socket)
+
+    def open_with_files(
         self,
         op: str,
         files: Sequence[int],
-        body: bytes = b"",
-        *,
-        told: Callable[[bytes], tuple[str, bytes]] | None = None,
-        patience_s: float = 0.0,
-        **fields: object,
-    ) -> Reply:
-        """Send a request with descriptors, which the guest gets; wait for the one reply.
+        listener: Listener,
+        expected: frozenset[str],
+        fields: Mapping[str, Any],
+        body: bytes,
+    ) -> int:
+        """Send a request as `open` does, with descriptors, which stay the caller's.
 
-        The descriptors are this method's: it closes them once they are sent. Only over a unix
-        socket. If it is cancelled, the guest is told to give up. `told` is called with a chunk that
-        comes before the reply, one at most, and returns the operation and the body that are sent
-        for it under the same id. A cancellation waits up to `patience_s` for the guest to have
-        given up. Raises GuestRefused, ChannelLost.
+        Nothing may be queued before it, and the guest must expect it.
         """
-        number, waiting = 0, [told]
-
-        def on_chunk(chunk: bytes) -> None:
-            look = waiting.pop() if waiting else None
-            if look is None:
-                raise FrameError("a chunk that was not asked for")
-            answer, more = look(chunk)
-            self.send({"op": answer, "id": number}, more)
-
-        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._files = files
         try:
-            await self._expect_files(op)
-            self._files = files
-            fields["files"] = len(files)
-            expected = REPLY if told is None else REPLY_WITH_CHUNKS
-            self._copies += 1
-            number = self.open(op, Single(future, on_chunk), expected, fields, body)
+            return self.open(op, listener, expected, {**fields, "files": len(files)}, body)
         finally:
             self._files = ()
-            for each in files:
-                os.close(each)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            self.send({"op": "signal", "id": number, "signal": 9})
-            if patience_s and not future.done():
-                await asyncio.wait([future], timeout=patience_s)
-            raise
-        finally:
-            self.forget(number)
-            if not future.cancel():
-                future.exception()  # it was heard
-
-    async def _expect_files(self, op: str) -> None:
-        if not isinstance(self._sock, socket.socket):
-            raise GuestRefused("unsupported", f"{op}: this channel carries no descriptors")
-        if not self._sends_files:
-            self._copies += 1
-            await self.request("expect_files")
-            self._sends_files = True
-        await self.wait_writable(0)
-
-    # -- for copies of the whole sandbox: `stand_by` ---------------------------------------
 
     @property
     def last_id(self) -> int:

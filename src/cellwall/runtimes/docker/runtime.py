@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -24,9 +24,6 @@ from cellwall.jail.inspect import host_facts
 from cellwall.jail.inspect.posture import PostureMismatch
 from cellwall.jail.plan import plan
 from cellwall.linux import owner_label, seccomp
-from cellwall.linux.cgroups import hierarchies
-from cellwall.linux.cgroups.freezer import Freezer
-from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.linux.syscalls import landlock
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
 from cellwall.model.limits import Limits
@@ -45,7 +42,14 @@ from cellwall.runtimes.base import (
 )
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.docker import container, ids, image_containers, inside_image, posture
+from cellwall.runtimes.docker import (
+    cgroups,
+    container,
+    ids,
+    image_containers,
+    inside_image,
+    posture,
+)
 from cellwall.runtimes.docker.attached import AttachedSocket
 from cellwall.runtimes.docker.container import GID
 from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
@@ -57,6 +61,7 @@ from cellwall.runtimes.shared.environment import inside_environment
 from cellwall.runtimes.shared.freezing import ThawGuard
 
 if TYPE_CHECKING:
+    from cellwall.linux.cgroups import hierarchies
     from cellwall.runtimes.volumes.holder import Holder
 
 T = TypeVar("T")
@@ -119,10 +124,7 @@ class DockerRuntime:
 
     @cached_property
     def _layout(self) -> hierarchies.Layout:
-        """All cgroup hierarchies of this host: the daemon writes, this process only reads."""
-        seen = hierarchies.View.of_this_process()
-        view = hierarchies.View(seen.mountinfo, seen.own, writable=lambda _path: True)
-        return hierarchies.discover(view)
+        return cgroups.layout()
 
     @cached_property
     def _masked(self) -> tuple[str, ...]:
@@ -421,7 +423,7 @@ class DockerRuntime:
             pidfd = os.pidfd_open(pid)
             digest = self._verified(pid, begun.container, spec, uid)
             self._open_work(pid, spec, work_fds)
-            groups = self._groups(pid, begun.container)
+            groups = cgroups.groups_of(self._layout, pid, begun.container)
             held, own_bytes = self._held(spec)
             most = held.processes + container.OWN_PROCESSES
             if most < container.START_PROCESSES:
@@ -473,37 +475,6 @@ class DockerRuntime:
     def _hardness(self) -> dict[str, str]:
         names = ("memory_mb", "processes", "cpus", "cpu_s", "disk_mb", "inodes")
         return dict.fromkeys((*names, "file_mb", "open_files"), "hard")
-
-    def _groups(self, pid: int, made: str) -> Groups:
-        """Return the container's cgroups, as this host's kernel places its first process."""
-        own: dict[str, str] = {}
-        for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
-            _, names, path = line.split(":", 2)
-            own.update(dict.fromkeys(names.split(","), path))
-        paths = []
-        for hierarchy in self._layout.hierarchies:
-            key = "" if hierarchy.version == 2 else min(hierarchy.controllers)
-            path = f"{hierarchy.root or hierarchy.base}{own.get(key, '')}"
-            if made not in path or not os.path.exists(path + "/cgroup.procs"):
-                raise HostUnsupported(
-                    "cgroups",
-                    f"read the counters of container {made[:12]}: {path} is not its cgroup",
-                    remedy="run cellwall where the Docker daemon runs",
-                )
-            paths.append((hierarchy, path))
-        return Groups(tuple(paths), freezer=self._freezer(made, own))
-
-    def _freezer(self, made: str, own: Mapping[str, str]) -> Freezer | None:
-        """Return the freezer that the daemon uses, for when it does not thaw.
-
-        The daemon prefers v1 where it has controllers there.
-        """
-        for freezing, key in ((self._layout.v1_freezer, "freezer"), (self._layout.freezing, "")):
-            if freezing is not None:
-                path = f"{freezing.root or freezing.base}{own.get(key, '')}"
-                if made in path and os.path.exists(path + "/cgroup.procs"):
-                    return Freezer(path, freezing.version, is_own=False)
-        return None
 
     # -- ends ---------------------------------------------------------------------------------
 

@@ -19,11 +19,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.gvisor.snapshot import LENGTH_BYTES
-from cellwall.runtimes.shared.guest_bundle import file_state
+from cellwall.runtimes.shared.guest_bundle import build_bundle, file_state
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
 
+_BUNDLED = (
+    "cellwall.guest",
+    "cellwall.runtimes.gvisor.boot",
+    "cellwall.runtimes.gvisor.module_finder",
+    "cellwall.runtimes.gvisor.snapshot",
+)
 START_PATH = "/opt/cellwall/start"
 REST_PATH = "/opt/cellwall/rest"
 """Paths in the sandbox."""
@@ -45,6 +51,11 @@ class Image(NamedTuple):
 
     start: Path
     rest: Path
+
+
+def bundle_in(state_dir: Path) -> Path:
+    """Return the path of the guest with what begins it in gVisor; it is made if necessary."""
+    return build_bundle(state_dir, _BUNDLED, "cellwall.runtimes.gvisor.boot:main")
 
 
 def build_image(

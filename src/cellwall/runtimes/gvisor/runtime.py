@@ -62,7 +62,6 @@ from cellwall.runtimes.shared.environment import (
     inside_environment,
 )
 from cellwall.runtimes.shared.freezing import FreezerThreads, Freezing
-from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,13 +71,6 @@ if TYPE_CHECKING:
     from cellwall.runtimes.shared.saved_tree import SavedTree
     from cellwall.runtimes.volumes.holder import Holder
 
-_GUEST = (
-    "cellwall.guest",
-    "cellwall.runtimes.gvisor.boot",
-    "cellwall.runtimes.gvisor.module_finder",
-    "cellwall.runtimes.gvisor.snapshot",
-)
-_GUEST_ENTRY = "cellwall.runtimes.gvisor.boot:main"
 _READY_S = 60.0
 _TRY_S = 15.0
 _ROOT_KEPT_S = 60.0
@@ -315,14 +307,14 @@ class GvisorRuntime:
     def _make_image_root(self, template: BuiltTemplate) -> gvisor_root.Root:
         from cellwall.runtimes.shared import own_interpreter  # most engines use no image
 
-        bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
+        bundle = guest_image.bundle_in(self._state_dir)
         interpreter = own_interpreter.build(self._state_dir, template.base_python)
         library = own_interpreter.library_of(interpreter)
         code = guest_image.build_image(self._state_dir, template, bundle, plan.GUEST_PATH, library)
         return gvisor_root.make_image_root(self._folder / "roots", bundle, code, interpreter)
 
     def _make_root(self, template: BuiltTemplate) -> gvisor_root.Root:
-        bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
+        bundle = guest_image.bundle_in(self._state_dir)
         image = guest_image.build_image(self._state_dir, template, bundle, plan.GUEST_PATH)
         wanted = plan.Root(template.path, template.base_mounts, str(bundle))
         return gvisor_root.make_root(self._folder / "roots", self._facts, wanted, image)

@@ -24,6 +24,7 @@ from cellwall.jail.inspect import page_frames, posture
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.ids import new_id
+from cellwall.runtimes.channel.copy_requests import request_with_files
 from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.copies import SessionFiles, SessionImage, Source
 from cellwall.runtimes.jail.stored.base import Base
@@ -232,7 +233,8 @@ async def _taken(
     reading = reader.begin()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            reply = await sandbox.channel.request_with_files(
+            reply = await request_with_files(
+                sandbox.channel,
                 op,
                 files,
                 b"" if base is None else base.maps,
@@ -338,12 +340,12 @@ class Copier:
         if source.entry is not None:
             self.keep_lineage(source.lineage)
             return Source(source.lineage)
-        await self._stored.adopt_live(source)
+        lineage = await self._stored.adopt_live(source)
         try:
             async with _in_time("copy a session"):
-                return Source(source.lineage, await variables_of(source))
+                return Source(lineage, await variables_of(source))
         except BaseException:
-            self.let_lineage_go(source.lineage)
+            self.let_lineage_go(lineage)
             raise
 
     def want_base(self, sandbox: JailSandbox) -> None:
@@ -413,6 +415,7 @@ class Copier:
     ) -> SessionImage:
         """Write an idle session to files."""
         source = _ours(sandbox)
+        lineage = source.lineage  # one that was taken over has none any more once it has ended
         base = await self._base(source)
         source.hold(base.fd)
         archive_bytes = 0
@@ -420,7 +423,7 @@ class Copier:
         if memory[0].header.get("has_files") is not False:
             # Afterwards: a session has one processor, so at the same time it is no sooner.
             _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)
-        return _image(source.lineage, files, memory, archive_bytes)
+        return _image(lineage, files, memory, archive_bytes)
 
     async def make_ready(self, sandbox: RuntimeSandbox) -> None:
         """Make a fresh sandbox like the base of its fork-server, which `become` needs."""
@@ -432,7 +435,8 @@ class Copier:
         """Make a fresh sandbox like a base, where it stands still; return what its guest says."""
         target.hold(base.fd)
         async with _in_time("make a sandbox ready"):
-            reply = await target.channel.request_with_files(
+            reply = await request_with_files(
+                target.channel,
                 "make_ready",
                 [_for_reading(base.fd)],
                 base.maps,
@@ -456,8 +460,9 @@ class Copier:
         async with _in_time("become a session"):
             if image.files_bytes:
                 # First: the session may have files open.
-                await channel.request_with_files("areas_put", [_for_reading(files.archive)])
-            await channel.request_with_files(
+                await request_with_files(channel, "areas_put", [_for_reading(files.archive)])
+            await request_with_files(
+                channel,
                 "become",
                 [_for_reading(files.memory)],
                 context=_CONTEXT,

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _KEPT_S = 3.0
-"""Most seconds for which an end waits for what sandboxes that outlive it are to keep."""
+"""Most seconds for which an engine's end waits for what sandboxes that outlive it are to keep."""
 _TRIES = 4
 """Number of attempts for one start. Each uses another fork-server if the one before was killed
 meanwhile: on a host that is short of memory that happens more than once in the second that a new
@@ -552,6 +552,11 @@ class JailRuntime:
         if self.are_alike:
             self.copier.want_base(sandbox)
 
+    async def wait_kept(self) -> None:
+        """Wait for the bases that sandboxes are to keep, before they are left."""
+        if "copier" in vars(self):
+            await self.copier.wait_kept(_KEPT_S)
+
     async def take_over(self) -> list[TakenOver | NotTakenOver]:
         """Take over what an earlier process of this state directory has left."""
         if self.kept is None:
@@ -593,8 +598,6 @@ class JailRuntime:
 
     async def aclose(self) -> None:
         """Destroy every sandbox and fork-server."""
-        if "copier" in vars(self):
-            await self.copier.wait_kept(_KEPT_S)
         for sandbox in [each for each in self._live if each.is_kept]:
             sandbox.leave()
         if self._left:

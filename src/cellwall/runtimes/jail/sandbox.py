@@ -247,6 +247,8 @@ class JailSandbox:
         return await self.way_out.take()
 
     async def _opened(self) -> list[socket.socket]:
+        if self.is_closing:  # its pidfd may be closed
+            raise SandboxBroken("open the network: the sandbox has ended")
         return await network_listeners.opened(self.pid, self._resources.child.pidfd)
 
     @property

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwall.runtimes.channel.channel import BODY_CAP_BYTES, HEADER_CAP_BYTES, SEND_BODY_CAP_BYTES
+from cellwall.runtimes.channel.copy_requests import request_with_files
 from cellwall.runtimes.channel.frames import FrameError, strict_json
 from cellwall.runtimes.channel.replies import RUN, ChannelLost, GuestRefused
 from kit.guest.channel_pair import Pair, frame, with_pair
@@ -568,7 +569,7 @@ def test_guest_is_looked_at_once_for_a_request() -> None:
 
         loop = asyncio.get_running_loop()
         pair.guest.setblocking(False)
-        asking = asyncio.ensure_future(pair.channel.request_with_files("copy", [], told=look))
+        asking = asyncio.ensure_future(request_with_files(pair.channel, "copy", [], told=look))
         heard = await loop.sock_recv(pair.guest, 4096)
         assert b"expect_files" in heard
         pair.say(frame({"ev": "reply", "id": 1}))

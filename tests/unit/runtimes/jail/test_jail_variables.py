@@ -12,7 +12,7 @@ from cellwall.runtimes.jail.stored.variables import _checked
 
 
 def test_variables_are_taken() -> None:
-    said = {"A": "1", "Ä": "x=y\n", "EMPTY": ""}
+    said = {"A": "1", "Ä": "x=y\n", "EMPTY": "", "BYTES": "\udcff"}
     assert _checked(json.dumps(said).encode()) == said
 
 
@@ -29,6 +29,9 @@ def test_variables_are_taken() -> None:
         b'{"A=B": "x"}',
         b'{"A": "x\\u0000y"}',
         b'{"A\\u0000": "x"}',
+        b'{"A": "\\ud800"}',
+        json.dumps({"A": "ä" * 30_000}, ensure_ascii=False).encode(),
+        b'{"A": "x"}' + b" " * MOST_BYTES,
         json.dumps({"A": "x" * MOST_BYTES}).encode(),
     ],
     ids=lambda said: said[:20],

@@ -11,7 +11,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import CellwallError
+from cellwall.model.errors import CellwallError, HostUnsupported
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Coroutine
@@ -40,7 +40,7 @@ class KeptBases:
     def give(self, sandbox: JailSandbox, lineages: Container[str]) -> None:
         """Have a sandbox keep its lineage's, once it is made; `lineages` are those in use."""
         making = self._made.get(sandbox.lineage)
-        if making is None:
+        if making is None or _has_failed(making):
             self._forget_all_but(lineages)
             making = self._made[sandbox.lineage] = self._begin(self._begun(sandbox))
         if making.done():
@@ -66,8 +66,21 @@ class KeptBases:
     def close(self) -> None:
         """Close those that are made; sandboxes have descriptors of their own."""
         for making in self._made.values():
-            making.add_done_callback(_close) if not making.done() else _close(making)
+            if making.done():
+                _close(making)
+            else:
+                making.add_done_callback(_close)
         self._made.clear()
+
+
+def _has_failed(making: asyncio.Task[KeptBase]) -> bool:
+    """Report whether none was made for want of what there may be now, such as room on a disk."""
+    return (
+        making.done()
+        and not making.cancelled()
+        and making.exception() is not None
+        and not isinstance(making.exception(), HostUnsupported)
+    )
 
 
 def _close(making: asyncio.Task[KeptBase]) -> None:

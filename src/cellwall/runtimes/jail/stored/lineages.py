@@ -116,8 +116,11 @@ class StoredLineages:
             self._known[lineage] = _Known(Base(facts.base, facts.maps), facts.fingerprint)
         self._known[lineage].users += 1
 
-    async def adopt_live(self, sandbox: JailSandbox) -> None:
-        """Know the lineage of a sandbox that was taken over, and keep it once. Raises Conflict."""
+    async def adopt_live(self, sandbox: JailSandbox) -> str:
+        """Know the lineage of a sandbox that was taken over, and keep it once; return its name.
+
+        Raises Conflict.
+        """
         kept = sandbox.base
         if kept is None:
             why = sandbox.no_base or "nothing that copies need was kept with it"
@@ -130,7 +133,15 @@ class StoredLineages:
                 "copy: an earlier server started this sandbox, and this one has no snapshots_dir",
                 remedy=_TO_BE_COPIED,
             )
-        entry = await self._servers.get(sandbox.spec.template)
+        kept.again()  # a sandbox that ends meanwhile closes its own
+        try:
+            await self._adopt_kept(kept, sandbox.spec.template)
+            return kept.lineage
+        finally:
+            kept.close()
+
+    async def _adopt_kept(self, kept: KeptBase, template: BuiltTemplate) -> None:
+        entry = await self._servers.get(template)
         if found := fingerprint.differing(kept.fingerprint, await self._fingerprint(entry)):
             raise Conflict(
                 "copy: an earlier server started this sandbox, and its session can only go on as "

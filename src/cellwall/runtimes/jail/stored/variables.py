@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.jail.protocol import environment
 from cellwall.model.errors import SandboxBroken
+from cellwall.runtimes.channel import copy_requests
 from cellwall.runtimes.shared.environment import inside_environment
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 async def variables_of(sandbox: JailSandbox) -> dict[str, str]:
     """Return the variables that a sandbox has besides those of each one. Raises SandboxBroken."""
-    said = _checked((await sandbox.channel.request("environment")).body)
+    reply = await copy_requests.request(sandbox.channel, "environment")
+    said = _checked(reply.body)
     usual = inside_environment(sandbox.spec.template, sandbox.spec.limits.cpus)
     return {name: value for name, value in said.items() if usual.get(name) != value}
 
@@ -27,10 +29,13 @@ async def variables_of(sandbox: JailSandbox) -> dict[str, str]:
 def _checked(text: bytes) -> dict[str, str]:
     """Read what init says, as far as variables can be that."""
     try:
+        if len(text) > environment.MOST_BYTES:
+            raise ValueError(f"{len(text)} bytes are more than {environment.MOST_BYTES}")
         said = json.loads(text)
         if not isinstance(said, dict) or not all(map(_is_one, said, said.values())):
             raise ValueError("these are no variables")
         environment.packed(said)
+        "".join((*said, *said.values())).encode("utf-8", "surrogateescape")
     except (ValueError, RecursionError) as error:
         raise SandboxBroken(
             f"copy a session: its variables: {error}"[:300],
