@@ -144,6 +144,27 @@ def test_refused_body_is_taken_to_its_end_from_who_has_a_key(
     assert bool(answer) == is_told
 
 
+@pytest.mark.parametrize(
+    ("rest", "sent", "is_kept"),
+    [
+        (b"Content-Length: 2\r\n\r\n", b"{}", True),
+        (b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", b"0\r\n\r\n", True),
+        (b"Content-Length: 70000\r\n\r\n", bytes(70_000), False),
+    ],
+    ids=["length", "chunks", "large"],
+)
+def test_small_body_is_read_before_its_refusal(
+    server: Server, rest: bytes, sent: bytes, is_kept: bool
+) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\n" + KEY
+    with server.connect() as sock:
+        sock.sendall(head + rest)
+        sock.sendall(sent)
+        answer = sock.recv(65_536)
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert (b"connection: close" not in answer) == is_kept
+
+
 def test_unauthorised_body_is_refused_before_it_is_read(server: Server) -> None:
     before = server.rss_bytes()
     with server.connect() as sock:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 JSON_TYPE = "application/json"
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
+_SMALL_BYTES, _SMALL_S = 64 * 1024, 0.5
+"""Bytes and seconds of a refused body that are read before the answer."""
 _DRAIN_S = 1.0
 _DRAIN_BYTES = 8 * 1024 * 1024
 """Bytes of a refused body that are read and discarded from any client."""
@@ -321,10 +323,13 @@ class Request:
 
         The rest of the body is read and discarded, so that the answer arrives instead of a reset:
         clients read once they have sent. From clients without a key, and of a body above the upload
-        limit, only a little is read.
+        limit, only a little is read. A small rest is read before the answer: some clients give a
+        connection up when they are answered while they send.
         """
         if self.held is not None:
             self.held.release()
+        if self._has_rest and self._is_small:
+            await self._drain(_SMALL_BYTES, _SMALL_S)
         if not self._has_rest:
             await self.answer(value, status, headers)
             return
@@ -332,7 +337,7 @@ class Request:
         closing = {**headers, "connection": "close", "content-length": str(len(data))}
         await self.start(status, JSON_TYPE, closing)
         await self.send({"type": "http.response.body", "body": data[:-1], "more_body": True})
-        await self._drain()
+        await self._drain(*self._patience)
         await self.send({"type": "http.response.body", "body": data[-1:], "more_body": False})
 
     @property
@@ -341,8 +346,13 @@ class Request:
             return False
         return "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
 
-    async def _drain(self) -> None:
-        size, (most_bytes, longest_s) = 0, self._patience
+    @property
+    def _is_small(self) -> bool:
+        announced = int(self.headers.get("content-length", "0"))
+        return announced <= _SMALL_BYTES and "expect" not in self.headers
+
+    async def _drain(self, most_bytes: int, longest_s: float) -> None:
+        size = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 while size < most_bytes:
@@ -350,6 +360,7 @@ class Request:
                         message = await self.receive()
                     size += len(message.get("body", b""))
                     if not message.get("more_body", False):
+                        self._body_read = True
                         return
 
     @property
