@@ -166,7 +166,8 @@ class _Watcher:
             async with asyncio.timeout(_MOST_S):
                 while not self.has_ended:
                     self._has_more.clear()
-                    await asyncio.wait_for(self._has_more.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._has_more.wait()
                     wait_s = _NEXT_S
 
     def taken(self) -> list[Value]:
