@@ -22,7 +22,7 @@ from cellwall.model.execution import DEFAULT_BUDGET_CHARS, Installation
 from cellwall.model.ids import new_id
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.outcome import Verdict
-from cellwall.model.snapshot import DAY_S, Fork
+from cellwall.model.snapshot import DAY_S, Fork, check_keep
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.tools.tools import box_of
 from cellwall.wire import asking
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, NetworkUsage
-    from cellwall.model.snapshot import Scope, Snapshot, Threads
+    from cellwall.model.snapshot import Keep, Scope, Snapshot, Threads
     from cellwall.surface.tools.tools import Offer, Tools
 
 
@@ -348,13 +348,16 @@ class AsyncSandbox:
         """
         self._live.take(await self._live.json(Ask("POST", "/resume", is_repeatable=True)))
 
-    async def hibernate(self, *, drop: bool = False) -> tuple[str, ...]:
+    async def hibernate(self, *, drop: bool = False, keep: Keep = "session") -> tuple[str, ...]:
         """Write its session and files to disk and end its processes; it uses no memory then.
 
         It goes on under its id with the next request or `resume`, as after a pause. What a snapshot
         leaves behind is refused as Conflict, unless `drop`: then it ends, and is returned by name.
+        With `keep="files"` all that runs ends so, the session and executions under way, too, and
+        a fresh sandbox with its files goes on.
         """
-        ask = Ask("POST", "/hibernate", body={"drop": drop}, is_repeatable=True)
+        body = {"drop": drop, "keep": check_keep(keep)}
+        ask = Ask("POST", "/hibernate", body=body, is_repeatable=True)
         answer = await self._live.json(ask)
         left: list[str] = answer.pop("left_behind")
         self._live.take(answer)

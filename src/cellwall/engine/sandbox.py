@@ -30,7 +30,7 @@ from cellwall.languages import registry
 from cellwall.model.errors import CellwallError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
-from cellwall.model.snapshot import DAY_S, CopyChoice
+from cellwall.model.snapshot import DAY_S, CopyChoice, check_keep
 from cellwall.runtimes.base import Keepable
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
-    from cellwall.model.snapshot import Fork, Scope, Snapshot, Threads
+    from cellwall.model.snapshot import Fork, Keep, Scope, Snapshot, Threads
     from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.runtimes.channel.take_over import ContextFound
     from cellwall.surface.shared.tasks import Tasks
@@ -441,15 +441,20 @@ class AsyncSandbox:
         """
         await self._pausing.resume()
 
-    async def hibernate(self, *, drop: bool = False) -> tuple[str, ...]:
+    async def hibernate(self, *, drop: bool = False, keep: Keep = "session") -> tuple[str, ...]:
         """Write its session and files to disk and end its processes; it uses no memory then.
 
         It goes on under its id with the next request or `resume`, as after a pause. What a snapshot
         leaves behind is refused as Conflict, unless `drop`: then it ends, and is returned by name.
-        Idempotent. Raises HostUnsupported and Conflict where it cannot be written down,
-        CapacityError if that has no room.
+        With `keep="files"` all that runs ends so, the session and executions under way, too, and
+        a fresh sandbox with its files goes on. Idempotent. Raises HostUnsupported and Conflict
+        where it cannot be written down, CapacityError if that has no room.
         """
-        return await self._pausing.hibernate(drop=drop)
+        return await self._pausing.hibernate(check_keep(keep), drop=drop)
+
+    def check_hibernation(self, keep: Keep = "session") -> None:
+        """Raise HostUnsupported or Conflict if it cannot be hibernated so, whatever runs in it."""
+        self.hibernation.check(check_keep(keep))
 
     @property
     def stays_because(self) -> str:

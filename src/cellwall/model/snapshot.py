@@ -21,6 +21,8 @@ Scope = Literal["session", "tree"]
 """What a copy has of its source: the session in Python and the files, or every process, too."""
 Threads = Literal["refuse", "drop"]
 """What a copy of a session with threads beside its own is: refused, or made without them."""
+Keep = Literal["session", "files"]
+"""What a hibernated sandbox keeps: its session in Python and its files, or its files alone."""
 
 S = TypeVar("S")
 
@@ -82,6 +84,15 @@ class Snapshot:
     carries: Scope = "session"
     durable: bool = False
     """Whether it outlives the engine that made it, and a reboot."""
+
+
+def check_keep(keep: str) -> Keep:
+    """Return what a hibernation is to keep. Raises UsageError for an unknown word."""
+    if keep == "session":
+        return "session"
+    if keep == "files":
+        return "files"
+    raise UsageError(f"hibernate: keep: {keep!r} is unknown", remedy="give 'session' or 'files'")
 
 
 def check_name(name: str) -> str:

@@ -42,6 +42,11 @@ class SessionImage:
     last_id: int = 0
     """Id of the latest request that a guest that was written down whole has got."""
 
+    @property
+    def has_session(self) -> bool:
+        """Whether there is more than files."""
+        return self.memory_bytes > 0
+
 
 STORED = "stored-"
 """Begins the name of a lineage of which only a stored base is left."""
@@ -144,6 +149,34 @@ class SessionCopier(Protocol):
         """Make a fresh sandbox of the image's lineage the session that the files describe.
 
         Raises GuestRefused, SandboxBroken, ChannelLost; the sandbox must then be destroyed.
+        """
+
+
+@runtime_checkable
+class CopiesFiles(SessionCopier, Protocol):
+    """A `SessionCopier` that can write down the files of a sandbox without its session.
+
+    Any fresh sandbox of the template becomes such an image: it has no lineage.
+    """
+
+    async def source_of_files(self, sandbox: RuntimeSandbox) -> Source:
+        """Return what `keep_source` would, of an image without a session; it keeps nothing.
+
+        Raises Conflict, SandboxBroken with the reason if it cannot be copied.
+        """
+
+    async def stand_still(self, sandbox: RuntimeSandbox) -> None:
+        """Stop every program in it, until `go_on`. Raises SandboxBroken, ChannelLost."""
+
+    def go_on(self, sandbox: RuntimeSandbox) -> None:
+        """Let its programs go on, if it has not ended."""
+
+    async def write_files(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
+    ) -> SessionImage:
+        """Write the files of a sandbox that stands still, as far as `budget` has bytes.
+
+        Raises as `write`.
         """
 
 

@@ -109,7 +109,7 @@ NO_REQUESTS = {
     },
     "Contexts": {
         *("alone", "note_ended", "resume", "spoken", "take_over"),  # of the engine
-        *("end_others", "is_busy"),  # of hibernations
+        *("begin_anew", "end_others", "is_busy", "is_told_of_successor"),  # of hibernations
         *("birth", "check", "ensure", "language", "mark_ended", "names", "turn"),
         "list",  # looks, and has its own test
     },

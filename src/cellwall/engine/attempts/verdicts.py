@@ -72,7 +72,7 @@ class Evidence:
     """Bytes of the largest process's peak by its wait status, where memory is held softly."""
     cut: Truncated = field(default_factory=Truncated)
     detail: str = ""
-    """Reason why the channel was lost, if it was."""
+    """Reason why the channel was lost, or its sandbox ended it, if that was so."""
 
 
 Finding = tuple[Verdict, str]
@@ -96,7 +96,7 @@ def _memory(e: Evidence) -> Finding | None:
 
 def _stopped(e: Evidence) -> Finding | None:
     if e.cause is Cause.CANCEL:
-        return Verdict.CANCELLED, "stopped by its caller"
+        return Verdict.CANCELLED, e.detail or "stopped by its caller"
     if e.cause is Cause.WALL:
         return (
             Verdict.WALL_TIME,

@@ -54,6 +54,8 @@ class _Context:
     """Token that identifies the current interpreter process: a new object with each start."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that queues the context's cells."""
+    is_successor: bool = False
+    """Whether its interpreter stands in for one that has ended, and no cell has been told."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock held by the task that starts the context: a cell and a restart may want that at once."""
 
@@ -90,6 +92,18 @@ class Contexts:
         for name, context in self._known.items():
             if name != DEFAULT and context.state == "alive":
                 context.state = "ended"
+
+    def begin_anew(self) -> None:
+        """Record that all have ended, and the default one is that of a fresh sandbox."""
+        self.end_others()
+        default = self._known.setdefault(DEFAULT, _Context(registry.find("python")))
+        default.state, default.birth, default.is_successor = "alive", object(), True
+
+    def is_told_of_successor(self, name: str) -> bool:
+        """Whether the cell that asks is the first in an interpreter that stands in for another."""
+        context = self._find(name)
+        found, context.is_successor = context.is_successor, False
+        return found
 
     def take_over(self, spoken: Mapping[str, str]) -> None:
         """Know the contexts that a copy has had since its start."""
@@ -289,7 +303,7 @@ class Contexts:
         except asyncio.CancelledError:
             self._leave(name)  # the guest continues the creation that it was asked for
             raise
-        context.state, context.birth = "alive", object()
+        context.state, context.birth, context.is_successor = "alive", object(), False
 
     async def _left(self, name: str) -> None:
         """Ask the guest to close the context `name` and wait for that.

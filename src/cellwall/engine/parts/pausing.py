@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.recorder import Recorder
     from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.model.limits import Limits
+    from cellwall.model.snapshot import Keep
     from cellwall.surface.shared.tasks import Tasks
 
 T = TypeVar("T")
@@ -41,7 +42,9 @@ _DRIFT_S = 0.05
 class Hibernation(Protocol):
     """What writes a sandbox down and brings it back, which `engine.state.hibernation` makes."""
 
-    def alone(self, *, is_patient: bool) -> contextlib.AbstractAsyncContextManager[None]:
+    def alone(
+        self, keep: Keep, *, is_patient: bool
+    ) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold the turn of its session meanwhile; wait for it if `is_patient`."""
 
     async def put_down(self, *, drop: bool) -> tuple[str, ...]:
@@ -49,6 +52,12 @@ class Hibernation(Protocol):
 
         Nothing is awaited after that. If this raises, it is as it was.
         """
+
+    async def put_down_files(self) -> tuple[str, ...]:
+        """Do the same with its files alone: all that runs is left behind."""
+
+    def forget_session(self) -> tuple[str, ...]:
+        """Keep the files alone of one that is hibernated; return what is lost by that."""
 
     async def settle(self) -> None:
         """Wait until its processes are gone."""
@@ -277,31 +286,39 @@ class Pausing:
 
     # -- hibernation -----------------------------------------------------------------------
 
-    async def hibernate(self, *, drop: bool) -> tuple[str, ...]:
+    async def hibernate(self, keep: Keep, *, drop: bool) -> tuple[str, ...]:
         """Write it down and end its processes; return what is left behind.
 
-        Nothing happens if it is hibernated. What would be left behind is refused as Conflict unless
-        `drop`. Raises as a snapshot.
+        Nothing happens if it is hibernated, but that it keeps its files alone if `keep` says so.
+        Of a session, what would be left behind is refused as Conflict unless `drop`. Raises as a
+        snapshot.
         """
-        return await self._shielded(self._hibernate(drop=drop))
+        return await self._shielded(self._hibernate(keep, drop=drop))
 
-    async def _hibernate(self, *, drop: bool, only_paused: bool = False) -> tuple[str, ...]:
+    async def _hibernate(
+        self, keep: Keep, *, drop: bool, only_paused: bool = False
+    ) -> tuple[str, ...]:
         async with self._leaving:
-            return await self._put_down(drop=drop, only_paused=only_paused)
+            return await self._put_down(keep, drop=drop, only_paused=only_paused)
 
-    async def _put_down(self, *, drop: bool, only_paused: bool) -> tuple[str, ...]:
+    async def _put_down(self, keep: Keep, *, drop: bool, only_paused: bool) -> tuple[str, ...]:
         hibernation = self.hibernation
         self._live.check_alive()
-        if hibernation is None or self.has_hibernated:
+        if hibernation is None:
             return ()
-        async with hibernation.alone(is_patient=not self.is_paused), self._turn:
+        if self.has_hibernated:
+            return await self._kept_less(keep, hibernation)
+        async with hibernation.alone(keep, is_patient=not self.is_paused), self._turn:
             self._live.check_alive()
             if self.has_hibernated or (only_paused and self._state != "paused"):
                 return ()
             was_paused = self._state == "paused"
             await self._stand_alone()
             try:
-                left = await hibernation.put_down(drop=drop)
+                if keep == "files":
+                    left = await hibernation.put_down_files()
+                else:
+                    left = await hibernation.put_down(drop=drop)
             except BaseException:
                 await self._stay(is_wanted=was_paused)
                 raise
@@ -310,6 +327,19 @@ class Pausing:
             self.on_turned()
         await hibernation.settle()
         return left
+
+    async def _kept_less(self, keep: Keep, hibernation: Hibernation) -> tuple[str, ...]:
+        """Have a hibernated one forget its session, if only the files are to be kept."""
+        if keep == "session":
+            return ()
+        async with self._turn:
+            self._live.check_alive()
+            if self._state != "hibernated":
+                raise Conflict(
+                    f"hibernate: {self._live.spec.sandbox_id}: it has just come back",
+                    remedy="try again",
+                )
+            return hibernation.forget_session()
 
     async def _stand_alone(self) -> None:
         """Let the clocks stand still while the guest can answer."""
@@ -340,7 +370,7 @@ class Pausing:
     async def _hibernate_alone(self) -> None:
         """Hibernate a sandbox that is paused; note why if it stays."""
         try:
-            await self._hibernate(drop=False, only_paused=True)
+            await self._hibernate("session", drop=False, only_paused=True)
         except CellwallError as error:
             if self._state == "paused":
                 self.stays_because = error.message

@@ -71,6 +71,7 @@ class SessionRuns:
             try:
                 try:
                     is_new = await self._contexts.ensure(name)
+                    is_new = self._contexts.is_told_of_successor(name) or is_new
                     execution = await self._attempt(work, spoken.name, run)
                 except GuestRefused as refusal:
                     if refusal.reason != "no_context":

@@ -9,8 +9,9 @@ source; and what an image needs is kept until the image is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,7 +40,7 @@ from cellwall.model.snapshot import (
     check_name,
 )
 from cellwall.runtimes.channel.replies import GuestRefused
-from cellwall.runtimes.copies import CopiesSessions, StoresLineages
+from cellwall.runtimes.copies import CopiesFiles, CopiesSessions, StoresLineages
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
@@ -93,7 +94,8 @@ class Written:
         if not self.users:
             self.files.close()
             self.budget.give_back()
-            self.copier.let_lineage_go(self.image.lineage)
+            if self.image.lineage:
+                self.copier.let_lineage_go(self.image.lineage)
 
 
 class Host(NamedTuple):
@@ -402,6 +404,19 @@ class Copies:
         left = (*(f"context {name!r}" for name in others), *image.left)
         return Written(runtime, copier, image, files, heritage, left, budget)
 
+    async def write_files(self, source: AsyncSandbox, heritage: Heritage) -> Written:
+        """Write down the files of a sandbox whose programs stand still, without its session."""
+        live, runtime = source.live, self._host.runtime_of(source)
+        copier = files_copier_of(live, runtime)
+        with live.being_copied(), live.speaking():
+            sandbox = live.runtime_sandbox
+            _lineage, variables = await copier.source_of_files(sandbox)
+            async with self._filling(live, copier, heritage.tenant) as (files, budget):
+                image = await copier.write_files(sandbox, files, budget)
+        if variables is not None:
+            heritage = heritage._replace(spec=_recalled(heritage, variables))
+        return Written(runtime, copier, image, files, heritage, (), budget)
+
     async def _written(
         self, live: ClaimedSandbox, copier: SessionCopier, tenant: str, choice: CopyChoice
     ) -> tuple[SessionImage, SessionFiles, SessionBudget, Mapping[str, str] | None]:
@@ -412,18 +427,29 @@ class Copies:
         drop = choice.drops_threads
         with live.speaking():
             lineage, variables = await copier.keep_source(live.runtime_sandbox)
+        try:
+            with live.speaking():
+                async with self._filling(live, copier, tenant) as (files, budget):
+                    sandbox = live.runtime_sandbox
+                    image = await copier.write(sandbox, files, budget, drop_threads=drop)
+        except BaseException:
+            copier.let_lineage_go(lineage)
+            raise
+        return image, files, budget, variables
+
+    @contextlib.asynccontextmanager
+    async def _filling(
+        self, live: ClaimedSandbox, copier: SessionCopier, tenant: str
+    ) -> AsyncIterator[tuple[SessionFiles, SessionBudget]]:
+        """Make the files of a session, and room for it; if the block fails, none of it is left."""
         files, budget = None, self._host.room.begin(_most_of(live.spec.limits), tenant)
         try:
             files = copier.new_files(self._host.folder_of())
-            with live.speaking():
-                sandbox = live.runtime_sandbox
-                image = await copier.write(sandbox, files, budget, drop_threads=drop)
-                return image, files, budget, variables
+            yield files, budget
         except BaseException as error:
             if files is not None:
                 files.close()
             budget.give_back()
-            copier.let_lineage_go(lineage)
             if isinstance(error, GuestRefused):
                 raise _refused("copy the session", error) from None
             if isinstance(error, CapacityError) and budget.refusal is not None:
@@ -454,10 +480,11 @@ class Copies:
         spec = replace(heritage.spec, sandbox_id=new_id(), saved=None)
         spec = written.copier.spec_of(spec, written.files, written.image, reseed=reseed)
         live = await self._host.claim(runtime, spec)
-        # A copy can keep the image open: as long as it lives the engine's locks stay on it, or
-        # what one copy locked would be a message to another.
-        written.users += 1
-        live.on_released = written.let_go
+        if written.image.has_session:
+            # A copy can keep the image open: as long as it lives the engine's locks stay on it, or
+            # what one copy locked would be a message to another.
+            written.users += 1
+            live.on_released = written.let_go
         try:
             with live.speaking():
                 await written.copier.become(
@@ -489,7 +516,7 @@ def _most_of(limits: Limits) -> int:
 
 
 def _refused(step: str, refusal: GuestRefused) -> CellwallError:
-    if refusal.reason in {"unsupported", "busy", "no_context", "too_large"}:
+    if refusal.reason in {"unsupported", "busy", "no_context", "too_large", "permission"}:
         return Conflict(f"{step}: {refusal}", remedy="see docs/state.md for what can be copied")
     if refusal.reason == "no_space":
         remedy = "raise the limits memory_mb or disk_mb, or remove files first"
@@ -507,8 +534,7 @@ def copier_of(
     live: ClaimedSandbox, runtime: Runtime, scope: Scope | None, step: str = "fork"
 ) -> SessionCopier:
     """Return what copies a sandbox, or raise what says why it cannot be copied."""
-    spec, network = live.spec, live.network
-    has_secrets = network is not None and network.is_opened
+    spec = live.spec
     if not isinstance(runtime, CopiesSessions):
         raise HostUnsupported(
             "copies",
@@ -521,12 +547,36 @@ def copier_of(
             f"fork: the runtime {runtime.name!r} copies a session, not the tree of its processes",
             remedy="use runtime 'gvisor', or leave the scope out",
         )
+    _refuse_parts(live, step)
+    if spec.start != "fork":
+        raise Conflict(
+            f"{step}: {spec.sandbox_id}: its interpreters share no layout",
+            remedy="leave start='exec' out",
+        )
+    return runtime.copier
+
+
+def files_copier_of(live: ClaimedSandbox, runtime: Runtime, step: str = "hibernate") -> CopiesFiles:
+    """Return what copies the files of a sandbox alone, or raise what says why they cannot be."""
+    copier = runtime.copier if isinstance(runtime, CopiesSessions) else None
+    if not isinstance(copier, CopiesFiles):
+        raise HostUnsupported(
+            step,
+            f"{step}: the runtime {runtime.name!r} cannot write the files of a sandbox down alone",
+            remedy="use runtime 'jail'; a pause keeps what runs in memory",
+        )
+    _refuse_parts(live, step)
+    return copier
+
+
+def _refuse_parts(live: ClaimedSandbox, step: str) -> None:
+    """Raise Conflict if a sandbox has what no copy of it could have."""
+    spec, network = live.spec, live.network
+    has_secrets = network is not None and network.is_opened
     for has, what, remedy in (
         (spec.image is not None, "it is on an image", "use a template"),
         (bool(spec.volumes), "it has volumes", "keep what is to be copied in its own files"),
-        (spec.start != "fork", "its interpreters share no layout", "leave start='exec' out"),
         (has_secrets, "it has secrets", "create the copy's sandbox with them"),
     ):
         if has:
             raise Conflict(f"{step}: {spec.sandbox_id}: {what}", remedy=remedy)
-    return runtime.copier

@@ -9,8 +9,10 @@ and the image goes only when a fresh sandbox has become the session, or at the e
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cellwall.engine.attempts.verdicts import Cause
@@ -26,10 +28,15 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.network import Outside
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.state.copies import Copies, Written
+    from cellwall.model.snapshot import Keep
     from cellwall.runtimes.base import Runtime, RuntimeSandbox
+    from cellwall.runtimes.copies import CopiesFiles
 
 _MOST_NAMED = 5
 """Most things that a refusal names."""
+_PATIENCE_S = 10.0
+"""Most seconds that a hibernation waits for the answers to requests that are under way."""
+_LOOK_S = 0.005
 _REASON = "the sandbox was hibernated without it"
 
 
@@ -56,14 +63,24 @@ class Hibernation:
         self.before_back: Callable[[], None] = _nothing
         """Reserves it again. Raises CapacityError."""
 
+    def check(self, keep: Keep) -> None:
+        """Raise HostUnsupported or Conflict if it cannot be hibernated whatever runs in it."""
+        sandbox = self._held()
+        check = check_files_alone if keep == "files" else check_hibernation
+        check(sandbox.live, self._copies().runtime_of(sandbox))
+
     @contextlib.asynccontextmanager
-    async def alone(self, *, is_patient: bool) -> AsyncIterator[None]:
+    async def alone(self, keep: Keep, *, is_patient: bool) -> AsyncIterator[None]:
         """Hold the turn of its session meanwhile; wait for it if `is_patient`, or raise Conflict.
 
-        Raises HostUnsupported and Conflict if it cannot be hibernated whatever runs in it.
+        Files alone are kept whoever has the turn. Raises HostUnsupported and Conflict if it cannot
+        be hibernated whatever runs in it.
         """
         sandbox = self._held()
-        check_hibernation(sandbox.live, self._copies().runtime_of(sandbox))
+        self.check(keep)
+        if keep == "files":
+            yield
+            return
         contexts = sandbox.contexts
         if not is_patient and contexts.is_busy(DEFAULT):
             raise Conflict(
@@ -100,10 +117,7 @@ class Hibernation:
             written = await copies.write_idle(sandbox, heritage, choice)
             try:
                 live.check_alive()
-                if _used(sandbox) != before:
-                    raise Conflict(
-                        f"hibernate: {sandbox.id}: it was used meanwhile", remedy="try again"
-                    )
+                _check_unused(live, is_used=_used(sandbox) != before)
                 left = (*at_work, *written.left)
                 _refuse(sandbox, left, drop=drop)
             except BaseException:
@@ -111,6 +125,46 @@ class Hibernation:
                 raise
             self._give_up(sandbox, written)
         return left
+
+    async def put_down_files(self) -> tuple[str, ...]:
+        """Write its files down and give its processes up; return what ends with these.
+
+        Every program stands still meanwhile. Nothing is awaited after that. If this raises, it is
+        as it was.
+        """
+        sandbox = self._held()
+        live, copies = sandbox.live, self._copies()
+        copier = check_files_alone(live, copies.runtime_of(sandbox))
+        await _answered(live)
+        with copies.counts.counting("hibernate"):
+            with live.speaking():
+                await copier.stand_still(live.runtime_sandbox)
+            try:
+                asked = live.channel.asked
+                written = await copies.write_files(sandbox, sandbox.heritage())
+                try:
+                    live.check_alive()
+                    _check_unused(live, is_used=live.channel.asked != asked)
+                except BaseException:
+                    written.let_go()
+                    raise
+            except BaseException:
+                copier.go_on(live.runtime_sandbox)
+                raise
+            spoken = (f"context {name!r}" for name in sandbox.contexts.spoken())
+            left = (*_at_work(sandbox), *spoken)
+            self._give_up(sandbox, written)
+            sandbox.contexts.begin_anew()
+        return left
+
+    def forget_session(self) -> tuple[str, ...]:
+        """Keep the files alone of one that is hibernated; return what is lost by that."""
+        written = self._image
+        if written is None or not written.image.has_session:
+            return ()
+        written.image = replace(written.image, memory_bytes=0)
+        self._held().contexts.begin_anew()
+        return (f"context {DEFAULT!r}",)
 
     def _give_up(self, sandbox: AsyncSandbox, written: Written) -> None:
         """End its processes: the image is all there is of it from now on."""
@@ -183,6 +237,13 @@ class Hibernation:
         written = self._image
         return 0 if written is None else written.image.memory_bytes + written.image.files_bytes
 
+    @property
+    def keeps(self) -> Keep | None:
+        """What it keeps while it is hibernated; None: it is not."""
+        if self._image is None:
+            return None
+        return "session" if self._image.image.has_session else "files"
+
     def end(self) -> None:
         """Throw the image away, and hold the sandbox no longer: it has ended."""
         self._sandbox = None
@@ -193,6 +254,26 @@ class Hibernation:
         image, self._image = self._image, None
         if image is not None:
             image.let_go()
+
+
+async def _answered(live: ClaimedSandbox) -> None:
+    """Wait until no request to its guest is half way: what a file operation began, it ends."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            while live.channel.is_asked:  # noqa: ASYNC110 - a channel tells nobody of it
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        raise Conflict(
+            f"hibernate: {live.spec.sandbox_id}: a request to it is under way", remedy="try again"
+        ) from None
+    live.check_alive()
+
+
+def _check_unused(live: ClaimedSandbox, *, is_used: bool) -> None:
+    if is_used:
+        raise Conflict(
+            f"hibernate: {live.spec.sandbox_id}: it was used meanwhile", remedy="try again"
+        )
 
 
 def _used(sandbox: AsyncSandbox) -> tuple[float, int]:
@@ -247,3 +328,10 @@ def check_hibernation(live: ClaimedSandbox, runtime: Runtime) -> None:
     from cellwall.engine.state.copies import copier_of  # most engines copy none
 
     copier_of(live, runtime, None, "hibernate")
+
+
+def check_files_alone(live: ClaimedSandbox, runtime: Runtime) -> CopiesFiles:
+    """Return what writes its files down. Raises HostUnsupported or Conflict if nothing can."""
+    from cellwall.engine.state.copies import files_copier_of  # most engines copy none
+
+    return files_copier_of(live, runtime)

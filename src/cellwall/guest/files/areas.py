@@ -1,13 +1,14 @@
 """Copy everything that a session may have written to files into another sandbox.
 
-Run in a child of init (`child_tasks.py`). The stream is a tar of all areas; the first part of each
-name is the number of the area. SECURITY: what arrives was written by hostile code; it is unpacked
-as any archive of a caller's, with the rights of the sandbox.
+Run in a child of init (`child_tasks.py`). The stream is a tar of all areas, and of what was made in
+`/`; the first part of each name is the number of the area. SECURITY: what arrives was written by
+hostile code; it is unpacked as any archive of a caller's, with the rights of the sandbox.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import tarfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,8 +29,29 @@ def areas(home: str) -> list[str]:
     return [os.path.realpath(each) for each in (home, *_SHARED)]
 
 
+def own_of_root() -> list[str]:
+    """Return the names of what its user has made in `/`, where that can be told.
+
+    Where the user is the owner of `/` as well (an engine of an ordinary user), it cannot be.
+    """
+    user = os.getuid()
+    if os.stat("/").st_uid == user:
+        return []
+    with os.scandir("/") as entries:
+        return sorted(each.name for each in entries if _is_of(each, user))
+
+
+def _is_of(entry: os.DirEntry[str], user: int) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid == user
+    except OSError:
+        return False
+
+
 def are_empty(home: str) -> bool:
     """Whether no area has an entry."""
+    if own_of_root():
+        return False
     for path in areas(home):
         try:
             with os.scandir(path) as entries:
@@ -58,12 +80,25 @@ def _pack(tops: Sequence[str], output_w: int) -> Header:
                 if visit.moment != AFTER:
                     name = f"{number}/{archived_name(visit)}"
                     packing.add(visit.name, name, visit.status)
+        for name in own_of_root():
+            _pack_of_root(packing, name, f"{len(tops)}/{name}")
         return packing.finish()
+
+
+def _pack_of_root(packing: Packing, name: str, archived: str) -> None:
+    """Add an entry of `/`, and what is below it."""
+    path = f"/{name}"
+    status = os.lstat(path)
+    packing.add(path, archived, status)
+    if stat.S_ISDIR(status.st_mode):
+        for visit in walk_tree(path):
+            if visit.moment != AFTER:
+                packing.add(visit.name, f"{archived}/{archived_name(visit)}", visit.status)
 
 
 def _unpack(tops: Sequence[str], input_r: int) -> Header:
     unpacking = [
-        Unpacking(os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) for top in tops
+        Unpacking(os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) for top in (*tops, "/")
     ]
     try:
         with os.fdopen(input_r, "rb", closefd=False) as stream, tarfile.open(

@@ -24,7 +24,7 @@ from cellwall.jail.inspect import page_frames, posture
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.ids import new_id
-from cellwall.runtimes.channel.copy_requests import request_with_files
+from cellwall.runtimes.channel.copy_requests import request, request_with_files
 from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.copies import SessionFiles, SessionImage, Source
 from cellwall.runtimes.jail.stored.base import Base
@@ -425,6 +425,33 @@ class Copier:
             _reply, archive_bytes = await _taken(source, "areas_get", files.archive, budget)
         return _image(lineage, files, memory, archive_bytes)
 
+    async def source_of_files(self, sandbox: RuntimeSandbox) -> Source:
+        """Return what is known of a sandbox whose files alone are written down."""
+        source = _ours(sandbox)
+        if source.entry is not None:
+            return Source("")
+        await self._servers.get(source.spec.template)  # or nothing could come back of it
+        async with _in_time("copy its files"):
+            return Source("", await variables_of(source))
+
+    async def stand_still(self, sandbox: RuntimeSandbox) -> None:
+        """Stop every program in it."""
+        async with _in_time("copy its files"):
+            await request(_ours(sandbox).channel, "hold")
+
+    def go_on(self, sandbox: RuntimeSandbox) -> None:
+        """Let its programs go on."""
+        channel = _ours(sandbox).channel
+        if channel.is_open:
+            channel.tell("release")
+
+    async def write_files(
+        self, sandbox: RuntimeSandbox, files: SessionFiles, budget: Budget
+    ) -> SessionImage:
+        """Write the files of a sandbox that stands still."""
+        _reply, size = await _taken(_ours(sandbox), "areas_get", files.archive, budget)
+        return SessionImage("", 0, 0, 0, 0, 0, size)
+
     async def make_ready(self, sandbox: RuntimeSandbox) -> None:
         """Make a fresh sandbox like the base of its fork-server, which `become` needs."""
         target = _ours(sandbox)
@@ -450,17 +477,20 @@ class Copier:
     async def become(
         self, sandbox: RuntimeSandbox, files: SessionFiles, image: SessionImage, *, reseed: bool
     ) -> None:
-        """Make a fresh sandbox the session of an image."""
+        """Make a fresh sandbox the session of an image, or give it its files alone."""
         target = _ours(sandbox)
         channel = target.channel
-        if target not in self._ready:
-            await self.make_ready(target)
-        self._ready.discard(target)
-        target.hold(*files)
+        if image.has_session:
+            if target not in self._ready:
+                await self.make_ready(target)
+            self._ready.discard(target)
+            target.hold(*files)
         async with _in_time("become a session"):
             if image.files_bytes:
                 # First: the session may have files open.
                 await request_with_files(channel, "areas_put", [_for_reading(files.archive)])
+            if not image.has_session:
+                return
             await request_with_files(
                 channel,
                 "become",

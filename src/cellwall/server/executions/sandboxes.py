@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.commands import Command
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import CommandResult
+    from cellwall.model.snapshot import Keep
     from cellwall.server.commands.terminal_seat import Seat
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.disk_quota import Kept
@@ -224,6 +225,11 @@ class SandboxRecord:
         """Whether a request to it resumes it while it is paused."""
         return bool(self._shown.get("resume", "auto") == "auto")
 
+    @property
+    def keeps(self) -> Keep | None:
+        """What it keeps while it is hibernated; None: it is not."""
+        return None if self._sandbox is None else self._sandbox.hibernation.keeps
+
     async def close(self) -> None:
         """End the sandbox; idempotent."""
         if self._sandbox is not None:
@@ -261,6 +267,7 @@ class SandboxRecord:
         return {
             "stays_because": None if found is None else found.stays_because or None,
             "hibernated_bytes": None if found is None else found.hibernation.image_bytes or None,
+            "hibernated_keeps": self.keeps,
         }
 
     def _network(self) -> dict[str, Any]:

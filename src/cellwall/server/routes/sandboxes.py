@@ -247,9 +247,9 @@ async def hibernate(request: Request) -> None:
     body = await body_of(request, HibernateBody)
     record = sandbox(request)
     was = record.status
-    left = await record.sandbox.hibernate(drop=body.drop)
-    if was != "hibernated":
-        record.log("hibernated", left_behind=", ".join(left))
+    left = await record.sandbox.hibernate(drop=body.drop, keep=body.keep)
+    if was != "hibernated" or left:
+        record.log("hibernated", left_behind=", ".join(left), keep=body.keep)
     await request.answer(record.as_json() | {"left_behind": list(left)})
 
 

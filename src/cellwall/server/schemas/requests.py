@@ -260,6 +260,11 @@ class HibernateBody(StrictModel):
         description="Whether what an image has not, such as commands that run, may end; else it is "
         "refused with 409 while there is some.",
     )
+    keep: Literal["session", "files"] = Field(
+        "session",
+        description="`files`: all that runs ends, the session and executions under way, too; a "
+        "fresh sandbox with its files goes on.",
+    )
 
 
 class ContextBody(StrictModel):

@@ -246,6 +246,8 @@ class Sandbox(Shown):
     """Why the present pause has not become a hibernation, if it should have."""
     hibernated_bytes: int | None = None
     """Bytes of disk that it takes while it is hibernated."""
+    hibernated_keeps: Literal["session", "files"] | None = None
+    """What it comes back with while it is hibernated."""
     ended_because: str | None
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
     from cellwall.model.outcome import Isolation, NetworkUsage
-    from cellwall.model.snapshot import Scope, Snapshot, Threads
+    from cellwall.model.snapshot import Keep, Scope, Snapshot, Threads
     from cellwall.surface.sync.loop_thread import LoopThread
     from cellwall.surface.sync.ports import SyncPorts
     from cellwall.surface.sync.protocols import AnySandbox
@@ -264,14 +264,16 @@ class SyncSandbox(Closing):
         """
         self._thread.call(lambda _subject, _put: self._inner.resume())
 
-    def hibernate(self, *, drop: bool = False) -> tuple[str, ...]:
+    def hibernate(self, *, drop: bool = False, keep: Keep = "session") -> tuple[str, ...]:
         """Write its session and files to disk and end its processes; it uses no memory then.
 
         It goes on under its id with the next request or `resume`, as after a pause. What a snapshot
         leaves behind is refused as Conflict, unless `drop`: then it ends, and is returned by name.
-        Idempotent. Raises HostUnsupported where the runtime cannot.
+        With `keep="files"` all that runs ends so, the session and executions under way, too, and
+        a fresh sandbox with its files goes on. Idempotent. Raises HostUnsupported where the runtime
+        cannot.
         """
-        return self._thread.call(lambda _subject, _put: self._inner.hibernate(drop=drop))
+        return self._thread.call(lambda _subject, _put: self._inner.hibernate(drop=drop, keep=keep))
 
     def close(self) -> None:
         """Destroy the sandbox; idempotent."""

@@ -229,6 +229,9 @@ def lie_down(
     drop: Annotated[
         bool, typer.Option("--drop", help="End what cannot be kept, such as commands.")
     ] = False,
+    files: Annotated[
+        bool, typer.Option("--files", help="Keep the files alone: all that runs ends.")
+    ] = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
@@ -240,7 +243,7 @@ def lie_down(
     with connected(url, key) as client:
         for word in which:
             sandbox = found(client, word)
-            for left in sandbox.hibernate(drop=drop):
+            for left in sandbox.hibernate(drop=drop, keep="files" if files else "session"):
                 complain(f"{sandbox.id}: left behind: {left}")
             typer.echo(sandbox.id)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from cellwall.apps.doors.e2b.facts import Facts, pause_at, state_of
+from cellwall.apps.doors.e2b.facts import Facts, pause_at, pauses_files, state_of
 from cellwall.model.errors import CellwallError, SandboxUnavailable
 from cellwall.surface.shared.tasks import Tasks
 
@@ -28,6 +28,7 @@ AGAIN_S = 300
 _LOOK_EVERY_S = 0.5
 _AFTER_FAILURE_S = 5.0
 """Seconds until a pause that has failed is tried again, and a failure logged."""
+_BECAUSE = "its timeout is over"
 _log = logging.getLogger("cellwall.server")
 
 
@@ -56,9 +57,13 @@ class Deadlines:
 
     async def _pause(self, record: SandboxRecord, at: float) -> None:
         try:
-            await record.sandbox.pause()
+            if pauses_files(record.metadata):
+                left = ", ".join(await record.sandbox.hibernate(keep="files"))
+                record.log("hibernated", because=_BECAUSE, left_behind=left, keep="files")
+            else:
+                await record.sandbox.pause()
+                record.log("paused", because=_BECAUSE)
             self._met[record] = at
-            record.log("paused", because="its timeout is over")
         except SandboxUnavailable:
             pass
         except CellwallError as error:

@@ -25,6 +25,7 @@ PREFIX = "e2b."
 _TEMPLATE = "e2b.template"
 PUBLIC = "e2b.public"
 _PAUSE_AT = "e2b.pause_at"
+_PAUSE_FILES = "e2b.pause_files"
 _SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
 EVERYWHERE = "0.0.0.0/0"
 
@@ -49,6 +50,8 @@ class Facts:
     pause_after_s: float | None = None
     """The same in seconds after its creation, for one that is about to be created: a repeated
     request has to be the same."""
+    pauses_files: bool = False
+    """Whether that pause keeps its files alone."""
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Facts:
@@ -56,17 +59,20 @@ class Facts:
         kept = sandbox.metadata
         own = {key: value for key, value in kept.items() if not key.startswith(PREFIX)}
         template = kept.get(_TEMPLATE, sandbox.template)
-        return cls(template, own, kept.get(PUBLIC) == "1", pause_at(kept, sandbox.created_at))
+        at = pause_at(kept, sandbox.created_at)
+        is_public = kept.get(PUBLIC) == "1"
+        return cls(template, own, is_public, at, pauses_files=pauses_files(kept))
 
     def kept(self) -> dict[str, str]:
         """Return the metadata that keeps them."""
-        public = {PUBLIC: "1"} if self.is_public else {}
+        flags = {PUBLIC: self.is_public, _PAUSE_FILES: self.pauses_files}
+        said = {name: "1" for name, is_so in flags.items() if is_so}
         at = {}
         if self.pause_at is not None:
             at = {_PAUSE_AT: f"{self.pause_at:.3f}"}
         elif self.pause_after_s is not None:
             at = {_PAUSE_AT: f"+{self.pause_after_s:.3f}"}
-        return {**self.metadata, _TEMPLATE: self.template[:512], **public, **at}
+        return {**self.metadata, _TEMPLATE: self.template[:512], **said, **at}
 
 
 def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:
@@ -75,6 +81,11 @@ def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:
     if found is None:
         return None
     return float(found[2]) + (created_at if found[1] else 0.0)
+
+
+def pauses_files(kept: Mapping[str, str]) -> bool:
+    """Whether the pause of a sandbox with this metadata keeps its files alone."""
+    return kept.get(_PAUSE_FILES) == "1"
 
 
 def cpus(sandbox: AsyncSandbox) -> int:

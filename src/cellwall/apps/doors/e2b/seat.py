@@ -63,7 +63,9 @@ async def seated(visit: Visit) -> Seat:
     if place is None:
         raise refused("E2b-Sandbox-Id", "name the sandbox")
     record = live(request, place)
-    if state_of(record.status) == "paused" and not record.is_resumed_by_requests:
+    # One of files alone is booted by a connection: no program is there to hear the request.
+    is_still = not record.is_resumed_by_requests or record.keeps == "files"
+    if state_of(record.status) == "paused" and is_still:
         raise SandboxGone(place.sandbox_id)
     sandbox = AsyncSandbox(visit.client.transport, record.as_json())
     await wake(sandbox, request.settings.most.life_s)

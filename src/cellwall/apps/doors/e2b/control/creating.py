@@ -19,7 +19,7 @@ from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
 from cellwall.apps.doors.e2b.facts import PREFIX, Facts, state_of
 from cellwall.client.connection.transport import Ask
 from cellwall.client.sandbox import AsyncSandbox
-from cellwall.model.errors import NotFound
+from cellwall.model.errors import Conflict, HostUnsupported, NotFound
 from cellwall.model.ids import new_id
 from cellwall.server.core.errors import HttpError
 from cellwall.wire import asking
@@ -66,8 +66,8 @@ class Creating:
 
     def _check(self, body: bodies.NewSandbox) -> None:
         bodies.check_absent(body, "mcp", "iam", "volume_mounts")
-        if body.auto_pause_memory is False and body.auto_pause:
-            raise refused("autoPauseMemory", "a pause keeps the memory")
+        if _pauses_files(body) and body.auto_resume and body.auto_resume.enabled:
+            raise refused("autoPauseMemory", "not with autoResume: traffic cannot boot it anew")
         if body.secure is False:
             raise refused("secure", "every sandbox of this server needs a token")
         for name in body.metadata or {}:
@@ -134,7 +134,18 @@ class Creating:
         key = visit.request.headers.get("idempotency-key") or new_id()
         ask = Ask("POST", "/sandboxes", body=asked, key=key, is_held=True)
         transport = visit.client.transport
-        return AsyncSandbox(transport, await transport.json(ask))
+        sandbox = AsyncSandbox(transport, await transport.json(ask))
+        if _pauses_files(body):
+            await self._check_files_alone(sandbox)
+        return sandbox
+
+    async def _check_files_alone(self, sandbox: AsyncSandbox) -> None:
+        """End a sandbox that cannot be paused as its client wants, and raise the 400."""
+        try:
+            self._house.state.sandboxes.all[sandbox.id].sandbox.check_hibernation("files")
+        except (Conflict, HostUnsupported) as error:
+            await sandbox.close()
+            raise refused("autoPauseMemory", str(error)) from None
 
     def _default_network(self) -> str:
         """Return the network of a client that says nothing of it: the Internet if permitted."""
@@ -145,7 +156,13 @@ class Creating:
         said = None if body.network is None else body.network.allow_public_traffic
         is_public = self._house.options.public_ports and said is not False
         after_s = life_s if body.auto_pause else None
-        return Facts(body.template_id, body.metadata or {}, is_public, pause_after_s=after_s)
+        return Facts(
+            body.template_id,
+            body.metadata or {},
+            is_public,
+            pause_after_s=after_s,
+            pauses_files=_pauses_files(body),
+        )
 
     async def _restored(
         self, visit: Visit, body: bodies.NewSandbox, snapshot: Snapshot, life_s: float
@@ -171,9 +188,11 @@ class Creating:
         """`POST /v2/sandboxes/{id}/connect`: resumes a paused one, and prolongs its life."""
         request = visit.request
         body = await bodies.read(request, bodies.Connect)
-        if body.memory is False:
-            raise refused("memory", "a sandbox cannot be booted anew from its files alone")
         sandbox = await existing(visit)
+        if body.memory is False:
+            if state_of(sandbox.status) != "paused":
+                raise refused("memory", "it runs: only a paused sandbox can be booted anew")
+            await sandbox.hibernate(keep="files")
         status = await self._continued(sandbox, body.timeout)
         await self._answer(request, sandbox, status)
 
@@ -200,6 +219,11 @@ class Creating:
 
     async def _answer(self, request: Request, sandbox: AsyncSandbox, status: int) -> None:
         await self._house.answer(request, self._house.shown(request, sandbox), status)
+
+
+def _pauses_files(body: bodies.NewSandbox) -> bool:
+    """Whether the pause at its timeout is to keep its files alone."""
+    return bool(body.auto_pause) and body.auto_pause_memory is False
 
 
 def _no_template(name: str) -> Exception:

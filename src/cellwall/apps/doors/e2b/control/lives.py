@@ -145,13 +145,14 @@ class Lives:
     async def pause(self, visit: Visit) -> None:
         """`POST /sandboxes/{id}/pause`. Only "it is paused" is 409: clients take it for success."""
         body = await bodies.read(visit.request, bodies.Pause)
-        if body.memory is False:
-            raise refused("memory", "a pause keeps the memory; it cannot keep the files alone")
         sandbox = await existing(visit)
         if facts.state_of(sandbox.status) == "paused":
             raise HttpError(409, "conflict", f"Sandbox {sandbox.id} is already paused")
         try:
-            await sandbox.pause()
+            if body.memory is False:
+                await sandbox.hibernate(keep="files")
+            else:
+                await sandbox.pause()
         except Conflict as error:
             raise HttpError(501, "unimplemented", str(error)) from None
         await empty(visit.request)
