@@ -96,6 +96,53 @@ def test_a_timeout_pauses_where_the_lifecycle_says_so(options: dict[str, Any]) -
     assert Sandbox.connect(sandbox.sandbox_id, **options).is_running()
 
 
+def test_a_pause_can_keep_the_files_alone(sandbox: Sandbox, options: dict[str, Any]) -> None:
+    """Its processes are gone then, which stay in a pause that keeps the memory."""
+    sandbox.files.write("/home/user/note", "kept")
+    command = sandbox.commands.run("sleep 1000", background=True)
+    sandbox.pause()
+    Sandbox.connect(sandbox.sandbox_id, **options)
+    assert [each.pid for each in sandbox.commands.list()] == [command.pid]  # the control
+    assert sandbox.pause(mode="filesystem")
+    assert not sandbox.pause(keep_memory=False)
+    assert not sandbox.is_running()
+    assert sandbox.get_info().state == SandboxState.PAUSED
+    found = sandbox.connect(timeout=200)
+    assert found.sandbox_id == sandbox.sandbox_id
+    assert found.files.read("/home/user/note") == "kept"
+    assert found.commands.list() == []
+    assert "sleep" not in found.commands.run("ps -eo args").stdout
+    assert 190 < seconds_left(sandbox) <= 200
+
+
+def test_a_timeout_pauses_with_the_files_alone_if_the_lifecycle_says_so(
+    options: dict[str, Any],
+) -> None:
+    lifecycle = {"on_timeout": {"action": "pause", "mode": "filesystem"}}
+    sandbox = Sandbox.create(timeout=3, lifecycle=lifecycle, **options)
+    sandbox.files.write("/home/user/note", "kept")
+    sandbox.commands.run("sleep 1000", background=True)
+    for _ in range(2):  # the lifecycle stays
+        wait_until(lambda: sandbox.get_info().state == SandboxState.PAUSED, "it is paused")
+        found = Sandbox.connect(sandbox.sandbox_id, timeout=3, **options)
+        assert found.commands.list() == []
+        assert found.files.read("/home/user/note") == "kept"
+    assert sandbox.get_info().metadata == {}
+
+
+def test_a_paused_sandbox_is_booted_anew_if_a_connection_says_so(
+    sandbox: Sandbox, options: dict[str, Any]
+) -> None:
+    sandbox.files.write("/home/user/note", "kept")
+    sandbox.commands.run("sleep 1000", background=True)
+    Sandbox.connect(sandbox.sandbox_id, on_resume="reboot", **options)
+    assert len(sandbox.commands.list()) == 1  # it runs: there is nothing to resume
+    sandbox.pause()
+    found = Sandbox.connect(sandbox.sandbox_id, on_resume="reboot", **options)
+    assert found.files.read("/home/user/note") == "kept"
+    assert found.commands.list() == []
+
+
 def test_metrics_are_numbers(sandbox: Sandbox) -> None:
     [found] = sandbox.get_metrics()
     assert found.mem_total > found.mem_used > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import time
 from datetime import datetime
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from cellwall.apps.doors.e2b.facts import ENVD_VERSION
+from conftest import Require
 from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
 from kit.servers import ALICE
 from kit.waiting import wait_until
@@ -165,7 +167,7 @@ def test_a_connection_only_prolongs(client: httpx.Client, version: str) -> None:
     assert ends_in(client, made["sandboxID"]) > 90
     assert client.post(path, json={"timeout": 500}).status_code == 200
     assert 490 < ends_in(client, made["sandboxID"]) <= 500
-    assert "memory" in refusal(client.post(path, json={"memory": False}), 400)
+    assert client.post(path, json={"memory": False}).status_code == 200  # it runs
 
 
 def test_a_connection_to_a_paused_sandbox_resumes_it(client: httpx.Client, sandbox_id: str) -> None:
@@ -188,10 +190,66 @@ def test_an_older_client_resumes_a_paused_sandbox(client: httpx.Client, sandbox_
     assert client.post(f"{one}/resume", json={"timeout": 60}).status_code == 201
 
 
-def test_a_pause_of_the_files_alone_is_refused(client: httpx.Client, sandbox_id: str) -> None:
-    answer = client.post(f"/sandboxes/{sandbox_id}/pause", json={"memory": False})
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_pause_of_the_files_alone_ends_with_a_connection_alone(
+    client: httpx.Client, *, enabled: bool
+) -> None:
+    """Requests to the sandbox resume one that keeps its memory, where its client wants that."""
+    made = created(client, autoPause=True, autoResume={"enabled": enabled})
+    one, here = f"/sandboxes/{made['sandboxID']}", {"E2b-Sandbox-Id": made["sandboxID"]}
+    here["X-Access-Token"] = made["envdAccessToken"]
+
+    def heard() -> int:
+        return client.get("/files", params={"path": "/etc/hostname"}, headers=here).status_code
+
+    assert heard() == 200
+    assert client.post(f"{one}/pause").status_code == 204
+    assert client.get(one).json()["pauseMode"] == "full"
+    assert heard() == (200 if enabled else 502)  # the control
+    client.post(f"{one}/connect", json={})
+    assert client.post(f"{one}/pause", json={"memory": False}).status_code == 204
+    assert heard() == 502
+    detail = client.get(one).json()
+    assert (detail["state"], detail["pauseMode"]) == ("paused", "filesystem")
+    refusal(client.post(f"{one}/pause", json={"memory": False}), 409)
+    answer = client.post(f"{one}/connect", json={"timeout": 77})
+    assert answer.status_code == 201
+    assert answer.json() == made
+    assert heard() == 200
+    assert "pauseMode" not in client.get(one).json()
+    assert 70 < ends_in(client, made["sandboxID"]) <= 77
+
+
+def test_snapshots_of_the_files_alone_are_refused(client: httpx.Client, sandbox_id: str) -> None:
+    answer = client.post(f"/sandboxes/{sandbox_id}/snapshots", json={"memory": False})
     assert "memory" in refusal(answer, 400)
-    assert client.get(f"/sandboxes/{sandbox_id}").json()["state"] == "running"
+
+
+def test_files_alone_and_resuming_by_traffic_are_refused_together(client: httpx.Client) -> None:
+    body = {**MADE, "autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}}
+    assert "autoPauseMemory" in refusal(client.post("/v2/sandboxes", json=body), 400)
+    created(client, autoPause=True, autoPauseMemory=False, autoResume={"enabled": False})
+    created(client, autoPause=False, autoPauseMemory=False)
+
+
+@pytest.mark.timeout(300)
+def test_files_alone_are_refused_where_they_cannot_be_kept(require: Require) -> None:
+    """In gVisor, at the creation and at the pause, and the sandbox goes on."""
+    require("gvisor", shutil.which("runsc") is not None, "run: apt-get install runsc")
+    kernel = "[tiers.strong]\nleast_isolation = 'kernel'\n[tenants]\nalice = 'strong'\n"
+    with e2b_server(kernel) as strong:
+        client = strong.client()
+        body = {**MADE, "autoPause": True, "autoPauseMemory": False}
+        said = refusal(client.post("/v2/sandboxes", json=body), 400)
+        assert "autoPauseMemory" in said
+        assert "'gvisor'" in said
+        assert client.get("/v2/sandboxes").json() == []
+        one = f"/sandboxes/{created(client, autoPause=True)['sandboxID']}"
+        answer = client.post(f"{one}/pause", json={"memory": False})
+        assert "'gvisor'" in refusal(answer, answer.status_code)
+        assert answer.status_code >= 400
+        assert client.get(one).json()["state"] == "running"
+        client.delete(one)
 
 
 def test_a_timeout_shortens_and_prolongs_and_ends(client: httpx.Client, sandbox_id: str) -> None:

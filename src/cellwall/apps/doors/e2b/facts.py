@@ -121,8 +121,12 @@ def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
         network["denyOut"] = [EVERYWHERE]
     if policy.rules:
         network["allowOut"] = [str(rule) for rule in policy.rules]
+    shown = listed(sandbox)
+    if shown["state"] == "paused":
+        is_full = sandbox.facts.get("hibernated_keeps") != "files"
+        shown["pauseMode"] = "full" if is_full else "filesystem"
     return {
-        **listed(sandbox),
+        **shown,
         "allowInternetAccess": policy.mode != "none",
         "network": network,
         "lifecycle": {

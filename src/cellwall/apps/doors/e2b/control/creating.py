@@ -189,10 +189,8 @@ class Creating:
         request = visit.request
         body = await bodies.read(request, bodies.Connect)
         sandbox = await existing(visit)
-        if body.memory is False:
-            if state_of(sandbox.status) != "paused":
-                raise refused("memory", "it runs: only a paused sandbox can be booted anew")
-            await sandbox.hibernate(keep="files")
+        if body.memory is False and state_of(sandbox.status) == "paused":
+            await sandbox.hibernate(keep="files")  # of one that runs it asks for nothing
         status = await self._continued(sandbox, body.timeout)
         await self._answer(request, sandbox, status)
 
