@@ -97,7 +97,7 @@ REQUESTS: dict[str, Request] = {
 NO_REQUESTS = {
     "AsyncSandbox": {
         *("close", "create", "extend", "on_ended", "pause", "restore", "resume"),  # of its life
-        "hibernate",  # the same
+        *("check_hibernation", "hibernate"),  # the same
         *("go_on_in_fresh", "on_laid_down", "heritage"),  # of its hibernations
         *("network_log", "network_usage", "set_network"),  # of the host's side alone
         *("go_on", "keep", "leave", "pause_again"),  # of the engine, when a server ends or begins

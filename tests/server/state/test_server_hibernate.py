@@ -13,7 +13,7 @@ import pytest
 
 import cellwall
 from cellwall.client import aconnect
-from cellwall.model.errors import Conflict
+from cellwall.model.errors import Conflict, UsageError
 from kit.servers import (
     ADMIN,
     ALICE,
@@ -32,6 +32,17 @@ pytestmark = [pytest.mark.root]
 
 def _status(client: httpx.Client, place: str) -> str:
     return str(client.get(place).json()["status"])
+
+
+def _said(server: Server, *words: str) -> str:
+    """What the command line prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cellwall.apps.cli.main", *words],
+        env={"CELLWALL_URL": server.address, "CELLWALL_API_KEY": ALICE},
+        capture_output=True, check=False, encoding="utf-8", timeout=50,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _hibernated(client: httpx.Client, place: str, **body: object) -> dict[str, object]:
@@ -174,17 +185,60 @@ def test_both_faces_of_the_sdk(server: Server) -> None:
     assert asyncio.run(use()) == "hibernated running"
 
 
+def test_files_alone_are_kept_if_the_request_says_so(server: Server) -> None:
+    """All that runs ends and is named; another tenant's and an unknown word change nothing."""
+    client = server.client(ALICE)
+    sandbox = new_sandbox(client)
+    place = f"/sandboxes/{sandbox}"
+    run_cell(client, place, "x = 41; _ = open('note', 'w').write('kept')")
+    made = client.post(f"{place}/commands", json={"argv": ["sleep", "1000"], "background": True})
+    assert server.client(BOB).post(f"{place}/hibernate", json={"keep": "files"}).status_code == 404
+    assert client.post(f"{place}/hibernate", json={"keep": "memory"}).status_code == 400
+    assert _status(client, place) == "running"
+    taken = client.get("/quota").json()["use"]["memory_mb"]
+    told = _hibernated(client, place, keep="files")
+    assert told["hibernated_keeps"] == "files"
+    assert "sleep 1000" in str(told["left_behind"])
+    assert "context 'python'" in str(told["left_behind"])
+    command = client.get(f"{place}/commands/{made.json()['id']}").json()
+    assert (command["status"], command["verdict"]) == ("ended", "cancelled")
+    assert client.get("/quota").json()["use"]["memory_mb"] < taken
+    assert _hibernated(client, place, keep="files")["left_behind"] == []
+    assert client.get(f"{place}/logs").json()["records"][-1]["keep"] == "files"
+
+    done = run_cell(client, place, "print('x' in globals(), open('note').read())")
+    assert done["stdout"] == "False kept\n"
+    found = client.get(place).json()
+    assert (found["status"], found["hibernated_keeps"]) == ("running", None)
+    assert client.get("/quota").json()["use"]["snapshots_mb"] == 0
+    assert _hibernated(client, place)["hibernated_keeps"] == "session"
+    client.delete(place)
+
+
+def test_files_alone_in_the_sdk_and_on_the_command_line(server: Server) -> None:
+    with (
+        cellwall.connect(server.address, api_key=ALICE) as client,
+        client.Sandbox() as sandbox,
+    ):
+        for hibernated in (
+            lambda: sandbox.hibernate(keep="files"),
+            lambda: _said(server, "sandbox", "hibernate", "--files", sandbox.id),
+        ):
+            sandbox.files.write("note", "kept")
+            sandbox.run("x = 3")
+            hibernated()
+            assert sandbox.status == "hibernated"
+            assert "NameError" in sandbox.run("x").stderr
+            assert sandbox.files.read("note") == "kept"
+        with pytest.raises(UsageError, match="'session' or 'files'"):
+            sandbox.hibernate(keep="memory")  # type: ignore[arg-type]
+
+
 def test_words_of_the_command_line(server: Server) -> None:
     sandbox = new_sandbox(server.client(ALICE), name="sleeps")
 
     def said(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "cellwall.apps.cli.main", *words],
-            env={"CELLWALL_URL": server.address, "CELLWALL_API_KEY": ALICE},
-            capture_output=True, check=False, encoding="utf-8", timeout=50,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return _said(server, *words)
 
     assert said("sandbox", "hibernate", "sleeps") == f"{sandbox}\n"
     for words in (("sandbox", "ls"), ("top", "--once")):

@@ -13,6 +13,7 @@ from e2b import (
     NotFoundException,
     Sandbox,
     SandboxException,
+    SandboxLifecycle,
     SandboxNotFoundException,
     SandboxQuery,
     SandboxState,
@@ -118,7 +119,7 @@ def test_a_pause_can_keep_the_files_alone(sandbox: Sandbox, options: dict[str, A
 def test_a_timeout_pauses_with_the_files_alone_if_the_lifecycle_says_so(
     options: dict[str, Any],
 ) -> None:
-    lifecycle = {"on_timeout": {"action": "pause", "mode": "filesystem"}}
+    lifecycle: SandboxLifecycle = {"on_timeout": {"action": "pause", "mode": "filesystem"}}
     sandbox = Sandbox.create(timeout=3, lifecycle=lifecycle, **options)
     sandbox.files.write("/home/user/note", "kept")
     sandbox.commands.run("sleep 1000", background=True)
