@@ -454,6 +454,7 @@ class AsyncSandbox:
 
     def check_hibernation(self, keep: Keep = "session") -> None:
         """Raise HostUnsupported or Conflict if it cannot be hibernated so, whatever runs in it."""
+        self.live.check_alive()
         self.hibernation.check(check_keep(keep))
 
     @property

@@ -245,6 +245,14 @@ class PausesContract:
                     subject.sandbox(hibernate_s=60)
             assert sandbox.run("print(x + 1)").stdout == "42\n"
             assert sandbox.status == "running"
+            sandbox.files.write("note", "kept")
+            refusal = _refusal(lambda: sandbox.hibernate(keep="files"))
+            if refusal is not None:
+                assert refusal.remedy
+                assert sandbox.status == "running"
+            assert sandbox.files.read("note") == "kept"
+            has_state = sandbox.run("print('x' in globals())").stdout
+            assert has_state == f"{refusal is not None}\n"
 
     def test_running_command_keeps_its_sandbox_awake(self, subject: Subject) -> None:
         """A command in the background is activity."""

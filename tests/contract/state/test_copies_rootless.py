@@ -66,12 +66,24 @@ async def timed(engine):
     await engine.pool.wait_full()
     return took
 
+async def files_alone(engine):
+    sandbox = await engine.create_sandbox()
+    await sandbox.files.write("note", "kept")
+    await sandbox.run("x = 1")
+    await sandbox.commands.start("sleep 1000")
+    await sandbox.hibernate(keep="files")
+    done = await sandbox.commands.run("cat note; ps -eo args | grep -c '[s]leep'")
+    gone = await sandbox.run("print('x' in globals())")
+    await sandbox.close()
+    return {"files_alone": done.stdout + gone.stdout}
+
 async def main():
     engine = Engine(settings=EngineSettings(pool_min=2, pool_max=4))
     for seed in range(int(sys.argv[2])):
         print(json.dumps(await compared(engine, seed)), flush=True)
     for _ in range(int(sys.argv[2])):
         print(json.dumps(await timed(engine)), flush=True)
+    print(json.dumps(await files_alone(engine)), flush=True)
     await engine.aclose()
     before = len(os.listdir("/proc/self/fd"))
     print(json.dumps({"descriptors": before}))
@@ -101,6 +113,10 @@ def test_copies_of_a_user_answer_as_their_source(said: list[dict[str, Any]]) -> 
 
 def test_copies_of_a_user_have_the_walls_of_a_fresh_sandbox(said: list[dict[str, Any]]) -> None:
     assert {each["walls"] for each in said if "seed" in each} == {1}
+
+
+def test_sandbox_of_a_user_keeps_its_files_alone(said: list[dict[str, Any]]) -> None:
+    assert [each["files_alone"] for each in said if "files_alone" in each] == ["kept0\nFalse\n"]
 
 
 def test_copies_of_a_user_leave_nothing(user: OrdinaryUser, said: list[dict[str, Any]]) -> None:

@@ -84,6 +84,26 @@ def test_one_that_was_taken_over_hibernates_and_goes_on(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_one_that_was_taken_over_keeps_its_files_alone(tmp_path: Path) -> None:
+    """Also where its session cannot be copied; its variables are those that its init has."""
+
+    async def check() -> None:
+        async with _taken_over(tmp_path, stores=False) as (made, (source,)):
+            with pytest.raises(Conflict, match="an earlier server started"):
+                await source.hibernate()  # the control
+            await source.files.write("note", "kept")
+            for _ in range(2):
+                await source.hibernate(keep="files")
+                assert str(source.status) == "hibernated"
+                assert "NameError" in (await source.run("x")).stderr
+                assert await source.files.read("note") == "kept"
+                assert (await source.commands.run("echo $OWN")).stdout == "mine\n"
+            assert made.copies_room.used_bytes == 0
+
+    run_left(tmp_path, "unkept")
+    asyncio.run(check())
+
+
 def test_engine_that_ends_in_order_waits_for_what_is_to_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

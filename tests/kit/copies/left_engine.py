@@ -54,7 +54,8 @@ async def _lives(folder: Path, how: str, names: Sequence[str]) -> None:
     made = engine(folder, stores=how != "unkept")
     runtime = await made.runtime(name="jail")
     assert isinstance(runtime, JailRuntime)
-    sandboxes = [await made.create_sandbox() for _ in range(int(how) if how.isdigit() else 1)]
+    count = int(how) if how.isdigit() else 1
+    sandboxes = [await made.create_sandbox(env={"OWN": "mine"}) for _ in range(count)]
     for sandbox in sandboxes:
         assert (await sandbox.run(BEGIN)).verdict.value == "ok"
     await runtime.copier.wait_kept(60)

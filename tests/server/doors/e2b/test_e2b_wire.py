@@ -85,7 +85,10 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"autoPause": True, "autoPauseMemory": False}, "autoPauseMemory"),
+        (
+            {"autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}},
+            "autoPauseMemory",
+        ),
         ({"mcp": {"x": {}}}, "mcp"),
         ({"iam": {"tokens": {"a": {}}}}, "iam"),
         ({"volumeMounts": [{"name": "a", "path": "/a"}]}, "volumeMounts"),
@@ -225,9 +228,7 @@ def test_snapshots_of_the_files_alone_are_refused(client: httpx.Client, sandbox_
     assert "memory" in refusal(answer, 400)
 
 
-def test_files_alone_and_resuming_by_traffic_are_refused_together(client: httpx.Client) -> None:
-    body = {**MADE, "autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}}
-    assert "autoPauseMemory" in refusal(client.post("/v2/sandboxes", json=body), 400)
+def test_files_alone_at_the_timeout_are_taken(client: httpx.Client) -> None:
     created(client, autoPause=True, autoPauseMemory=False, autoResume={"enabled": False})
     created(client, autoPause=False, autoPauseMemory=False)
 

@@ -141,6 +141,8 @@ class Creating:
 
     async def _check_files_alone(self, sandbox: AsyncSandbox) -> None:
         """End a sandbox that cannot be paused as its client wants, and raise the 400."""
+        if sandbox.status == "stopped":
+            return  # the repetition of a request whose sandbox has ended
         try:
             self._house.state.sandboxes.all[sandbox.id].sandbox.check_hibernation("files")
         except (Conflict, HostUnsupported) as error:
