@@ -116,6 +116,19 @@ def test_a_pause_can_keep_the_files_alone(sandbox: Sandbox, options: dict[str, A
     assert 190 < seconds_left(sandbox) <= 200
 
 
+def test_a_timeout_of_0_ends_a_sandbox_or_pauses_it(options: dict[str, Any]) -> None:
+    ends = Sandbox.create(timeout=60, **options)
+    pauses = Sandbox.create(timeout=60, lifecycle={"on_timeout": "pause"}, **options)
+    command = pauses.commands.run("sleep 1000", background=True)
+    for each in (ends, pauses):
+        each.set_timeout(0)
+    with pytest.raises(SandboxNotFoundException):
+        ends.get_info()
+    wait_until(lambda: pauses.get_info().state == SandboxState.PAUSED, "it is paused")
+    found = Sandbox.connect(pauses.sandbox_id, **options)
+    assert [each.pid for each in found.commands.list()] == [command.pid]
+
+
 def test_a_timeout_pauses_with_the_files_alone_if_the_lifecycle_says_so(
     options: dict[str, Any],
 ) -> None:
