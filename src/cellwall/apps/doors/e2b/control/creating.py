@@ -68,8 +68,6 @@ class Creating:
         bodies.check_absent(body, "mcp", "iam", "volume_mounts")
         if body.auto_pause_memory is False and body.auto_pause:
             raise refused("autoPauseMemory", "a pause keeps the memory")
-        if body.secure is False:
-            raise refused("secure", "every sandbox of this server needs a token")
         for name in body.metadata or {}:
             if name.startswith(PREFIX):
                 raise refused("metadata", f"names that begin with {PREFIX} are the server's")
