@@ -114,6 +114,16 @@ def test_what_is_not_understood_says_so_and_much_data_has_no_chart(box: Sandbox)
     assert _chart(box, "plt.plot(range(6000))" + SHOW) is None
 
 
+def test_a_picture_that_is_shown_or_saved_is_a_result(box: Sandbox) -> None:
+    box.run_code("from PIL import Image; image = Image.new('RGB', (2, 1), 'red')")
+    (shown,) = box.run_code("image.show()").results
+    (saved,) = box.run_code("image.save('a.png')").results
+    assert shown.png
+    assert saved.png == shown.png
+    assert not saved.is_main_result
+    assert box.run_code("import io; image.save(io.BytesIO(), 'PNG')").results == []
+
+
 def test_a_table_has_its_columns(box: Sandbox) -> None:
     code = "pd.DataFrame({'a': [1, 2], 'b': ['x', None], 'c': [1.5, float('nan')]})"
     (result,) = box.run_code(code).results

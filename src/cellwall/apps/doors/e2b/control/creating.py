@@ -34,8 +34,12 @@ TIMEOUT_S = 300
 """Seconds that a sandbox lives, and that a connection adds, where the client says nothing."""
 _OLD_TIMEOUT_S = 15
 """The same for the first release of the route."""
-_CHARTS = {"CELLWALL_CHARTS": "1"}
-"""Variable by which figures come with their data, which clients of the interpreter read."""
+_SHOWN = {
+    "CELLWALL_CHARTS": "1",
+    "CELLWALL_SAVED_IMAGES": "1",
+}
+"""Variables by which code shows what clients of the interpreter expect: figures with their data,
+and saved pictures."""
 
 
 class Creating:
@@ -124,7 +128,7 @@ class Creating:
             "network": self._default_network() if policy is None else policy,
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
             **asking.given(
-                env={**_CHARTS, **(body.env_vars or {})},
+                env={**_SHOWN, **(body.env_vars or {})},
                 # Refused where nothing can be paused; otherwise what ended it would pause it.
                 auto_pause_s=most.idle_s if body.auto_pause else None,
             ),
