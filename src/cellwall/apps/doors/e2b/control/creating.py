@@ -37,9 +37,10 @@ _OLD_TIMEOUT_S = 15
 _SHOWN = {
     "CELLWALL_CHARTS": "1",
     "CELLWALL_SAVED_IMAGES": "1",
+    "CELLWALL_JAVA_PROPERTIES": "1",
 }
 """Variables by which code shows what clients of the interpreter expect: figures with their data,
-and saved pictures."""
+saved pictures, and the environment among Java's system properties."""
 
 
 class Creating:
