@@ -58,6 +58,23 @@ def test_callbacks_get_lines_of_any_text(box: Sandbox) -> None:
     assert len(results) == 1
 
 
+def test_pieces_of_a_line_are_one_message_unless_the_code_pauses(box: Sandbox) -> None:
+    box.run_code(
+        "import time\ndef say(*pieces):\n    for piece in pieces:\n"
+        "        print(piece, end='', flush=True)\n        time.sleep(0.002)"
+    )
+    assert box.run_code("say('a', 'b', 'c\\n', 'd')").logs.stdout == ["abc\n", "d"]
+    paused = box.run_code("say('a', 'b'); time.sleep(3); say('c', 'd\\n', 'e')")
+    assert paused.logs.stdout == ["ab", "cd\n", "e"]
+
+
+def test_lines_without_an_end_are_said_while_they_come(box: Sandbox) -> None:
+    code = "import time\nfor _ in range(50): print('.', end='', flush=True); time.sleep(0.04)"
+    pieces = box.run_code(code).logs.stdout
+    assert "".join(pieces) == "." * 50
+    assert 2 < len(pieces) < 50
+
+
 def test_displays_have_the_forms_of_their_objects(box: Sandbox) -> None:
     code = (
         "from IPython.display import display, HTML, Markdown, JSON, SVG, Latex\n"
