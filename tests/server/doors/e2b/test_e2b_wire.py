@@ -47,6 +47,19 @@ def test_a_created_sandbox_has_what_every_client_needs(client: httpx.Client) -> 
     assert made["envdAccessToken"] != created(client)["envdAccessToken"]
 
 
+def test_a_sandbox_that_is_not_to_be_secure_has_a_token_all_the_same(
+    e2b: E2BServer, client: httpx.Client
+) -> None:
+    made = created(client, secure=False)
+    place = {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49983"}
+    with_token = {**place, "X-Access-Token": made["envdAccessToken"]}
+    status = [
+        e2b.client(None).get("/files?path=/etc/passwd", headers=headers).status_code
+        for headers in (place, with_token)
+    ]
+    assert status == [401, 200]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "life_s"),
     [
@@ -87,7 +100,6 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
         ({"mcp": {"x": {}}}, "mcp"),
         ({"iam": {"tokens": {"a": {}}}}, "iam"),
         ({"volumeMounts": [{"name": "a", "path": "/a"}]}, "volumeMounts"),
-        ({"secure": False}, "secure"),
         ({"network": {"rules": {"a.example": []}}}, "rules"),
         ({"network": {"egressProxy": {"address": "a"}}}, "egressProxy"),
         ({"network": {"dnsServers": ["192.0.2.1"]}}, "dnsServers"),

