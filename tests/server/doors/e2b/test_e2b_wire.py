@@ -250,6 +250,17 @@ def test_a_sandbox_is_paused_at_its_timeout_where_its_client_wants_that(
     assert client.delete(one).status_code == 204
 
 
+def test_a_timeout_of_nothing_pauses_where_the_client_wants_a_pause(client: httpx.Client) -> None:
+    paused, ended = (created(client, autoPause=wish)["sandboxID"] for wish in (True, False))
+    for one in (paused, ended):
+        assert client.post(f"/sandboxes/{one}/timeout", json={"timeout": 0}).status_code == 204
+    assert client.get(f"/sandboxes/{ended}").status_code == 404
+    wait_until(
+        lambda: client.get(f"/sandboxes/{paused}").json()["state"] == "paused", "it is paused"
+    )
+    assert client.delete(f"/sandboxes/{paused}").status_code == 204
+
+
 def test_a_sandbox_that_its_owner_resumed_is_not_paused_again_for_the_same_timeout(
     e2b: E2BServer, client: httpx.Client
 ) -> None:

@@ -122,11 +122,11 @@ class Lives:
         await empty(visit.request)
 
     async def timeout(self, visit: Visit) -> None:
-        """`POST /sandboxes/{id}/timeout`: the rest of its life, from now; 0 ends it."""
+        """`POST /sandboxes/{id}/timeout`: the rest of its life, from now; 0 ends or pauses it."""
         body = await bodies.read(visit.request, bodies.Timeout)
         self._creating.check_life(body.timeout)
         sandbox = await existing(visit, is_running=True)
-        if body.timeout:
+        if body.timeout or facts.Facts.of(sandbox).pause_at is not None:
             await prolong(sandbox, body.timeout, self._creating.most_s)
         else:
             await sandbox.close()
