@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench ledger soak proofs mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench ledger soak proofs upstream mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -81,6 +81,12 @@ proofs: dev templates
 	CELLWALL_TEST_STEPS=40 $(PYTEST) -s -k engine tests/faults/sandboxes/test_faults_copy_steps.py
 	CELLWALL_TEST_KEPT=100 CELLWALL_TEST_KILLS=50 $(PYTEST) -s tests/server/durable/test_durable_kills.py
 	CELLWALL_TEST_PAUSED=500 CELLWALL_TEST_PAUSED_S=60 $(PYTEST) -s tests/server/state/test_server_pause_crowd.py
+
+# E2B's own suites of its SDKs, from checkouts of its repositories; npm for those in JavaScript. Twenty
+# minutes. UPSTREAM="-k words" takes some of the tests in Python.
+upstream: dev templates
+	PYTHONPATH=tests $(BIN)/python -m upstream $(if $(E2B),--e2b $(E2B)) \
+		$(if $(INTERPRETER),--interpreter $(INTERPRETER)) $(UPSTREAM)
 
 # Some ten minutes; BENCH="--quick --only soak" takes those rows in seconds and writes nothing.
 bench: dev templates
