@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench ledger soak proofs upstream mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench ledger soak proofs upstream versions mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -87,6 +87,11 @@ proofs: dev templates
 upstream: dev templates
 	PYTHONPATH=tests $(BIN)/python -m upstream $(if $(E2B),--e2b $(E2B)) \
 		$(if $(INTERPRETER),--interpreter $(INTERPRETER)) $(UPSTREAM)
+
+# Releases of E2B's SDKs of the last year against the door, for a schedule; VERSIONS=--newest takes those
+# that the registries call the newest. Some minutes, and npm.
+versions: dev templates
+	PYTHONPATH=tests $(BIN)/python -m upstream.versions $(VERSIONS)
 
 # Some ten minutes; BENCH="--quick --only soak" takes those rows in seconds and writes nothing.
 bench: dev templates

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cellwall.apps.doors.e2b.clients import TESTED
 from upstream.left import LEFT, compared, known
+from upstream.versions import JAVASCRIPT, PYTHON
 
 TABLE = """
 [[left]]
@@ -41,3 +43,10 @@ def test_only_what_is_known_may_fail_and_has_to(
 def test_of_a_part_what_passes_may_stand_in_the_table() -> None:
     assert compared("one", {"x::test_b": True}, is_part=True, table=TABLE).is_good
     assert not compared("other", {"x::test_a": False}, is_part=True, table=TABLE).is_good
+
+
+@pytest.mark.parametrize(("language", "tried"), [("python", PYTHON), ("js", JAVASCRIPT)])
+def test_the_range_that_clients_are_told_is_tried(language: str, tried: tuple[str, ...]) -> None:
+    versions = [tuple(map(int, each.split("."))) for each in tried]
+    assert versions == sorted(versions)
+    assert (versions[0], versions[-1]) == (TESTED[language].oldest, TESTED[language].newest)

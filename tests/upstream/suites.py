@@ -71,8 +71,8 @@ class PythonSuite:
         """Make the environment, with the SDK of the checkout in it."""
         uv = str(_TOOLS / "uv")
         python = self._environment / "bin/python"
-        _called([uv, "venv", "--quiet", "--clear", "--python", sys.executable, self._environment])
-        _called([uv, "pip", "install", "--quiet", "--python", python, self.folder, *_PYTEST])
+        called([uv, "venv", "--quiet", "--clear", "--python", sys.executable, self._environment])
+        called([uv, "pip", "install", "--quiet", "--python", python, self.folder, *_PYTEST])
 
     def run(self, variables: Mapping[str, str], words: str) -> dict[str, bool]:
         """Run it with these variables; return which tests passed."""
@@ -83,7 +83,7 @@ class PythonSuite:
         asked += ["-k", words] if words else []
         asked += [self.folder / "tests" / part for part in self.parts]
         done = subprocess.run(
-            list(map(str, asked)), cwd=self.folder, env=_environment(variables), check=False
+            list(map(str, asked)), cwd=self.folder, env=environment(variables), check=False
         )
         assert done.returncode in {0, 1}, f"pytest ended with {done.returncode}"
         return dict(_of_report(report))
@@ -123,7 +123,7 @@ class JavaScriptSuite:
             old.unlink()
         config = _VITEST % json.dumps(self._live())
         (self._copy / "vitest.config.mts").write_text(config, encoding="utf-8")
-        _called(
+        called(
             ["npm", "install", "--silent", "--no-audit", "--no-fund", "--legacy-peer-deps"],
             cwd=self._copy,
         )
@@ -143,7 +143,7 @@ class JavaScriptSuite:
         report = self._copy / "report.json"
         asked = ["npx", "vitest", "run", "--reporter=json", f"--outputFile={report}"]
         asked += ["-t", words] if words else []
-        subprocess.run(asked, cwd=self._copy, env=_environment(variables), check=False)
+        subprocess.run(asked, cwd=self._copy, env=environment(variables), check=False)
         results = json.loads(report.read_text(encoding="utf-8"))["testResults"]
         return {
             f"{Path(file['name']).relative_to(self._copy / 'tests')}::{test['title']}": (
@@ -155,11 +155,13 @@ class JavaScriptSuite:
         }
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a client that these variables point to a server."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
     kept.pop("PYTHONPATH", None)
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **variables}
 
 
-def _called(command: list[Any], cwd: Path | None = None) -> None:
+def called(command: list[Any], cwd: Path | None = None) -> None:
+    """Run a command that has to succeed."""
     subprocess.run(list(map(str, command)), cwd=cwd, check=True)
