@@ -50,7 +50,8 @@ def found(sdks: Path | None, interpreter: Path | None) -> list[Suite]:
         made.append(PythonSuite("python", sdks / "packages/python-sdk", ("sync", "async")))
         made.append(JavaScriptSuite("javascript", sdks / "packages/js-sdk"))
     if interpreter is not None:
-        made.append(PythonSuite("interpreter-python", interpreter / "python", ("",)))
+        beside = () if sdks is None else (sdks / "packages/python-sdk",)
+        made.append(PythonSuite("interpreter-python", interpreter / "python", ("",), beside))
         made.append(JavaScriptSuite("interpreter-javascript", interpreter / "js"))
     return made
 
@@ -62,6 +63,8 @@ class PythonSuite:
     name: str
     folder: Path
     parts: tuple[str, ...]
+    beside: tuple[Path, ...] = ()
+    """Further packages of checkouts, of the same time, that it needs."""
 
     @property
     def _environment(self) -> Path:
@@ -72,7 +75,19 @@ class PythonSuite:
         uv = str(_TOOLS / "uv")
         python = self._environment / "bin/python"
         called([uv, "venv", "--quiet", "--clear", "--python", sys.executable, self._environment])
-        called([uv, "pip", "install", "--quiet", "--python", python, self.folder, *_PYTEST])
+        called(
+            [
+                uv,
+                "pip",
+                "install",
+                "--quiet",
+                "--python",
+                python,
+                self.folder,
+                *self.beside,
+                *_PYTEST,
+            ]
+        )
 
     def run(self, variables: Mapping[str, str], words: str) -> dict[str, bool]:
         """Run it with these variables; return which tests passed."""
