@@ -25,7 +25,7 @@ export default defineConfig({ test: {
   include: %s, env: { ...(process.env as Record<string, string>) },
 } })
 """
-_MOCKS = ("from 'msw'", "vi.mock(", "vi.doMock(", "vi.stubGlobal(")
+_MOCKS = ("from 'msw'", "mockVolumeContent", "vi.mock(", "vi.doMock(", "vi.stubGlobal(")
 _TEST_S = 120
 
 
