@@ -25,6 +25,7 @@ PREFIX = "e2b."
 _TEMPLATE = "e2b.template"
 PUBLIC = "e2b.public"
 _PAUSE_AT = "e2b.pause_at"
+_USER = "e2b.user"
 _SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
 EVERYWHERE = "0.0.0.0/0"
 
@@ -49,6 +50,8 @@ class Facts:
     pause_after_s: float | None = None
     """The same in seconds after its creation, for one that is about to be created: a repeated
     request has to be the same."""
+    user: str | None = None
+    """User of files and commands that name none; None: the sandbox's own."""
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Facts:
@@ -56,7 +59,8 @@ class Facts:
         kept = sandbox.metadata
         own = {key: value for key, value in kept.items() if not key.startswith(PREFIX)}
         template = kept.get(_TEMPLATE, sandbox.template)
-        return cls(template, own, kept.get(PUBLIC) == "1", pause_at(kept, sandbox.created_at))
+        at = pause_at(kept, sandbox.created_at)
+        return cls(template, own, kept.get(PUBLIC) == "1", at, user=kept.get(_USER))
 
     def kept(self) -> dict[str, str]:
         """Return the metadata that keeps them."""
@@ -66,7 +70,8 @@ class Facts:
             at = {_PAUSE_AT: f"{self.pause_at:.3f}"}
         elif self.pause_after_s is not None:
             at = {_PAUSE_AT: f"+{self.pause_after_s:.3f}"}
-        return {**self.metadata, _TEMPLATE: self.template[:512], **public, **at}
+        user = {} if self.user is None else {_USER: self.user}
+        return {**self.metadata, _TEMPLATE: self.template[:512], **public, **at, **user}
 
 
 def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:

@@ -7,6 +7,7 @@ says of a sandbox what it has; what it cannot have was refused before it was mad
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.door import Route
@@ -17,6 +18,9 @@ from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
 from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
 from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
 from cellwall.apps.doors.e2b.facts import PREFIX, Facts, state_of
+from cellwall.apps.doors.e2b.templates.built_facts import BuiltFacts
+from cellwall.apps.doors.e2b.templates.names import Shelf
+from cellwall.apps.doors.e2b.templates.starting import started
 from cellwall.client.connection.transport import Ask
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.model.errors import NotFound
@@ -105,14 +109,24 @@ class Creating:
             snapshot = await found_snapshot(visit.client, name)
             if snapshot is not None:
                 return await self._restored(visit, body, snapshot, life_s)
+        own = None if known is not None else (await Shelf.of(visit.client)).meant(name)
+        facts = BuiltFacts() if own is None else BuiltFacts.of(own)
+        template = known or (name if own is None else str(own["name"]))
         try:
-            return await self._new(visit, body, known or name, life_s)
+            sandbox = await self._new(visit, body, (template, facts), life_s)
         except NotFound:
             raise _no_template(name) from None
+        await started(visit.client.transport, sandbox, facts)
+        return sandbox
 
     async def _new(
-        self, visit: Visit, body: bodies.NewSandbox, template: str, life_s: float
+        self,
+        visit: Visit,
+        body: bodies.NewSandbox,
+        made_of: tuple[str, BuiltFacts],
+        life_s: float,
     ) -> AsyncSandbox:
+        template, facts = made_of
         network = body.network or bodies.Network()
         policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
         most = self._house.state.settings.most
@@ -124,8 +138,9 @@ class Creating:
                 "idle_s": most.idle_s,
                 "wall_s": most.wall_s,
                 "cpu_s": most.cpu_s,
+                **asking.given(cpus=facts.cpus, memory_mb=facts.memory_mb),
             },
-            "metadata": self._facts(body, life_s).kept(),
+            "metadata": replace(self._facts(body, life_s), user=facts.user).kept(),
             "network": self._default_network() if policy is None else policy,
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
             **asking.given(

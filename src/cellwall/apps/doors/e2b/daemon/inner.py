@@ -22,9 +22,12 @@ _LOOKS, _LOOK_S = 100, 0.02
 """Number of looks for the end of a command, and seconds between them."""
 
 
-async def start(live: RemoteSandboxHandle, body: Mapping[str, Any]) -> Json:
-    """Start a command in the background, and return the server's object of it."""
-    return await live.json(Ask("POST", "/commands", body={**body, "background": True}))
+async def start(live: RemoteSandboxHandle, body: Mapping[str, Any], key: str | None = None) -> Json:
+    """Start a command in the background, and return the server's object of it.
+
+    `key`: idempotency key; with one that was used the command of then is returned.
+    """
+    return await live.json(Ask("POST", "/commands", body={**body, "background": True}, key=key))
 
 
 async def commands(live: RemoteSandboxHandle) -> list[Json]:
