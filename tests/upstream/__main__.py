@@ -1,4 +1,4 @@
-"""`make upstream E2B=… INTERPRETER=…`: E2B's own suites of its SDKs against the door.
+"""`make upstream E2B=… INTERPRETER=…`, as root: E2B's own suites of its SDKs against the door.
 
 Both name checkouts of the public repositories: of the SDKs, and of the code interpreter. The Python
 suites are installed beside this clone's environment, in .tools/upstream, those in JavaScript in
@@ -13,12 +13,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from kit.server.e2b_doors import e2b_server
+from kit.server.e2b_templates import workshop
+from kit.servers import MANAGER
 from upstream import suites
 from upstream.left import compared
 
 _OPTIONS = "public_ports = true\n"
-_SERVER = {"max_sandboxes": 200}
+_BUILDS = 8
+_IMAGES = ("ubuntu:22.04",)
+"""Images that the suites name; a small one of this machine's programs stands for each."""
 
 
 def main() -> int:
@@ -35,9 +38,9 @@ def main() -> int:
     for suite in found:
         print(f"{suite.name}: installing", flush=True)
         suite.install()
-        with e2b_server("", _OPTIONS) as server:
+        with workshop(_OPTIONS, builds=_BUILDS, also=_IMAGES, most_builds=_BUILDS) as shop:
             print(f"{suite.name}: running", flush=True)
-            outcomes = suite.run(server.variables(), asked.k)
+            outcomes = suite.run(shop.e2b.variables(MANAGER), asked.k)
         verdict = compared(suite.name, outcomes, is_part=bool(asked.k))
         print(verdict.text, flush=True)
         is_good = is_good and verdict.is_good

@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ PROGRAMS = (
 )
 """Programs of this machine that the image has: few files, because each step is an image."""
 IMAGE = "team/base:1"
-TIERS = "[tiers.small]\nbuilds = 2\n[tenants]\nmanager = 'small'\n"
 
 
 def root() -> list[tuple[tarfile.TarInfo, bytes]]:
@@ -67,15 +66,22 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def workshop(options: str = "", more: str = "", **server: Any) -> Iterator[Workshop]:
-    """Run the server; `options` are further lines of the door's section."""
+def workshop(
+    options: str = "", more: str = "", *, builds: int = 2, also: Sequence[str] = (), **server: Any
+) -> Iterator[Workshop]:
+    """Run the server; `options` are further lines of the door's section.
+
+    `builds`: how many the manager may have at once; `also`: names that stand for the image, too.
+    """
     with registry.running() as stocked:
         stocked.add(IMAGE, [layer(root())], Env=["PATH=/usr/local/bin:/usr/bin:/bin", "OF_IMAGE=1"])
-        base = f"base_image = '{stocked.name(IMAGE)}'\n"
+        names = ", ".join(f"'{each}' = '{stocked.name(IMAGE)}'" for each in also)
+        base = f"base_image = '{stocked.name(IMAGE)}'\nimages = {{ {names} }}\n"
+        tiers = f"[tiers.small]\nbuilds = {builds}\n[tenants]\nmanager = 'small'\n"
         url = f"http://{stocked.host}"
         registries = f"[[engine.image_registries]]\nregistry = '{stocked.host}'\nurl = '{url}'\n"
         given = {"images": [f"{stocked.host}/team/*"], "templates_mb": 4000, **server}
-        with e2b_server(registries + TIERS + more, base + options, **given) as e2b:
+        with e2b_server(registries + tiers + more, base + options, **given) as e2b:
             yield Workshop(e2b, stocked)
 
 
