@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench ledger soak proofs mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench ledger soak walls proofs upstream versions mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -70,6 +70,11 @@ vm:
 soak: dev templates
 	PYTHONPATH=tests $(BIN)/python -m soak
 
+# What takes a second road to a wall of `make test`: the contract on gVisor through Docker, as root; some
+# minutes.
+walls: dev templates
+	$(PYTEST) -n 3 --dist loadfile -m "slow and not alone" tests/contract/runtimes tests/attack/walls
+
 # Copies, pauses and restarts in full, as root; an hour. CI has the same tests with small counts. With
 # packages of a systemd in CELLWALL_TEST_SYSTEMD, tests/deploy/test_restart.py goes beside it.
 proofs: dev templates
@@ -81,6 +86,17 @@ proofs: dev templates
 	CELLWALL_TEST_STEPS=40 $(PYTEST) -s -k engine tests/faults/sandboxes/test_faults_copy_steps.py
 	CELLWALL_TEST_KEPT=100 CELLWALL_TEST_KILLS=50 $(PYTEST) -s tests/server/durable/test_durable_kills.py
 	CELLWALL_TEST_PAUSED=500 CELLWALL_TEST_PAUSED_S=60 $(PYTEST) -s tests/server/state/test_server_pause_crowd.py
+
+# E2B's own suites of its SDKs, from checkouts of its repositories; npm for those in JavaScript. Twenty
+# minutes. UPSTREAM="-k words" takes some of the tests in Python.
+upstream: dev templates
+	PYTHONPATH=tests $(BIN)/python -m upstream $(if $(E2B),--e2b $(E2B)) \
+		$(if $(INTERPRETER),--interpreter $(INTERPRETER)) $(UPSTREAM)
+
+# Releases of E2B's SDKs of the last year against the door, for a schedule; VERSIONS=--newest takes those
+# that the registries call the newest. Some minutes, and npm.
+versions: dev templates
+	PYTHONPATH=tests $(BIN)/python -m upstream.versions $(VERSIONS)
 
 # Some ten minutes; BENCH="--quick --only soak" takes those rows in seconds and writes nothing.
 bench: dev templates
@@ -102,7 +118,7 @@ ledger: dev templates
 	PYTHONPATH=tests:bench $(BIN)/python -m kit.server.rehearsal --count 10000 --rounds 20
 
 # Each guard of tests/mutants left out once, in a copy of this clone: its tests have to fail. Twenty
-# minutes, as root; MUTANTS=--quick takes what needs no sandbox, a few minutes, as CI does.
+# minutes, as root; MUTANTS="--quick --share 4" takes a quarter of what needs no sandbox, as CI does.
 mutants: dev templates
 	PYTHONPATH=tests $(BIN)/python -m mutants.leave_out $(MUTANTS)
 

@@ -262,6 +262,18 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/state/cellwall.db"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the repeated attacks that are another run's."""
+    from kit.attack.share import chosen
+
+    takes = chosen()
+    left = [item for item in items if item.get_closest_marker("again") and not takes(item.nodeid)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        out = set(left)
+        items[:] = [item for item in items if item not in out]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hold the markers that name a capability to what this machine has."""
     if item.get_closest_marker("root"):

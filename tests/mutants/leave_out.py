@@ -1,8 +1,9 @@
 """`make mutants`: leave out one guard after the other and see that its tests fail.
 
-    PYTHONPATH=tests python -m mutants.leave_out [--quick] [WORD ...]
+    PYTHONPATH=tests python -m mutants.leave_out [--quick] [--share N] [WORD ...]
 
-`--quick`: only tests that take no sandbox, as CI does. WORDs choose rows by finding (`F3`), or by a
+`--quick`: only tests that take no sandbox, as CI does. `--share`: one row in N, others with each
+commit. WORDs choose rows by finding (`F3`), or by a
 part of the guard's words or the file's name. All of it happens in a copy of this clone with an
 environment of its own; the copy's source changes, so that every process of a test has the mutation.
 
@@ -128,6 +129,14 @@ def _chosen(words: Sequence[str]) -> list[Mutant]:
     return [mutant for mutant in load() if not words or is_meant(mutant)]
 
 
+def _turn() -> int:
+    """Return a number that another commit has another of."""
+    said = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return int(said.stdout[:8], 16)
+
+
 class _Count:
     """What has come of the rows."""
 
@@ -171,9 +180,11 @@ def main(arguments: Sequence[str]) -> int:
     """Return 0 if every chosen guard was missed."""
     parser = argparse.ArgumentParser(prog="make mutants")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--share", type=int, default=1)
     parser.add_argument("words", nargs="*")
     asked = parser.parse_args(arguments)
     mutants = [each for each in _chosen(asked.words) if each.quick() or not asked.quick]
+    mutants = mutants[_turn() % asked.share :: asked.share]
     if missing := [test for each in mutants for test in each.tests if not is_there(test)]:
         parser.error(f"tests that are not there: {', '.join(missing)}")
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:

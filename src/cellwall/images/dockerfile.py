@@ -9,9 +9,11 @@ faster than the text.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cellwall.images.image import machine_architecture
 from cellwall.model.errors import UsageError
@@ -30,11 +32,25 @@ _FLAGS: Mapping[str, frozenset[str]] = {
     "FROM": frozenset({"platform"}),
     "COPY": frozenset({"from", "chown", "chmod"}),
     "ADD": frozenset({"chown", "chmod"}),
+    "RUN": frozenset({"mount"}),
 }
-WITHOUT_EFFECT = frozenset({"LABEL", "EXPOSE", "STOPSIGNAL", "MAINTAINER", "VOLUME", "HEALTHCHECK"})
+WITHOUT_EFFECT = frozenset({"EXPOSE", "STOPSIGNAL", "MAINTAINER", "VOLUME", "HEALTHCHECK"})
 """Instructions that are taken and stand in the image's history alone."""
 KNOWN = WITHOUT_EFFECT | {
-    *("FROM", "RUN", "COPY", "ADD", "ENV", "ARG", "WORKDIR", "USER", "ENTRYPOINT", "CMD", "SHELL")
+    *(
+        "FROM",
+        "RUN",
+        "COPY",
+        "ADD",
+        "ENV",
+        "ARG",
+        "WORKDIR",
+        "USER",
+        "ENTRYPOINT",
+        "CMD",
+        "SHELL",
+        "LABEL",
+    )
 }
 """Instructions that are taken."""
 _LISTS = frozenset({"RUN", "CMD", "ENTRYPOINT", "SHELL", "COPY", "ADD", "VOLUME"})
@@ -168,16 +184,43 @@ def _instruction(line: int, escape: str, joined: str) -> Instruction:
         said = _FLAG.match(rest)
         if said is None or said[1] not in _FLAGS[name]:
             raise invalid(line, f"{name}: {rest.split()[0][:60]!r} is not taken")
+        if said[1] in flags:
+            raise invalid(line, f"{name}: --{said[1]} is given twice", "give it once")
         flags[said[1]] = said[2]
         rest = rest[said.end() :]
-    if name == "RUN" and rest.startswith("--"):
-        raise invalid(line, f"RUN: {rest.split()[0][:60]!r} is not taken", "leave the option out")
     words = _list(rest) if name in _LISTS else None
     if words is None and name in {"RUN", "COPY", "ADD"} and _HERE.search(rest):
         raise invalid(line, f"{name}: here-documents are not taken", "write a file and copy it")
     if not rest and name not in {"CMD", "ENTRYPOINT"}:
         raise invalid(line, f"{name}: it says nothing")
-    return Instruction(line, name, rest, flags, words, escape)
+    made = Instruction(line, name, rest, flags, words, escape)
+    if name == "RUN":
+        bound(made)
+    return made
+
+
+class Bound(NamedTuple):
+    """What of the context a `RUN` sees, and where."""
+
+    source: str
+    target: str
+
+
+def bound(instruction: Instruction) -> Bound | None:
+    """Return what `RUN --mount=type=bind` names; None without it. Raises `DockerfileInvalid`."""
+    said = instruction.flags.get("mount")
+    if said is None:
+        return None
+    fields = dict(part.partition("=")[::2] for part in said.split(","))
+    target = fields.pop("target", "")
+    source = fields.pop("source", "")
+    if fields != {"type": "bind"} or not source:
+        raise instruction.wrong(
+            f"--mount={said[:60]} is not taken", "use type=bind,source=…,target=…, or leave it out"
+        )
+    if not target.startswith("/") or posixpath.normpath(target) != target or target == "/":
+        raise instruction.wrong(f"--mount: {target[:60]!r} is no plain absolute path")
+    return Bound(source, target)
 
 
 def _by_space(joined: str) -> tuple[str, str, str]:

@@ -71,6 +71,8 @@ class ImageConfig:
     """A name or number, and after a colon a group; empty: root."""
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Free words about the image; nothing here goes by them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def read_config(data: bytes) -> ImageConfig:
         _text(own.get("User") or "", f"{what}, User"),
         _words(own.get("Entrypoint"), f"{what}, Entrypoint"),
         _words(own.get("Cmd"), f"{what}, Cmd"),
+        _labels(own.get("Labels")),
     )
 
 
@@ -198,6 +201,17 @@ def _environment(value: object, what: str) -> dict[str, str]:
             raise ImageInvalid(f"{what}, Env: {line[:80]!r} is no NAME=VALUE")
         found[name] = text
     return found
+
+
+def _labels(value: object) -> dict[str, str]:
+    """Return the labels that are short texts: others of them matter to no one here."""
+    found = value if isinstance(value, dict) else {}
+    kept = [
+        (name, text)
+        for name, text in found.items()
+        if isinstance(text, str) and len(name) + len(text) <= _MOST_TEXT and "\0" not in name + text
+    ]
+    return dict(kept[:_MOST_VARIABLES])
 
 
 def _directory(value: object, what: str) -> str:

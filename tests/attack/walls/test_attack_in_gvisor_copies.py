@@ -37,10 +37,20 @@ tried = test_attack_host_files.tried
 
 CORPUS: Mapping[Any, Mapping[str, tuple[str, ...]]] = {
     test_attack_host_files: {
-        "test_host_file_is_denied": (),
+        "test_host_file_is_denied": (
+            "A01-canary-and-shadow",
+            "A04-roots-in-proc",
+            "A05-descriptors",
+            "A06-file-handles",
+        ),
         "test_canary_never_came_out": (),
         "test_host_devices_are_absent": (),
-        "test_special_write_is_denied": (),
+        "test_special_write_is_denied": (
+            "B03-agent",
+            "B04-device-nodes",
+            "B09-bind-over-system-files",
+            "B18-mounts",
+        ),
         "test_system_directories_are_denied_to_writers": (),
         "test_own_interpreter_is_denied_to_writers": (),
         "test_crypto_socket_is_denied": (),

@@ -314,3 +314,50 @@ def test_archive_is_the_root_of_an_image_from_nothing(tmp_path: Path, name: str)
         assert said.stdout == "xy\n7 755\n"
 
     with_engine(tmp_path / "state", job)
+
+
+def test_a_run_sees_files_of_the_context_that_do_not_stay(tmp_path: Path) -> None:
+    context = tmp_path / "context"
+    (context / "in").mkdir(parents=True)
+    (context / "in" / "word").write_text("first")
+    text = (
+        f"FROM {base_in(tmp_path)}\n"
+        "RUN --mount=type=bind,source=in,target=/seen/here cat /seen/here/word > /said\n"
+    )
+    taken = f"{text}RUN --mount=type=bind,source=in/word,target=/said cat /said\n"
+
+    async def job(engine: Engine) -> None:
+        async def said() -> str:
+            stored = await build(engine, BuildRequest(text.encode(), context, tenant="t"))
+            root = await engine.images.root(stored.digest, "root")
+            sandbox = await engine.create_sandbox(image=root)
+            try:
+                assert not await sandbox.files.exists("/seen/here")
+                return (await sandbox.commands.run("cat /said")).stdout
+            finally:
+                await sandbox.close()
+                engine.images.let_go(root.digest)
+
+        assert await said() == "first"
+        (context / "in" / "word").write_text("second")
+        assert await said() == "second"
+        with pytest.raises(DockerfileInvalid, match="'/said' is there"):
+            await build(engine, BuildRequest(taken.encode(), context))
+        with pytest.raises(DockerfileInvalid, match="there is no context"):
+            await build(engine, BuildRequest(text.encode()))
+
+    with_engine(tmp_path, job)
+
+
+def test_labels_are_the_images_and_those_of_what_is_built_on_it(tmp_path: Path) -> None:
+    text = f"FROM {base_in(tmp_path)}\nLABEL a=1 b='x y'\n"
+
+    async def job(engine: Engine) -> None:
+        first = await build(engine, BuildRequest(text.encode(), name="first"))
+        assert first.config.labels == {"a": "1", "b": "x y"}
+        second = await build(
+            engine, BuildRequest(b"FROM first:latest\nLABEL a=2\nRUN cat /etc/passwd\n")
+        )
+        assert second.config.labels == {"a": "2", "b": "x y"}
+
+    with_engine(tmp_path, job)

@@ -38,6 +38,9 @@ _HIDDEN = (
 )
 
 
+# The same adapter with another flag, on the wall of `test_gvisor`, and slow: `make walls` has it.
+# The attacks, which `make test` has, take its answers, files, limits and verdicts as well.
+@pytest.mark.slow
 class TestDockerRunscRuntime(OnOneGround, RuntimeContract):
     runtime_name = "docker+runsc"
     isolation = "kernel"

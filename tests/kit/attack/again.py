@@ -40,6 +40,7 @@ def again(
     if {fixture, *through} & set(inspect.signature(test).parameters):
         where = pytest.mark.parametrize(fixture, places, indirect=True, scope="module")
         marks.append(where.mark)
+    marks.append(pytest.mark.again.mark)
     setattr(made, "pytestmark", marks)  # noqa: B010 - pytest's, which functions do not declare
     return made
 

@@ -297,6 +297,7 @@ def _become_context(request: dict[str, Any], descriptors: list[int]) -> None:
     os.closerange(3, 256)
     os.chdir(request["home"])
     os.environ["HOME"] = request["home"]
+    os.environ.update(request["config"].get("env", {}))
     context.main(Link("\0" + request["address"]), request["config"])
 
 

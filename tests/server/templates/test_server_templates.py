@@ -174,6 +174,22 @@ def test_context_comes_as_a_tar_and_its_log_is_followed(
     client.delete("/templates/up")
 
 
+def test_further_tags_mean_the_same_image(door: Server, stocked: ImageRegistry) -> None:
+    with door.client(ADMIN) as client:
+        base = stocked.name("team/base:1")
+        made = built(client, name="tags:1", tags=["stable", "1.0", "1"], from_image=base)
+        assert made["status"] == "built", made["error"]
+        own = {each["name"]: each["image"] for each in client.get("/templates").json()["own"]}
+        names = ("tags:1", "tags:stable", "tags:1.0")
+        assert {own[name] for name in names} == {made["template"]["image"]}
+        again = built(client, name="tags:next", dockerfile="FROM tags:stable\n")
+        assert again["template"]["image"] == made["template"]["image"]
+        for name in (*names, "tags:next"):
+            assert client.delete(f"/templates/{name}").status_code == 200
+        refused = client.post("/templates", json={"name": "t", "tags": ["a b"], "from_image": base})
+        assert (refused.status_code, error_of(refused)["code"]) == (400, "usage")
+
+
 def test_failing_step_says_step_line_and_exit_code(door: Server, stocked: ImageRegistry) -> None:
     client = door.client(MANAGER)
     text = f"FROM {stocked.name('team/base:1')}\nRUN true\nRUN echo why >&2; exit 7\n"

@@ -1,9 +1,11 @@
-"""What plotly and `IPython.display` show in programs and cells, and what of a bundle arrives."""
+"""What plotly, PIL and `IPython.display` show in programs and cells, and what of it arrives."""
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from kit.guest.guest_python import Context, Server, pack_guest
 PLOTLY = "application/vnd.plotly.v1+json"
 needs_ipython = pytest.mark.skipif(
     importlib.util.find_spec("IPython") is None, reason="IPython is not installed"
+)
+needs_pil = pytest.mark.skipif(
+    importlib.util.find_spec("PIL") is None, reason="PIL is not installed"
 )
 
 # As much of plotly as decides where a figure goes.
@@ -94,6 +99,58 @@ def test_a_program_shows_by_ipythons_display(context: Context) -> None:
         {"text/plain": "published"},
         "",
     )
+
+
+_DRAWN = "from PIL import Image; image = Image.new('RGB', (2, 1), 'red')\n"
+
+
+@needs_pil
+@pytest.mark.parametrize("mode", ["program", "cell"])
+def test_a_picture_is_shown(context: Context, mode: str) -> None:
+    result = context.execute(_DRAWN + "image.show(); print('after')", mode=mode)
+    assert [_size_of(bundle) for bundle in result.bodies("display")] == [(2, 1)]
+    assert (result.stdout, result.stderr) == ("after\n", "")
+
+
+@needs_pil
+@needs_ipython
+def test_a_picture_that_a_cell_shows_can_be_captured(context: Context) -> None:
+    result = context.execute(f"%%capture shown\n{_DRAWN}image.show()", mode="cell")
+    assert result.bodies("display") == []
+    assert context.execute("len(shown.outputs)", mode="cell").text == "1"
+
+
+_SAVE = "import io\nimage.save(io.BytesIO(), 'PNG'); image.save('a.png'); print('after')"
+
+
+@needs_pil
+def test_a_picture_that_is_saved_is_shown_if_the_environment_asks_for_it(
+    server: Server, tmp_path: Path
+) -> None:
+    asking = server.fork(tmp_path, env={"CELLWALL_SAVED_IMAGES": "1"})
+    try:
+        result = asking.execute(_DRAWN + _SAVE, mode="cell")
+        failed = asking.execute("image.save('none/a.png')", mode="cell")
+    finally:
+        asking.close()
+    assert [_size_of(bundle) for bundle in result.bodies("display")] == [(2, 1)]
+    assert result.stdout == "after\n"
+    assert failed.bodies("display") == []
+    assert "FileNotFoundError" in failed.stderr
+    assert (tmp_path / "a.png").is_file()
+
+
+@needs_pil
+def test_a_picture_that_is_saved_is_not_shown_otherwise(context: Context) -> None:
+    result = context.execute(_DRAWN + _SAVE, mode="cell")
+    assert (result.bodies("display"), result.stdout) == ([], "after\n")
+
+
+def _size_of(bundle: dict[str, str]) -> tuple[int, int]:
+    """Return the width and height that the head of a PNG says."""
+    head = base64.b64decode(bundle["image/png"])[:24]
+    width, height = struct.unpack(">II", head[16:])
+    return width, height
 
 
 def test_html_beside_a_whole_chart_is_no_loss() -> None:

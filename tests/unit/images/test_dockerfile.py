@@ -96,6 +96,14 @@ def test_assignments(text: str, found: dict[str, str]) -> None:
         ("FROM scratch\nONBUILD RUN x", "line 2: ONBUILD"),
         ("FROM scratch\nCOPY --link a b", "'--link' is not taken"),
         ("FROM scratch\nRUN --mount=type=ssh x", "is not taken"),
+        ("FROM scratch\nRUN --mount=type=cache,target=/a x", "is not taken"),
+        ("FROM scratch\nRUN --mount=type=bind,source=a,target=/b,rw x", "is not taken"),
+        ("FROM scratch\nRUN --mount=type=bind,target=/b x", "is not taken"),
+        ("FROM scratch\nRUN --mount=type=bind,source=a,target=b x", "no plain absolute path"),
+        ("FROM scratch\nRUN --mount=type=bind,source=a,target=/ x", "no plain absolute path"),
+        ("FROM scratch\nRUN --mount=type=bind,source=a,target=/b/../c x", "no plain absolute path"),
+        ("FROM scratch\nRUN --network=none x", "'--network=none' is not taken"),
+        ("FROM scratch\nCOPY --chmod=1 --chmod=2 a b", "--chmod is given twice"),
         ("FROM scratch\nRUN <<EOF\nx\nEOF", "here-documents"),
         ("FROM scratch\nENV", "line 2: ENV: it says nothing"),
         ("FROM --platform=linux/s390x a", "is not this machine's"),
@@ -133,3 +141,9 @@ def test_hostile_words_are_refused_soon(text: str, said: str) -> None:
 def test_this_machine_s_platform_is_taken() -> None:
     text = f"FROM --platform=linux/{machine_architecture()} a"
     assert dockerfile.parse(text.encode()).stages[0].base == "a"
+
+
+def test_a_run_names_what_of_the_context_it_sees() -> None:
+    said = one("RUN --mount=type=bind,source=a/b,target=/in x")
+    assert dockerfile.bound(said) == ("a/b", "/in")
+    assert (said.text, dockerfile.bound(one("RUN x"))) == ("x", None)

@@ -27,12 +27,16 @@ def test_what_is_no_name(name: str) -> None:
 
 def test_each_tenant_has_names_of_its_own(tmp_path: Path) -> None:
     store = OwnTemplates(tmp_path)
-    store.put("alice", "task:1", "sha256:a")
-    store.put("alice", "task:1", "sha256:b")
-    store.put("../bob", "task:1", "sha256:b")
+    store.put("alice", ["task:1"], "sha256:a")
+    store.put("alice", ["task:1", "task:2"], "sha256:b")
+    store.put("../bob", ["task:1"], "sha256:b")
     again = OwnTemplates(tmp_path)
-    assert [(each.name, each.image) for each in again.all("alice")] == [("task:1", "sha256:b")]
-    assert (again.images()["sha256:a"], again.images()["sha256:b"]) == (0, 2)
+    assert [(each.name, each.image) for each in again.all("alice")] == [
+        ("task:1", "sha256:b"),
+        ("task:2", "sha256:b"),
+    ]
+    assert len({each.built_at for each in again.all("alice")}) == 1
+    assert (again.images()["sha256:a"], again.images()["sha256:b"]) == (0, 3)
     again.remove("alice", "task:1")
     with pytest.raises(NotFound):
         store.get("alice", "task:1")

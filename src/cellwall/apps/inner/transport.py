@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import httpx
 
@@ -62,7 +62,9 @@ class InnerTransport(Transport):
             return await super().json(ask)
         data, headers = _sent(ask)
         whole = _Whole(data)
-        scope = _scope(ask.method, ask.path, urlencode(present(ask.params)).encode(), whole)
+        scope = _scope(
+            ask.method, unquote(ask.path), urlencode(present(ask.params)).encode(), whole
+        )
         scope["client"] = self._peer
         self._running.spawn(whole.run(self._app, headers, scope))
         try:

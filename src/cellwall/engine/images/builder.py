@@ -257,8 +257,24 @@ class _Build:
 
     async def _run(self, state: _State, each: Instruction) -> None:
         argv = [*each.words] if each.words is not None else [*state.shell, each.text]
+        bound = dockerfile.bound(each)
+        out = self._place / f"bound-{each.line}.tar"
+        packed = None
+        if bound is not None:
+            context = self._files(each)
+            packed = await asyncio.to_thread(context.pack, each, [bound.source], bound.target, out)
 
         async def work(sandbox: AsyncSandbox) -> None:
+            if bound is None or packed is None:
+                await run(sandbox)
+                return
+            if await sandbox.files.exists(bound.target):
+                raise each.wrong(f"--mount: {bound.target[:60]!r} is there", "name another target")
+            await sandbox.files.put_tree(packed.folder, _pieces(out))
+            await run(sandbox)
+            await sandbox.files.remove(bound.target, recursive=True)
+
+        async def run(sandbox: AsyncSandbox) -> None:
             said: list[str] = []
 
             def heard(text: str) -> None:
@@ -279,7 +295,8 @@ class _Build:
             if not done.ok:
                 raise BuildFailed(each, done.status, "".join(said)[-_LAST_OUTPUT:])
 
-        await self._step(state, each, json.dumps([argv, state.variables()]), work)
+        depends = [argv, state.variables(), *([] if packed is None else [packed.digest])]
+        await self._step(state, each, json.dumps(depends), work)
 
     async def _copy(self, state: _State, each: Instruction, number: int) -> None:
         words = list(each.words or dockerfile.split(each, each.text))
@@ -295,14 +312,18 @@ class _Build:
             return
         if each.name == "ADD" and any("://" in word for word in sources):
             raise each.wrong("URLs are not added", "use COPY, or fetch it with RUN")
-        if self._context is None:
-            raise each.wrong("there is no context", "name the directory with the files")
+        context = self._files(each)
         if each.name == "ADD" and any(word.endswith(_ARCHIVES) for word in sources):
             await self._add_archive(state, each, sources, whole)
             return
         out = self._place / f"copy-{each.line}.tar"
-        packed = await asyncio.to_thread(self._context.pack, each, sources, whole, out)
+        packed = await asyncio.to_thread(context.pack, each, sources, whole, out)
         await self._put(state, each, packed, out)
+
+    def _files(self, each: Instruction) -> Context:
+        if self._context is None:
+            raise each.wrong("there is no context", "name the directory with the files")
+        return self._context
 
     async def _add_archive(
         self, state: _State, each: Instruction, sources: list[str], target: str
@@ -313,10 +334,9 @@ class _Build:
                 "an archive is unpacked to `/` alone, if it is a tar, uncompressed or with gzip",
                 "use COPY, and unpack with RUN",
             )
-        assert self._context is not None  # noqa: S101 - `_copy` has looked
         self._tell("step", each.line, str(each))
         out = self._place / f"add-{each.line}.tar"
-        layer = await asyncio.to_thread(self._context.layer, each, sources[0], out)
+        layer = await asyncio.to_thread(self._files(each).layer, each, sources[0], out)
         layers = (*state.stored.config.diff_ids, layer.diff_id)
         document = config_document(state.config, layers, tuple(state.history))
         try:
@@ -497,11 +517,14 @@ def _described(config: ImageConfig) -> str:
 
 
 def _changed(state: _State, each: Instruction) -> ImageConfig:
-    """Return the configuration after `ENV`, `WORKDIR`, `USER`, `CMD` or `ENTRYPOINT`."""
+    """Return the configuration after `ENV`, `LABEL`, `WORKDIR`, `USER`, `CMD`, `ENTRYPOINT`."""
     config, variables = state.config, state.variables()
     if each.name == "ENV":
         added = dockerfile.assignments(each, variables)
         return replace(config, environment={**config.environment, **added})
+    if each.name == "LABEL":
+        labels = {**config.labels, **dockerfile.assignments(each, variables)}
+        return replace(config, labels=labels)
     if each.name == "WORKDIR":
         path = os.path.join(config.working_dir, dockerfile.expand(each, each.text, variables))
         return replace(config, working_dir=os.path.normpath(path))

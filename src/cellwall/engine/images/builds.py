@@ -52,6 +52,8 @@ class BuildState:
     owner: str
     """The tenant."""
     name: str
+    further: tuple[str, ...] = ()
+    """Other names that the image gets."""
     id: str = field(default_factory=new_id)
     began_at: float = field(default_factory=time.time)
     stored: StoredImage | None = None

@@ -88,6 +88,7 @@ def config_document(config: ImageConfig, diff_ids: Sequence[str], history: Seque
         "User": config.user,
         "Entrypoint": list(config.entrypoint) or None,
         "Cmd": list(config.command) or None,
+        **({"Labels": dict(config.labels)} if config.labels else {}),
     }
     found = {
         "architecture": machine_architecture(),

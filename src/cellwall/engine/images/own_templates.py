@@ -17,7 +17,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,13 +75,13 @@ class OwnTemplates:
             )
         return found
 
-    def put(self, tenant: str, name: str, image: str) -> OwnTemplate:
-        """Have a tenant's name mean an image from now on."""
-        made = OwnTemplate(name, image, time.time())
+    def put(self, tenant: str, names: Iterable[str], image: str) -> None:
+        """Have names of a tenant's mean an image from now on, all at once."""
+        now = time.time()
+        made = {name: OwnTemplate(name, image, now) for name in names}
         with self._changing():
-            kept = [each for each in _read(self._path(tenant)) if each.name != name]
-            self._write(tenant, [*kept, made])
-        return made
+            kept = [each for each in _read(self._path(tenant)) if each.name not in made]
+            self._write(tenant, [*kept, *made.values()])
 
     def remove(self, tenant: str, name: str) -> None:
         """Forget a tenant's name; the image stays."""

@@ -123,7 +123,8 @@ class _Context:
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
         sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
         self._figures.capture()
-        Charts(self._display).capture()
+        self._charts = Charts(self._display)
+        self._charts.capture()
         recursion_limit.prepare()
         after_import("threading", _report_threads)
         user_site.add_when_missed()
@@ -134,6 +135,7 @@ class _Context:
         self._is_end_foreseen = bool(config.get("is_end_foreseen"))
         self._is_alone = config.get("purpose") == "single_program"
         self._language = str(config.get("language", "python"))
+        self._charts.capture_saved()
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         if "random" in sys.modules:  # else no generator existed before the fork

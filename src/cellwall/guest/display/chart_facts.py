@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 5000
 _BOX_POINTS = 5
+_BOX_LINES = 5
+"""Lines that each box of a box plot has at least: two whiskers, two caps and a median."""
 _NEAR = 1e-6
 _ROUND = 360.0
+_DIGITS = 6
+"""Decimals of an angle; what is behind them is the error of its sum."""
 _SCALES = ("linear", "log", "symlog", "logit", "asinh", "function", "functionlog")
 
 
@@ -54,8 +58,9 @@ def _chart(axes: Any) -> dict[str, Any]:  # noqa: ANN401
     common = {"title": title, **_labels(axes)}
     if bars:
         return {"type": "bar", **common, "elements": list(_bars(axes, bars))}
-    if any(_is_box(line) for line in axes.lines):
-        return {"type": "box_and_whisker", **common, "elements": _boxes(axes)}
+    boxes = _boxes(axes)
+    if boxes and all(len(lines) >= _BOX_LINES for _, lines in boxes):
+        return {"type": "box_and_whisker", **common, "elements": _quartiles(axes, boxes)}
     if axes.lines and not any(type(each).__name__ == "PathPatch" for each in axes.patches):
         lines = ((line.get_label(), line.get_xydata()) for line in axes.lines)
         return {"type": "line", **common, **_ticks(axes), "elements": _points(axes, lines)}
@@ -142,22 +147,31 @@ def _points(axes: Any, sets: Iterable[tuple[object, Any]]) -> list[dict[str, Any
     return found
 
 
-def _is_box(line: Any) -> bool:  # noqa: ANN401
-    """Return whether a line is the box of a box plot: a closed rectangle without a name."""
-    data = line.get_xydata()
-    is_closed = len(data) == _BOX_POINTS and list(data[0]) == list(data[-1])
-    return is_closed and str(line.get_label()).startswith("_")
+def _boxes(axes: Any) -> list[tuple[Any, list[Any]]]:  # noqa: ANN401
+    """Return the closed rectangles, lines without a name or patches, each with its lines.
+
+    In a box plot those are two whiskers, two caps, the median and the outliers.
+    """
+    boxes: list[tuple[Any, list[Any]]] = []
+    for artist in axes.get_children():  # in the order of their drawing
+        is_line = hasattr(artist, "get_xydata")
+        if is_line:
+            data = artist.get_xydata()
+        elif type(artist).__name__ == "PathPatch":
+            data = artist.get_path().vertices[:-1]  # the last one only closes it
+        else:
+            continue
+        is_closed = len(data) == _BOX_POINTS and list(data[0]) == list(data[-1])
+        if is_closed and (not is_line or str(artist.get_label()).startswith("_")):
+            boxes.append((data, []))
+        elif is_line and boxes:
+            boxes[-1][1].append(data)
+    return boxes
 
 
-def _boxes(axes: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return the boxes of a box plot: each is a box, two whiskers, two caps, a median, outliers."""
-    parts: list[list[Any]] = []
-    for line in axes.lines:
-        if _is_box(line):
-            parts.append([])
-        parts[-1].append(line.get_xydata())
+def _quartiles(axes: Any, boxes: list[tuple[Any, list[Any]]]) -> list[dict[str, Any]]:  # noqa: ANN401
     found = []
-    for box, low, high, _, _, median, *rest in parts:
+    for box, (low, high, _, _, median, *rest) in boxes:
         along = 1 if median[0][1] == median[1][1] else 0  # 1: upright
         sides = [float(each[along]) for each in box]
         ends = [float(each[along]) for whisker in (low, high) for each in whisker]
@@ -205,7 +219,7 @@ def _pie(wedges: list[Any]) -> list[dict[str, Any]]:
     return [
         {
             "label": str(each.get_label()),
-            "angle": float(abs(each.theta2 - each.theta1)) % _ROUND or _ROUND,
+            "angle": round(float(abs(each.theta2 - each.theta1)), _DIGITS) % _ROUND or _ROUND,
             "radius": float(each.r),
         }
         for each in wedges[:_MOST_POINTS]

@@ -1,10 +1,11 @@
-"""Displays of plotly and `IPython.display` become display events, with and without IPython's shell.
+"""Displays of plotly, PIL and `IPython.display` become display events, with and without a shell.
 
 Used by `context/main.py` for programs and cells alike. No library is imported here: each change is
 made when the caller imports the library. `figures.py` does the same for matplotlib.
 
 A program has no shell, and without one plotly looks for a browser and IPython prints the repr. In a
-notebook plotly would show its whole library as HTML (5 MB) with the first figure.
+notebook plotly would show its whole library as HTML (5 MB) with the first figure. PIL looks for
+programs that have a screen.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from cellwall.guest.process.import_hooks import after_import
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
     from cellwall.guest.display.display import Display
 
 _RENDERER = "plotly_mimetype"
+_SAVED = "CELLWALL_SAVED_IMAGES"
 
 
 class Charts:
@@ -29,11 +32,19 @@ class Charts:
 
     def __init__(self, display: Display) -> None:
         self._display = display
+        self._is_saved_shown = False
 
     def capture(self) -> None:
         """Take over now, or as soon as the libraries are imported."""
         after_import("plotly.io._renderers", self._take_plotly)
         after_import("IPython.core.display_functions", self._take_ipython)
+        after_import("PIL.ImageShow", self._take_pil)
+
+    def capture_saved(self) -> None:
+        """Also show each picture that PIL saves to a path, if the environment asks for it."""
+        if os.environ.get(_SAVED) and not self._is_saved_shown:
+            self._is_saved_shown = True
+            after_import("PIL.Image", self._take_saved)
 
     def _take_plotly(self, module: ModuleType) -> None:
         renderers: Any = module
@@ -66,6 +77,28 @@ class Charts:
         functions.display = display  # type: ignore[attr-defined]
         functions.publish_display_data = publish_display_data  # type: ignore[attr-defined]
 
+    def _take_pil(self, module: ModuleType) -> None:
+        viewers: Any = module
+        viewers.register(_Viewer(self._show_picture), 0)
+
+    def _take_saved(self, module: ModuleType) -> None:
+        pil: Any = module
+        theirs = pil.Image.save
+
+        def save(image: Any, fp: Any, format: str | None = None, **params: Any) -> None:  # noqa: ANN401  as in PIL
+            """Save this image under the given filename, and show it."""
+            theirs(image, fp, format, **params)
+            if isinstance(fp, (str, os.PathLike)):
+                self._show_picture(image)
+
+        pil.Image.save = save
+
+    def _show_picture(self, image: object) -> None:
+        if self._has_shell():
+            sys.modules["IPython.core.display_functions"].display(image)
+        else:
+            self._display.show(image)
+
     def _has_shell(self) -> bool:
         """Return whether IPython's shell sends displays to the same place as this object."""
         shells: Any = sys.modules.get("IPython.core.interactiveshell")
@@ -83,6 +116,18 @@ class Charts:
                 self._display.publish(thing, options.get("metadata"))
             else:
                 self._display.show(thing)
+
+
+class _Viewer:
+    """As much of PIL's `Viewer` as its `show` uses."""
+
+    def __init__(self, show: Callable[[object], None]) -> None:
+        self._show = show
+
+    def show(self, image: object, **_options: object) -> bool:
+        """Show an image; say that no other viewer is needed."""
+        self._show(image)
+        return True
 
 
 class _Shows:

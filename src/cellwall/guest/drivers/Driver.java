@@ -36,6 +36,9 @@ public class Driver {
     private Driver(String requests, String answers) {
         this.requests = requests;
         this.answers = answers;
+        if (System.getenv("CELLWALL_JAVA_PROPERTIES") != null) {
+            System.getenv().forEach(System.getProperties()::putIfAbsent);
+        }
         shell = JShell.builder().executionEngine("local").build();
         for (String each : IMPORTS) {
             shell.eval("import " + each + ";");

@@ -20,6 +20,7 @@ from cellwall.model.errors import Conflict, NotFound, QuotaExceeded, UsageError
 from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cellwall.engine.engine import Engine
@@ -132,24 +133,36 @@ class TemplateDoor:
             )
         return whole
 
+    def check_tags(self, name: str, tags: Sequence[str]) -> tuple[str, ...]:
+        """Return the other names of what is called `name`; `UsageError` for what is no tag."""
+        stem = name.partition(":")[0]
+        return tuple(dict.fromkeys(self.check_name(f"{stem}:{tag}") for tag in tags))
+
     def place(self, tenant: str, held: ExitStack) -> None:
         """Have `held` hold a place for one more build. Raises QuotaExceeded, CapacityError."""
         held.enter_context(self.builds.place(tenant, self._queue.tenants.use(tenant).quotas.builds))
 
-    async def check_room(self, tenant: str, name: str, size_bytes: int = 0) -> None:
-        """Raise `QuotaExceeded` unless the tenant may have a template of that name and size."""
+    async def check_room(
+        self, tenant: str, names: Sequence[str], stored: StoredImage | None = None
+    ) -> None:
+        """Raise `QuotaExceeded` unless the tenant may have templates of these names.
+
+        `stored`: the image that they are to mean, once it is known.
+        """
         quotas = self._queue.tenants.use(tenant).quotas
-        others = [each for each in await self._all(tenant) if each.name != name]
-        if quotas.templates is not None and len(others) >= quotas.templates:
+        others = [each for each in await self._all(tenant) if each.name not in names]
+        if quotas.templates is not None and len(others) + len(names) > quotas.templates:
             raise exceeded("templates", len(others), quotas.templates, "remove a template", 60)
         most_mb = min(self._settings.templates_mb, quotas.templates_mb or 1 << 40)
         found = {each.image: self._engine.images.get(each.image) for each in others}
         used = sum(each.size_bytes for each in found.values() if each is not None)
-        if used + size_bytes > most_mb << 20 or (not size_bytes and used == most_mb << 20):
+        is_new = stored is not None and stored.digest not in found
+        size_bytes = stored.size_bytes if stored is not None and is_new else 0
+        if used + size_bytes > most_mb << 20 or (stored is None and used == most_mb << 20):
             raise QuotaExceeded(
                 "templates_mb",
                 f"quota templates_mb: {used >> 20} MiB of other templates and "
-                f"{-(-size_bytes >> 20)} MiB of {name} are more than the {most_mb} MiB of a tenant",
+                f"{-(-size_bytes >> 20)} MiB of {names[0]} are more than a tenant's {most_mb} MiB",
                 retry_after_s=60.0,
                 remedy="remove templates, or begin from a smaller image",
             )
@@ -197,10 +210,11 @@ class TemplateDoor:
 
     async def _name(self, build: BuildState, stored: StoredImage) -> StoredImage:
         async with self._naming:
-            await self.check_room(build.owner, build.name, stored.size_bytes)
+            names = (build.name, *build.further)
+            await self.check_room(build.owner, names, stored)
             if self._engine.images.get(stored.digest) is None:
                 raise _gone(build.name)
-            await asyncio.to_thread(self._own.put, build.owner, build.name, stored.digest)
+            await asyncio.to_thread(self._own.put, build.owner, names, stored.digest)
         return stored
 
     # -- what is there ---------------------------------------------------------------------
@@ -264,6 +278,7 @@ class TemplateDoor:
             "user": None if config is None else config.user or "root",
             "working_dir": None if config is None else config.working_dir,
             "environment": None if config is None else dict(config.environment),
+            "labels": None if config is None else dict(config.labels),
             "has_python": None if stored is None else stored.has_python,
         }
 

@@ -52,9 +52,10 @@ async def build(request: Request) -> None:
     with ExitStack() as held:
         body, context = await _received(request, held)
         name = door.check_name(body.name)
-        await door.check_room(request.owner, name)
+        further = door.check_tags(name, body.tags)
+        await door.check_room(request.owner, (name, *further))
         asked, clipped = template_parts.request_of(body, state.settings.most)
-        begun = await door.begin(BuildState(request.owner, name), asked, context, held)
+        begun = await door.begin(BuildState(request.owner, name, further), asked, context, held)
         begun.clipped = clipped
     if body.wait:
         await request.wait(begun.ended, body.wait)

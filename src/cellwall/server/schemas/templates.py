@@ -35,6 +35,9 @@ class TemplateBody(StrictModel):
     """A template to build: from a Dockerfile, or from an image and what is added to it."""
 
     name: OwnName = Field(description="With a tag, as `task:1`; by default `latest`.")
+    tags: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=63)]], Field(max_length=32)
+    ] = Field([], description="Further tags that the name gets for the same image.")
     dockerfile: Annotated[str, Field(max_length=1 << 20)] | None = Field(
         None, description="The text of a Dockerfile; exactly one of it and `from_image`."
     )
@@ -89,6 +92,7 @@ class OwnTemplate(Shown):
     user: str | None
     working_dir: str | None
     environment: dict[str, str] | None
+    labels: dict[str, str] | None
     has_python: bool | None
 
 

@@ -74,7 +74,12 @@ def test_a_pie_has_its_angles(box: Sandbox) -> None:
     assert found == [("x", 90.0, 1.0), ("y", 270.0, 1.0)]
 
 
-@pytest.mark.parametrize("more", ["", ", vert=False"])
+def test_an_angle_has_no_error_of_its_sum(box: Sandbox) -> None:
+    chart = _chart(box, "plt.pie([90, 10], labels=['x', 'y'], startangle=90)" + SHOW)
+    assert [each.angle for each in chart.elements] == [324.0, 36.0]
+
+
+@pytest.mark.parametrize("more", ["", ", vert=False", ", patch_artist=True"])
 def test_a_box_plot_has_its_quartiles_and_outliers(box: Sandbox, more: str) -> None:
     code = f"plt.boxplot([[1, 2, 3, 4, 100], [5, 6, 7]]{more})"
     chart = _chart(box, code + SHOW)
@@ -84,6 +89,11 @@ def test_a_box_plot_has_its_quartiles_and_outliers(box: Sandbox, more: str) -> N
     assert (first.min, first.first_quartile, first.median) == (1.0, 2.0, 3.0)
     assert (first.third_quartile, first.max, first.outliers) == (4.0, 4.0, [100.0])
     assert second.outliers == []
+
+
+def test_a_closed_line_is_no_box_plot(box: Sandbox) -> None:
+    chart = _chart(box, "plt.plot([0, 1, 1, 0, 0], [0, 0, 1, 1, 0])" + SHOW)
+    assert (chart.type, len(chart.elements[0].points)) == ("line", 5)
 
 
 def test_several_axes_are_one_chart_of_charts(box: Sandbox) -> None:
@@ -100,9 +110,18 @@ def test_a_figure_as_the_last_expression_has_its_chart(box: Sandbox) -> None:
 
 def test_what_is_not_understood_says_so_and_much_data_has_no_chart(box: Sandbox) -> None:
     assert _chart(box, "_ = plt.imshow([[1, 2]])" + SHOW).type == "unknown"
-    patches = "plt.boxplot([[1, 2, 3]], patch_artist=True)"
-    assert _chart(box, patches + SHOW).type == "unknown"
+    assert _chart(box, "_ = plt.stairs([1, 2])" + SHOW).type == "unknown"
     assert _chart(box, "plt.plot(range(6000))" + SHOW) is None
+
+
+def test_a_picture_that_is_shown_or_saved_is_a_result(box: Sandbox) -> None:
+    box.run_code("from PIL import Image; image = Image.new('RGB', (2, 1), 'red')")
+    (shown,) = box.run_code("image.show()").results
+    (saved,) = box.run_code("image.save('a.png')").results
+    assert shown.png
+    assert saved.png == shown.png
+    assert not saved.is_main_result
+    assert box.run_code("import io; image.save(io.BytesIO(), 'PNG')").results == []
 
 
 def test_a_table_has_its_columns(box: Sandbox) -> None:

@@ -58,6 +58,23 @@ def test_callbacks_get_lines_of_any_text(box: Sandbox) -> None:
     assert len(results) == 1
 
 
+def test_pieces_of_a_line_are_one_message_unless_the_code_pauses(box: Sandbox) -> None:
+    box.run_code(
+        "import time\ndef say(*pieces):\n    for piece in pieces:\n"
+        "        print(piece, end='', flush=True)\n        time.sleep(0.002)"
+    )
+    assert box.run_code("say('a', 'b', 'c\\n', 'd')").logs.stdout == ["abc\n", "d"]
+    paused = box.run_code("say('a', 'b'); time.sleep(3); say('c', 'd\\n', 'e')")
+    assert paused.logs.stdout == ["ab", "cd\n", "e"]
+
+
+def test_lines_without_an_end_are_said_while_they_come(box: Sandbox) -> None:
+    code = "import time\nfor _ in range(50): print('.', end='', flush=True); time.sleep(0.04)"
+    pieces = box.run_code(code).logs.stdout
+    assert "".join(pieces) == "." * 50
+    assert 2 < len(pieces) < 50
+
+
 def test_displays_have_the_forms_of_their_objects(box: Sandbox) -> None:
     code = (
         "from IPython.display import display, HTML, Markdown, JSON, SVG, Latex\n"
@@ -92,6 +109,43 @@ def test_variables_are_those_of_the_sandbox_and_of_one_call(box: Sandbox) -> Non
     assert box.run_code(cell).logs.stdout == ["of the sandbox None\n"]
 
 
+_SHOWN = {
+    "bash": 'echo "${MINE-none} ${ONE-none}"',
+    "java": 'System.out.println(System.getProperty("MINE", "none") + " " '
+    '+ System.getProperty("ONE", "none"));',
+    "r": 'cat(Sys.getenv("MINE", "none"), paste0(Sys.getenv("ONE", "none"), "\\n"))',
+    "typescript": "console.log(process.env.MINE ?? 'none', process.env.ONE ?? 'none')",
+}
+"""Cells that write two variables."""
+
+
+@pytest.mark.parametrize("language", sorted(_SHOWN))
+def test_other_languages_have_variables_of_the_sandbox_and_of_one_call(
+    box: Sandbox, language: str
+) -> None:
+    cell = _SHOWN[language]
+    first = box.run_code(cell, language=language)
+    if first.error is not None and "not installed" in first.error.value:
+        pytest.skip(first.error.value)
+    assert (first.logs.stdout, first.error) == (["of the sandbox none\n"], None)
+    value = "ü'\"\\\\n $HOME `id` \\\\u0041 {}"
+    once = box.run_code(cell, language=language, envs={"ONE": value, "MINE": "mine"})
+    assert ("".join(once.logs.stdout), once.error) == (f"mine {value}\n", None)
+    assert box.run_code(cell, language=language).logs.stdout == ["of the sandbox none\n"]
+
+
+def test_variables_of_one_call_leave_the_status_of_a_shell(box: Sandbox) -> None:
+    box.run_code("(exit 3)", language="bash", envs={"ONE": "1"})
+    assert box.run_code("echo $?", language="bash").logs.stdout == ["3\n"]
+
+
+def test_variables_that_cannot_be_set_are_an_error_of_the_execution(box: Sandbox) -> None:
+    done = box.run_code("echo $UID", language="bash", envs={"UID": "1"})
+    assert done.error is not None
+    assert "env_vars" in done.error.value
+    assert done.logs.stdout == []
+
+
 def test_variables_of_calls_at_the_same_time_are_kept_apart(box: Sandbox) -> None:
     cell = "import os; print(os.environ.get('ONE'))"
     with ThreadPoolExecutor(4) as pool:
@@ -101,7 +155,7 @@ def test_variables_of_calls_at_the_same_time_are_kept_apart(box: Sandbox) -> Non
 
 
 def test_variables_of_one_call_are_refused_where_they_cannot_be(box: Sandbox) -> None:
-    done = box.run_code("echo $ONE", language="bash", envs={"ONE": "1"})
+    done = box.run_code("puts ENV['ONE']", language="ruby", envs={"ONE": "1"})
     assert done.error is not None
     assert "env_vars" in done.error.value
     assert done.logs.stdout == []

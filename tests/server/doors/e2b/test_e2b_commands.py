@@ -151,6 +151,14 @@ def test_a_killed_command_says_so(box: Sandbox) -> None:
     assert box.commands.kill(handle.pid) is False
 
 
+def test_what_was_killed_is_gone_when_the_client_looks(box: Sandbox) -> None:
+    for handle in (box.commands.run("sleep 60", background=True), box.pty.create(SIZE)):
+        assert box.commands.run(f"kill -0 {handle.pid}").exit_code == 0
+        assert box.commands.kill(handle.pid) is True
+        with pytest.raises(CommandExitException):
+            box.commands.run(f"kill -0 {handle.pid}")
+
+
 def test_a_process_that_is_not_there_is_not_found(box: Sandbox) -> None:
     assert box.commands.kill(999_999) is False
     with pytest.raises(NotFoundException, match="process with pid 999999 not found"):

@@ -211,7 +211,7 @@ REFUSALS: list[tuple[Callable[[dict[str, Any]], object], type[Exception], str]] 
     (
         lambda o: Template.build(Template().from_image("x"), "n", **o),
         BuildException,
-        "501: building of templates",
+        "403: key: its scope is run, manage is needed to build templates",
     ),
     (lambda o: Sandbox.connect("a" * 26, **o), SandboxNotFoundException, "not found"),
     (lambda o: Sandbox.create(**{**o, "api_key": "e2b_00"}), AuthenticationException, "key"),

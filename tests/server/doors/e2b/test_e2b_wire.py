@@ -49,6 +49,19 @@ def test_a_created_sandbox_has_what_every_client_needs(client: httpx.Client) -> 
     assert made["envdAccessToken"] != created(client)["envdAccessToken"]
 
 
+def test_a_sandbox_that_is_not_to_be_secure_has_a_token_all_the_same(
+    e2b: E2BServer, client: httpx.Client
+) -> None:
+    made = created(client, secure=False)
+    place = {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49983"}
+    with_token = {**place, "X-Access-Token": made["envdAccessToken"]}
+    status = [
+        e2b.client(None).get("/files?path=/etc/passwd", headers=headers).status_code
+        for headers in (place, with_token)
+    ]
+    assert status == [401, 200]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "life_s"),
     [
@@ -92,7 +105,6 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
         ({"mcp": {"x": {}}}, "mcp"),
         ({"iam": {"tokens": {"a": {}}}}, "iam"),
         ({"volumeMounts": [{"name": "a", "path": "/a"}]}, "volumeMounts"),
-        ({"secure": False}, "secure"),
         ({"network": {"rules": {"a.example": []}}}, "rules"),
         ({"network": {"egressProxy": {"address": "a"}}}, "egressProxy"),
         ({"network": {"dnsServers": ["192.0.2.1"]}}, "dnsServers"),
@@ -297,6 +309,17 @@ def test_a_sandbox_is_paused_at_its_timeout_where_its_client_wants_that(
     assert client.delete(one).status_code == 204
 
 
+def test_a_timeout_of_nothing_pauses_where_the_client_wants_a_pause(client: httpx.Client) -> None:
+    paused, ended = (created(client, autoPause=wish)["sandboxID"] for wish in (True, False))
+    for one in (paused, ended):
+        assert client.post(f"/sandboxes/{one}/timeout", json={"timeout": 0}).status_code == 204
+    assert client.get(f"/sandboxes/{ended}").status_code == 404
+    wait_until(
+        lambda: client.get(f"/sandboxes/{paused}").json()["state"] == "paused", "it is paused"
+    )
+    assert client.delete(f"/sandboxes/{paused}").status_code == 204
+
+
 def test_a_sandbox_that_its_owner_resumed_is_not_paused_again_for_the_same_timeout(
     e2b: E2BServer, client: httpx.Client
 ) -> None:
@@ -460,13 +483,15 @@ def test_templates_exist_by_the_names_that_create_sandboxes(client: httpx.Client
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("POST", "/v3/templates", 501),
-        ("POST", "/v2/templates/x/builds/y", 501),
-        ("GET", "/templates/x/builds/y/status", 501),
-        ("GET", "/templates/x/files/y", 501),
+        ("POST", "/v3/templates", 403),
+        ("POST", "/v2/templates/x/builds/y", 403),
+        ("GET", "/templates/x/builds/y/status", 404),
+        ("GET", "/templates/x/files/y", 403),
+        ("POST", "/v2/templates", 501),
         ("PATCH", "/v2/templates/x", 501),
-        ("POST", "/templates/tags", 501),
-        ("DELETE", "/templates/tags", 501),
+        ("POST", "/templates/tags", 400),
+        ("DELETE", "/templates/tags", 400),
+        ("PUT", "/uploads/x", 401),
         ("GET", "/volumes", 501),
         ("POST", "/volumes", 501),
         ("DELETE", "/volumes/x", 501),

@@ -12,7 +12,6 @@ from cellwall.apps.doors.e2b.answers import PLACE
 from cellwall.apps.doors.e2b.front.callers import SANDBOX_HEALTH, Callers
 from cellwall.apps.doors.e2b.house import Options
 from cellwall.apps.doors.e2b.tokens import SandboxTokens
-from cellwall.model.ids import new_id
 from cellwall.server.auth.keys import Failures, KeyRecord, KeyRing, digest_of, new_key
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.request import Request
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Message
 
-SANDBOX = new_id()
+SANDBOX, OTHER = "a2" * 13, "b3" * 13
 KEY = new_key()
 RING = KeyRing([KeyRecord(digest_of(KEY), "acme", "admin")])
 TOKENS = SandboxTokens(b"k" * 32, RING)
@@ -58,7 +57,7 @@ def token(kind: Kind) -> dict[str, str]:
     [
         ("GET", "/v2/sandboxes"),
         ("POST", "/v2/sandboxes"),
-        ("DELETE", f"/sandboxes/{new_id()}"),
+        ("DELETE", f"/sandboxes/{OTHER}"),
         ("POST", f"/sandboxes/{SANDBOX}/connect"),
         ("GET", "/traffic-to-the-inside"),
         ("GET", SANDBOX_HEALTH),

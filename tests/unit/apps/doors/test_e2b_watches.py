@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from cellwall.apps.doors.e2b.daemon import watch as module
+from cellwall.apps.doors.e2b.daemon.connect import messages
 from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
 from cellwall.apps.doors.e2b.daemon.watch import Watchers
 from cellwall.model.files import Change
@@ -45,7 +46,7 @@ def _seat(*changes: Change, sandbox_id: str = "s") -> Seat:
 
 
 def _created(*names: str) -> list[Change]:
-    return [Change("created", name) for name in names]
+    return [Change("created", name, is_directory=True) for name in names]
 
 
 GONE = Change("removed", ".", is_directory=True)
@@ -108,7 +109,7 @@ def test_a_directory_that_never_rests_keeps_no_client_waiting(
         async def __aiter__(self) -> AsyncIterator[Change]:
             for number in itertools.count():
                 await asyncio.sleep(0)
-                yield Change("created", str(number))
+                yield Change("created", str(number), is_directory=True)
 
     async def run() -> None:
         watchers, seat = Watchers(), _seat()
@@ -117,6 +118,18 @@ def test_a_directory_that_never_rests_keeps_no_client_waiting(
         names = await asyncio.wait_for(_names(watchers, seat, made), 10)
         assert names[0] == "0"
         await watchers.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_new_file_is_told_of_as_one_that_was_written() -> None:
+    async def run() -> None:
+        watchers, seat = Watchers(), _seat(Change("created", "a"), *_created("b"), GONE)
+        made = await _watcher(watchers, seat)
+        found = (await watchers.events(seat, made))["events"]
+        new = [messages.CREATE, messages.CHMOD, messages.WRITE]
+        assert [each["type"] for each in found if each["name"] == "a"] == new
+        assert [each["type"] for each in found if each["name"] == "b"] == [messages.CREATE]
 
     asyncio.run(run())
 

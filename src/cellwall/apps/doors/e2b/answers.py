@@ -36,6 +36,8 @@ _WORDS = {
 }  # fmt: skip
 _FULL = "maximum number of concurrent sandboxes"
 """Words by which task runners know that a place becomes free when a sandbox ends."""
+_FULL_OF_BUILDS = "maximum number of concurrent template builds"
+"""The same of builds."""
 
 
 class Gone(HttpError):
@@ -106,6 +108,8 @@ def _told(error: Exception, request: Request) -> tuple[int, str]:
         status = 404
     if isinstance(error, QuotaExceeded) and status == 429 and error.quota in _SANDBOX_QUOTAS:
         message = f"{_FULL}: {message}"
+    if isinstance(error, QuotaExceeded) and error.quota == "builds":
+        message = f"{_FULL_OF_BUILDS}: {message}"
     if not _is_standard(status):
         status = 500
     return status, message

@@ -26,6 +26,7 @@ _TEMPLATE = "e2b.template"
 PUBLIC = "e2b.public"
 _PAUSE_AT = "e2b.pause_at"
 _PAUSE_FILES = "e2b.pause_files"
+_USER = "e2b.user"
 _SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
 EVERYWHERE = "0.0.0.0/0"
 
@@ -52,6 +53,8 @@ class Facts:
     request has to be the same."""
     pauses_files: bool = False
     """Whether that pause keeps its files alone."""
+    user: str | None = None
+    """User of files and commands that name none; None: the sandbox's own."""
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Facts:
@@ -60,8 +63,8 @@ class Facts:
         own = {key: value for key, value in kept.items() if not key.startswith(PREFIX)}
         template = kept.get(_TEMPLATE, sandbox.template)
         at = pause_at(kept, sandbox.created_at)
-        is_public = kept.get(PUBLIC) == "1"
-        return cls(template, own, is_public, at, pauses_files=pauses_files(kept))
+        is_public, user = kept.get(PUBLIC) == "1", kept.get(_USER)
+        return cls(template, own, is_public, at, pauses_files=pauses_files(kept), user=user)
 
     def kept(self) -> dict[str, str]:
         """Return the metadata that keeps them."""
@@ -72,7 +75,8 @@ class Facts:
             at = {_PAUSE_AT: f"{self.pause_at:.3f}"}
         elif self.pause_after_s is not None:
             at = {_PAUSE_AT: f"+{self.pause_after_s:.3f}"}
-        return {**self.metadata, _TEMPLATE: self.template[:512], **said, **at}
+        user = {} if self.user is None else {_USER: self.user}
+        return {**self.metadata, _TEMPLATE: self.template[:512], **said, **at, **user}
 
 
 def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:

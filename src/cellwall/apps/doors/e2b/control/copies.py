@@ -14,9 +14,9 @@ from cellwall.apps.doors.e2b.control import bodies, pages
 from cellwall.apps.doors.e2b.control.creating import TIMEOUT_S
 from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.control.snapshot_names import Called, found, kept_name, plain_name
-from cellwall.apps.doors.e2b.control.templates import ONE, own_names
+from cellwall.apps.doors.e2b.control.templates import ONE
 from cellwall.apps.doors.e2b.deadlines import prolong
-from cellwall.client.connection.transport import Ask
+from cellwall.apps.doors.e2b.templates.names import Shelf
 from cellwall.model.errors import CellwallError
 from cellwall.model.snapshot import MOST_EXPIRES_S
 from cellwall.server.core.errors import status_of
@@ -103,11 +103,19 @@ class Copies:
         snapshot = await found(visit.client, name)
         if snapshot is not None:
             await visit.client.snapshots.delete(snapshot.id)
-        elif name in own_names(await visit.client.transport.json(Ask("GET", "/templates"))):
-            await visit.client.templates.remove(name)
         else:
-            raise missing(f"template '{name[:100]}' not found")
+            await self._remove_template(visit, name)
         await empty(request)
+
+    async def _remove_template(self, visit: Visit, name: str) -> None:
+        """Remove a template with all its builds, or the one build or tag that is named."""
+        shelf = await Shelf.of(visit.client)
+        one, whole = shelf.meant(name), shelf.of_stem(name)
+        found = whole or ([] if one is None else [one])
+        if not found:
+            raise missing(f"template '{name[:100]}' not found")
+        for each in found:
+            await visit.client.templates.remove(str(each["name"]))
 
 
 def _fault(error: CellwallError) -> dict[str, Any]:

@@ -7,6 +7,7 @@ says of a sandbox what it has; what it cannot have was refused before it was mad
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.door import Route
@@ -17,6 +18,9 @@ from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
 from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
 from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
 from cellwall.apps.doors.e2b.facts import PREFIX, Facts, state_of
+from cellwall.apps.doors.e2b.templates.built_facts import BuiltFacts
+from cellwall.apps.doors.e2b.templates.names import Shelf
+from cellwall.apps.doors.e2b.templates.starting import started
 from cellwall.client.connection.transport import Ask
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.model.errors import Conflict, HostUnsupported, NotFound
@@ -34,8 +38,13 @@ TIMEOUT_S = 300
 """Seconds that a sandbox lives, and that a connection adds, where the client says nothing."""
 _OLD_TIMEOUT_S = 15
 """The same for the first release of the route."""
-_CHARTS = {"CELLWALL_CHARTS": "1"}
-"""Variable by which figures come with their data, which clients of the interpreter read."""
+_SHOWN = {
+    "CELLWALL_CHARTS": "1",
+    "CELLWALL_SAVED_IMAGES": "1",
+    "CELLWALL_JAVA_PROPERTIES": "1",
+}
+"""Variables by which code shows what clients of the interpreter expect: figures with their data,
+saved pictures, and the environment among Java's system properties."""
 
 
 class Creating:
@@ -68,8 +77,6 @@ class Creating:
         bodies.check_absent(body, "mcp", "iam", "volume_mounts")
         if _pauses_files(body) and body.auto_resume and body.auto_resume.enabled:
             raise refused("autoPauseMemory", "not with autoResume: traffic cannot boot it anew")
-        if body.secure is False:
-            raise refused("secure", "every sandbox of this server needs a token")
         for name in body.metadata or {}:
             if name.startswith(PREFIX):
                 raise refused("metadata", f"names that begin with {PREFIX} are the server's")
@@ -102,14 +109,24 @@ class Creating:
             snapshot = await found_snapshot(visit.client, name)
             if snapshot is not None:
                 return await self._restored(visit, body, snapshot, life_s)
+        own = None if known is not None else (await Shelf.of(visit.client)).meant(name)
+        facts = BuiltFacts() if own is None else BuiltFacts.of(own)
+        template = known or (name if own is None else str(own["name"]))
         try:
-            return await self._new(visit, body, known or name, life_s)
+            sandbox = await self._new(visit, body, (template, facts), life_s)
         except NotFound:
             raise _no_template(name) from None
+        await started(visit.client.transport, sandbox, facts)
+        return sandbox
 
     async def _new(
-        self, visit: Visit, body: bodies.NewSandbox, template: str, life_s: float
+        self,
+        visit: Visit,
+        body: bodies.NewSandbox,
+        made_of: tuple[str, BuiltFacts],
+        life_s: float,
     ) -> AsyncSandbox:
+        template, facts = made_of
         network = body.network or bodies.Network()
         policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
         most = self._house.state.settings.most
@@ -121,12 +138,13 @@ class Creating:
                 "idle_s": most.idle_s,
                 "wall_s": most.wall_s,
                 "cpu_s": most.cpu_s,
+                **asking.given(cpus=facts.cpus, memory_mb=facts.memory_mb),
             },
-            "metadata": self._facts(body, life_s).kept(),
+            "metadata": replace(self._facts(body, life_s), user=facts.user).kept(),
             "network": self._default_network() if policy is None else policy,
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
             **asking.given(
-                env={**_CHARTS, **(body.env_vars or {})},
+                env={**_SHOWN, **(body.env_vars or {})},
                 # Refused where nothing can be paused; otherwise what ended it would pause it.
                 auto_pause_s=most.idle_s if body.auto_pause else None,
             ),

@@ -1,4 +1,4 @@
-"""Templates: what a name stands for, and what there is. Templates are not built through this door.
+"""Templates: what a name stands for, what there is, and which tags it has; `building` builds them.
 
 A client asks by a name whether a template exists, and by its tags whether it was built; both say no
 of a name that this server does not have.
@@ -12,12 +12,11 @@ from cellwall.apps.doors.door import Route
 from cellwall.apps.doors.e2b.answers import missing, unsupported
 from cellwall.apps.doors.e2b.control import pages
 from cellwall.apps.doors.e2b.facts import ENVD_VERSION
+from cellwall.apps.doors.e2b.templates.names import Shelf
 from cellwall.client.connection.transport import Ask
 from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cellwall.apps.doors.door import Visit
     from cellwall.apps.doors.e2b.house import House
 
@@ -43,21 +42,28 @@ class Templates:
     async def alias(self, visit: Visit) -> None:
         """`GET /templates/aliases/{name}`."""
         name = visit.request.params["name"]
-        if name not in await self._names(visit):
+        known, shelf = await self._names(visit)
+        if name not in known and shelf.meant(name) is None:
             raise missing(f"template alias '{name[:100]}' not found")
-        await self._house.answer(visit.request, {"templateID": name, "public": False})
+        shown = {"templateID": name.partition(":")[0], "public": False}
+        await self._house.answer(visit.request, shown)
 
     async def tags(self, visit: Visit) -> None:
-        """`GET /templates/{name}/tags`: none has any, because none was built here."""
+        """`GET /templates/{name}/tags`; the operator's have none."""
         name = visit.request.params["template_id"]
-        if name not in await self._names(visit):
+        known, shelf = await self._names(visit)
+        if name not in known:
             raise missing(f"template '{name[:100]}' not found")
-        await self._house.answer(visit.request, [])
+        tags = [
+            {"tag": tag, "buildID": shelf.build_of(own), "createdAt": own["built_at"]}
+            for tag, own in shelf.tags(name)
+        ]
+        await self._house.answer(visit.request, tags)
 
     async def index(self, visit: Visit) -> None:
         """`GET /templates`."""
         pages.query_of(visit.request, "teamID")
-        names = await self._names(visit)
+        names, _ = await self._names(visit)
         await self._house.answer(visit.request, [self._shown(each) for each in sorted(names)])
 
     def _shown(self, name: str) -> dict[str, Any]:
@@ -82,30 +88,18 @@ class Templates:
             "buildStatus": "ready",
         }
 
-    async def _names(self, visit: Visit) -> set[str]:
-        """Return the names by which the caller can create a sandbox."""
+    async def _names(self, visit: Visit) -> tuple[set[str], Shelf]:
+        """Return the names, without tags, that mean a template to the caller; and its own."""
         found = await visit.client.transport.json(Ask("GET", "/templates"))
-        built = {each["name"] for each in found["templates"] if each["built"]}
-        own = own_names(found)
+        shelf = Shelf.parse(found["own"])
+        names = {each["name"] for each in found["templates"] if each["built"]} | shelf.stems()
         known = self._house.options.templates
-        return built | own | {name for name, meant in known.items() if meant in built | own}
-
-
-def own_names(found: Mapping[str, Any]) -> set[str]:
-    """Return the names of the templates that the tenant has built, from our list of templates."""
-    own = {str(each["name"]) for each in found["own"]}
-    return own | {name.removesuffix(":latest") for name in own}
+        return names | {name for name, meant in known.items() if meant in names}, shelf
 
 
 _ABSENT = (
-    ("POST", "/v3/templates", "building of templates"),
-    ("POST", "/v2/templates", "building of templates"),
-    ("POST", "/templates", "building of templates"),
-    ("POST", "/v2/templates/{template_id}/builds/{build_id}", "building of templates"),
-    ("GET", "/templates/{template_id}/files/{digest}", "building of templates"),
-    ("GET", "/templates/{template_id}/builds/{build_id}/status", "building of templates"),
-    ("POST", "/templates/tags", "tags of templates"),
-    ("DELETE", "/templates/tags", "tags of templates"),
+    ("POST", "/v2/templates", "building of templates by clients from before 2.6"),
+    ("POST", "/templates", "building of templates by clients from before 2.6"),
     ("GET", ONE, "builds of templates"),
     ("PATCH", ONE, "changing of templates"),
     ("PATCH", "/v2/templates/{template_id}", "changing of templates"),

@@ -5,6 +5,7 @@ The client library's commands watch each command that they name to its end; thes
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from cellwall.client.connection.attempts import events_of, follow
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
     from cellwall.client.live import RemoteSandboxHandle
     from cellwall.model.execution import Event
 
+_LOOKS, _LOOK_S = 100, 0.02
+"""Number of looks for the end of a command, and seconds between them."""
 
-async def start(live: RemoteSandboxHandle, body: Mapping[str, Any]) -> Json:
-    """Start a command in the background, and return the server's object of it."""
-    return await live.json(Ask("POST", "/commands", body={**body, "background": True}))
+
+async def start(live: RemoteSandboxHandle, body: Mapping[str, Any], key: str | None = None) -> Json:
+    """Start a command in the background, and return the server's object of it.
+
+    `key`: idempotency key; with one that was used the command of then is returned.
+    """
+    return await live.json(Ask("POST", "/commands", body={**body, "background": True}, key=key))
 
 
 async def commands(live: RemoteSandboxHandle) -> list[Json]:
@@ -45,6 +52,14 @@ async def feed(
 async def signal(live: RemoteSandboxHandle, command_id: str, number: int) -> None:
     """Send a signal to a command's process tree."""
     await live.json(Ask("POST", f"/commands/{command_id}/signal", body={"signal": number}))
+
+
+async def until_ended(live: RemoteSandboxHandle, command_id: str) -> None:
+    """Wait until a command has ended, but not for long."""
+    for _ in range(_LOOKS):
+        if (await command(live, command_id))["status"] != "running":
+            return
+        await asyncio.sleep(_LOOK_S)
 
 
 def events(live: RemoteSandboxHandle, command_id: str, after: int) -> AsyncGenerator[Event, None]:

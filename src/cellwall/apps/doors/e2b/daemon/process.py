@@ -146,6 +146,9 @@ class ProcessService:
             raise ConnectError("unimplemented", f"signal: {number} is not SIGTERM or SIGKILL")
         process, _ = await self._processes.running(seat.live, asked.get("process"))
         await inner.signal(seat.live, process.command_id, number)
+        if number == messages.SIGKILL:
+            # A client looks for the process right after.
+            await inner.until_ended(seat.live, process.command_id)
         return {}
 
     async def update(self, seat: Seat, asked: Value) -> Value:

@@ -76,9 +76,15 @@ def named(headers: Mapping[str, str]) -> str | None:
 class Users:
     """The users of one sandbox."""
 
-    def __init__(self, own: str | None, passwd: str = "", group: str = "") -> None:
-        """`own` is the sandbox's own user; None for one that is not on an image."""
+    def __init__(
+        self, own: str | None, passwd: str = "", group: str = "", default: str | None = None
+    ) -> None:
+        """`own` is the sandbox's own user; None for one that is not on an image.
+
+        `default`: who is meant where none is named; None: the sandbox's own.
+        """
         self._own = own
+        self._default = default
         if own is None:
             self._known = [Account(USER, USER_ID, USER_ID, HOME, is_own=True)]
             self._users = self._groups = _NAMES
@@ -88,11 +94,11 @@ class Users:
         self._groups = dict(_groups(group))
 
     def account(self, given: str | None) -> Account:
-        """Return the account of a user by name or number; without one, the sandbox's own.
+        """Return the account of a user by name or number; without one, the default.
 
         Raises ConnectError.
         """
-        word = (given or "").removesuffix(":")
+        word = (given or "").removesuffix(":") or self._default or ""
         for each in self._known:
             if each.is_own if not word else word in (each.name, str(each.uid)):
                 found = each
@@ -126,14 +132,17 @@ async def users(seat: Seat) -> Users:
     own = seat.sandbox.facts.get("user")
     if own is None:
         return Users(None)
-    return Users(str(own), await _text(seat, "/etc/passwd"), await _text(seat, "/etc/group"))
+    passwd, group = await _text(seat, "/etc/passwd"), await _text(seat, "/etc/group")
+    return Users(str(own), passwd, group, seat.facts.user)
 
 
 async def account(seat: Seat, given: str | None) -> Account:
     """Return the account of a user, as `Users.account`; groups are not read for it."""
     own = seat.sandbox.facts.get("user")
-    known = Users(None) if own is None else Users(str(own), await _text(seat, "/etc/passwd"))
-    return known.account(given)
+    if own is None:
+        return Users(None).account(given)
+    passwd = await _text(seat, "/etc/passwd")
+    return Users(str(own), passwd, default=seat.facts.user).account(given)
 
 
 def _unknown(word: str, why: str) -> ConnectError:

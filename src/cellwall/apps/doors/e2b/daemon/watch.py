@@ -41,6 +41,8 @@ a client that has just changed a file asks before the change has come here."""
 _FORGOTTEN_S = 600.0
 """Seconds after which a watcher that no client asks ends."""
 _KINDS = {"created": messages.CREATE, "modified": messages.WRITE, "removed": messages.REMOVE}
+_NEW_FILE = (messages.CREATE, messages.CHMOD, messages.WRITE)
+"""What E2B's daemon tells of a file that it has written; here a new file is one change."""
 
 
 class Watching:
@@ -87,6 +89,8 @@ class Watching:
         )
 
     def _shown(self, change: Change) -> list[Value]:
+        if change.kind == "created" and not change.is_directory:
+            return [{"name": change.path, "type": each} for each in _NEW_FILE]
         if change.kind != "moved":
             return [{"name": change.path, "type": _KINDS[change.kind]}]
         moved: list[Value] = [{"name": change.path, "type": messages.RENAME}]

@@ -17,6 +17,7 @@ from cellwall.apps.doors.e2b.addressing import INTERPRETER_PORT, Place, place_of
 from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL, missing
 from cellwall.apps.doors.e2b.facts import PUBLIC
 from cellwall.apps.doors.e2b.tokens import Signed
+from cellwall.apps.doors.e2b.uploads.links import PREFIX as UPLOADS
 from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Callers:
 
     def of(self, request: Request, path: str, find: Find) -> Principal | None:
         """Return who asks; note the place of a request for a sandbox in its scope."""
+        if path.startswith(UPLOADS):
+            return self._uploader(request, path, find)
         place = place_of(request.headers, self._house.options.domain)
         if place is not None and place.is_by_host and not (place.is_inside or _is_of_plane(path)):
             # SECURITY: a token stands for its tenant, so it must not reach the control plane.
@@ -68,6 +71,15 @@ class Callers:
         if request.scope["path"] == _HEALTH:
             request.scope["path"] = SANDBOX_HEALTH
         return caller
+
+    def _uploader(self, request: Request, path: str, find: Find) -> Principal | None:
+        """Return who was given the address of an upload; a key beside it says nothing."""
+        opened = self._house.links.opened(path)
+        if opened is not None and not opened.is_expired:
+            return opened.caller
+        request.scope[REFUSAL] = "upload: the address opens nothing, or is expired; ask for another"
+        find(path.removeprefix(UPLOADS))  # counts as a wrong key
+        return None
 
     @staticmethod
     def _note_wrong(request: Request, find: Find) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.door import PublicRoute, Route
 from cellwall.apps.doors.e2b import answers
+from cellwall.apps.doors.e2b.building.routes import Building
 from cellwall.apps.doors.e2b.control.copies import Copies
 from cellwall.apps.doors.e2b.control.creating import Creating
 from cellwall.apps.doors.e2b.control.lives import Lives
@@ -49,7 +50,9 @@ class E2B:
         self._callers = Callers(house)
         self._deadlines = Deadlines(state)
         creating = Creating(house)
+        self._building = Building(house)
         self.control: tuple[Route, ...] = (
+            *self._building.routes,
             *Templates(house).routes,
             *Lives(house, creating).routes,
             *creating.routes,
@@ -78,6 +81,7 @@ class E2B:
 
     async def aclose(self) -> None:
         """Stop looking for sandboxes to pause, and end what clients have left open."""
+        await self._building.aclose()
         await self._deadlines.aclose()
         await self._daemon.aclose()
 

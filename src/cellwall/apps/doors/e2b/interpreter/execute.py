@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.e2b.interpreter import results, variables
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _QUIET_S = 5.0
 """Seconds after which a quiet stream shows that it is alive."""
+_PIECES_S = 0.1
+"""Seconds for which the begin of a line waits for its rest: R writes one line in several pieces."""
 _LONGEST_S = 86_400.0
 """Time limit of a cell, which its client ends by leaving; the operator's ceiling may be lower."""
 _MOST_BODY_BYTES = 8 * 1024 * 1024
@@ -53,13 +56,16 @@ class _Run:
         self._seat = seat
         self._request = seat.request
         self._context = context
+        self._begun: dict[str, Any] | None = None
+        """Output whose line has not ended, and that was not said yet."""
+        self._begun_at = 0.0
 
     async def serve(self, code: str, wanted: dict[str, str]) -> None:
         await self._request.start(200, "application/x-ndjson", {"cache-control": "no-store"})
         try:
             async with contextlib.aclosing(self._values(code, wanted)) as values:
                 while (value := await self._next(values)) is not None:
-                    await self._say(value)
+                    await self._take(value)
         except SandboxUnavailable:
             # a client learns that its sandbox is gone from a stream that breaks off
             self._request.abort()
@@ -87,16 +93,47 @@ class _Run:
                         yield value
 
     async def _next(self, values: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any] | None:
-        """Return the next value. Raises ClientGone."""
+        """Return the next value; before the end, say what is left. Raises ClientGone."""
         coming = asyncio.ensure_future(_after(values))
         try:
-            while not await self._request.wait(coming, _QUIET_S):
-                await self._say(results.KEEPALIVE)
+            while not await self._request.wait(coming, self._patience_s()):
+                if not await self._say_begun():
+                    await self._say(results.KEEPALIVE)
+            if coming.exception() is not None or coming.result() is None:
+                await self._say_begun()
         except BaseException:
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
             raise
         return coming.result()
+
+    def _patience_s(self) -> float:
+        if self._begun is None:
+            return _QUIET_S
+        return max(0.0, self._begun_at + _PIECES_S - time.monotonic())
+
+    async def _take(self, value: dict[str, Any]) -> None:
+        """Say a value, or keep it until its line ends."""
+        begun = self._begun
+        if begun is not None and begun["type"] == value["type"]:
+            value = {**begun, "text": begun["text"] + value["text"]}
+            self._begun = None
+        await self._say_begun()
+        if value["type"] not in ("stdout", "stderr") or value["text"].endswith("\n"):
+            await self._say(value)
+            return
+        self._begun = value
+        if begun is None or begun["type"] != value["type"]:
+            self._begun_at = time.monotonic()
+        elif not self._patience_s():
+            await self._say_begun()
+
+    async def _say_begun(self) -> bool:
+        """Say what was kept; return whether there was something."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            await self._say(begun)
+        return begun is not None
 
     async def _check(self, event: Event) -> None:
         """Raise SandboxUnavailable if the end of the sandbox was the end of the execution."""

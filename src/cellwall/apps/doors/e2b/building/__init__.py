@@ -1,0 +1,1 @@
+"""Building of templates: what E2B's clients describe becomes builds of this server."""

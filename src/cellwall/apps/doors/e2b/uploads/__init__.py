@@ -1,0 +1,1 @@
+"""Files that clients upload for builds: where they go, and how long they stay."""
