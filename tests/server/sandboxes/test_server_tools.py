@@ -179,6 +179,7 @@ class Program:
     """One execution whose events and calls a test reads by hand."""
 
     def __init__(self, server: Server, code: str, key: str = ALICE, **tools: object) -> None:
+        self._server = server
         self.client = server.client(key)
         body = {"code": code, "tools": {**DOUBLE, **tools}}
         request = self.client.build_request("POST", "/execute", json=body, headers=STREAM)
@@ -195,9 +196,7 @@ class Program:
         raise AssertionError("no call")
 
     def answer(self, number: object, key: str | None = None, **body: object) -> httpx.Response:
-        client = self.client if key is None else httpx.Client(
-            base_url=self.client.base_url, headers={"X-API-Key": key}
-        )  # fmt: skip
+        client = self.client if key is None else self._server.client(key)
         return client.post(f"{self.path}/calls/{number}", json=body)
 
     def stdout(self) -> str:
