@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cellwall import AsyncSandbox, Engine, EngineSettings
+from cellwall import AsyncSandbox, Engine
 from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import (
@@ -26,7 +25,8 @@ from cellwall.model.errors import (
     UsageError,
 )
 from cellwall.runtimes.jail.sandbox import JailSandbox
-from kit.arena import Arena, control_groups, descendants, is_occupied
+from kit.arena import Arena, control_groups, is_occupied
+from kit.copies.hibernated import Halt, closed_meanwhile, no_pool, pids_of, status
 from kit.images.volume_walls import Wall
 from kit.waiting import is_alive
 
@@ -34,13 +34,9 @@ pytestmark = [pytest.mark.root]
 LEFT_SOON_S = 20.0
 
 
-def _settings(**more: Any) -> EngineSettings:
-    return EngineSettings(pool_min=0, pool_max=0, **more)
-
-
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
-    made = Arena(lambda: Engine(settings=_settings()))
+    made = Arena(lambda: Engine(settings=no_pool()))
     yield made
     made.close()
 
@@ -51,20 +47,10 @@ async def _said(sandbox: AsyncSandbox, code: str) -> str:
     return done.stdout.strip()
 
 
-def _status(sandbox: AsyncSandbox) -> str:
-    return sandbox.status
-
-
 async def _until(sandbox: AsyncSandbox, status: str) -> None:
     async with asyncio.timeout(LEFT_SOON_S):
         while sandbox.status != status:  # noqa: ASYNC110 - a timer of the sandbox tells nothing
             await asyncio.sleep(0.02)
-
-
-def _processes(live: ClaimedSandbox) -> set[int]:
-    """The processes of a sandbox, as the kernel lists them."""
-    init = live.runtime_sandbox.pid  # type: ignore[attr-defined]  # the jail's
-    return {init, *descendants(init)}
 
 
 def _nameless() -> int:
@@ -91,13 +77,13 @@ def test_session_goes_on_where_it_was(arena: Arena) -> None:
             told = ""
             for _ in range(2):
                 assert await sandbox.hibernate() == ()
-                assert _status(sandbox) == "hibernated"
+                assert status(sandbox) == "hibernated"
                 assert await sandbox.hibernate() == ()  # idempotent
                 told = await _said(
                     sandbox, "x += 1\n_ = f.write('more ')\nf.flush()\n"
                     "print(x, os.getcwd(), os.environ['OWN'], open('note').read())"
                 )  # fmt: skip
-                assert _status(sandbox) == "running"
+                assert status(sandbox) == "running"
             assert told == "43 /home/user/d mine first more more"
             assert sandbox.id == name
             assert arena.engine.sandbox(name) is sandbox
@@ -113,7 +99,7 @@ def test_no_process_and_no_memory_is_left_of_it(arena: Arena) -> None:
     async def slept() -> None:
         async with arena.sandbox() as sandbox:
             await _said(sandbox, "x = sum(range(3_000_000))")
-            processes, before = _processes(sandbox.live), sandbox.live.readings()
+            processes, before = pids_of(sandbox), sandbox.live.readings()
             assert all(is_alive(pid) for pid in processes)  # the control
             assert before.memory_bytes > 0
             groups = {each for each in control_groups(os.getpid()) if is_occupied(each)}
@@ -130,7 +116,7 @@ def test_no_process_and_no_memory_is_left_of_it(arena: Arena) -> None:
             assert await sandbox.contexts.list() == ["python"]
             assert arena.engine.statistics().hibernated == 1
             assert 0 < arena.engine.statistics().hibernated_bytes < 5 << 20
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
             assert await _said(sandbox, "print(x)") == str(sum(range(3_000_000)))
             assert sandbox.live.readings().cpu_s > now.cpu_s
 
@@ -138,7 +124,7 @@ def test_no_process_and_no_memory_is_left_of_it(arena: Arena) -> None:
 
 
 def test_clocks_stand_still_and_the_sum_of_pauses_is_bounded() -> None:
-    made = Arena(lambda: Engine(settings=_settings(paused_s=8.0)))
+    made = Arena(lambda: Engine(settings=no_pool(paused_s=8.0)))
 
     async def slept() -> None:
         async with made.sandbox(limits={"idle_s": 3, "life_s": 3600}) as sandbox:
@@ -146,7 +132,7 @@ def test_clocks_stand_still_and_the_sum_of_pauses_is_bounded() -> None:
             left_s, began_s = sandbox.ends_at - time.time(), time.monotonic()
             while time.monotonic() - began_s < 3.5:  # noqa: ASYNC110 - longer than its idle time
                 await asyncio.sleep(0.1)
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
             assert abs(sandbox.ends_at - time.time() - left_s) < 0.1
             await _said(sandbox, "print()")
             await sandbox.hibernate()
@@ -179,13 +165,13 @@ def test_what_would_be_lost_is_refused_and_named(arena: Arena) -> None:
             await sandbox.run("y=5", "bash")
             with pytest.raises(Conflict, match="it would lose command "):
                 await sandbox.hibernate()
-            assert _status(sandbox) == "running"
+            assert status(sandbox) == "running"
             await sandbox.pause()
             async with asyncio.timeout(LEFT_SOON_S):
                 while not sandbox.stays_because:  # noqa: ASYNC110 - a timer tells nothing
                     await asyncio.sleep(0.02)
             assert "sleep 1000" in sandbox.stays_because
-            assert _status(sandbox) == "paused"
+            assert status(sandbox) == "paused"
             await sandbox.resume()
             assert str(sandbox.stays_because) == ""
             assert command.is_running
@@ -239,11 +225,11 @@ def test_cell_that_stands_still_half_way_keeps_it_paused(arena: Arena) -> None:
             await sandbox.pause()
             with pytest.raises(Conflict, match="a cell in it stands still half way"):
                 await sandbox.hibernate(drop=True)
-            assert _status(sandbox) == "paused"
+            assert status(sandbox) == "paused"
             await sandbox.resume()
             await sandbox.hibernate()  # waits for the cell, as a fork does
             assert (await running).stdout == "go\ndone\n"
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
 
     arena.do(slept())
 
@@ -289,7 +275,7 @@ def test_wake_without_room_leaves_it_as_it_was(arena: Arena) -> None:
             for request in (sandbox.run("1"), sandbox.resume(), sandbox.files.read("f")):
                 with pytest.raises(CapacityError, match="all is promised"):
                     await request
-                assert _status(sandbox) == "hibernated"
+                assert status(sandbox) == "hibernated"
             sandbox.hibernation.before_back = lambda: given_back.append(-1)
             assert await _said(sandbox, "print(x)") == "8"
             assert given_back == [1, -1]
@@ -314,7 +300,7 @@ def test_wake_that_fails_leaves_it_as_it_was(arena: Arena, monkeypatch: Any) -> 
             failed = await asyncio.gather(*asked, return_exceptions=True)
             assert [type(each) for each in failed] == [CapacityError] * 3
             monkeypatch.undo()
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
             done = await asyncio.gather(*(sandbox.run("print(x)") for _ in range(3)))
             assert [each.stdout for each in done] == ["8\n"] * 3
 
@@ -339,7 +325,7 @@ def test_wake_whose_processes_end_leaves_it_as_it_was(arena: Arena, monkeypatch:
             for _ in range(2):
                 with pytest.raises(SandboxBroken, match="its new processes ended"):
                     await sandbox.run("print(x)")
-                assert _status(sandbox) == "hibernated"
+                assert status(sandbox) == "hibernated"
             monkeypatch.undo()
             assert await _said(sandbox, "print(x)") == "8"
 
@@ -354,7 +340,7 @@ def test_second_call_waits_for_the_first(arena: Arena) -> None:
             await _said(sandbox, "x = 8")
             for _ in range(2):
                 assert await asyncio.gather(*(sandbox.hibernate() for _ in range(3))) == [()] * 3
-                assert _status(sandbox) == "hibernated"
+                assert status(sandbox) == "hibernated"
                 await sandbox.resume()
                 await sandbox.pause()
             assert await _said(sandbox, "print(x)") == "8"
@@ -375,7 +361,7 @@ def test_closing_leaves_nothing(arena: Arena) -> None:
             assert _nameless() > before  # the control
             assert arena.engine.copies_room.used_bytes > 0
             await sandbox.close()
-            assert _status(sandbox) == "stopped"
+            assert status(sandbox) == "stopped"
             assert _nameless() == before
             assert arena.engine.copies_room.used_bytes == 0
             with pytest.raises(SandboxUnavailable):
@@ -405,28 +391,9 @@ def test_closing_in_the_middle_leaves_nothing(
             await _said(sandbox, "x = 8")
             if step == "become":
                 await sandbox.hibernate()
-            done = getattr(arena.engine.copies, step)
-            reached, go_on = asyncio.Event(), asyncio.Event()
-
-            async def slowly(*given: Any, **more: Any) -> Any:
-                made = await done(*given, **more)
-                reached.set()
-                await go_on.wait()
-                return made
-
-            monkeypatch.setattr(arena.engine.copies, step, slowly)
+            halt = Halt(monkeypatch, arena.engine.copies, step)
             request = sandbox.hibernate() if step == "write_idle" else sandbox.resume()
-            asked = asyncio.ensure_future(request)
-            await reached.wait()
-            assert arena.engine.copies_room.used_bytes > 0  # the control
-            await sandbox.close()
-            go_on.set()
-            with pytest.raises(SandboxUnavailable, match="it was closed"):
-                await asked
-            assert _status(sandbox) == "stopped"
-            await arena.engine.wait_settled()
-            assert arena.engine.copies_room.used_bytes == 0
-            assert arena.engine.statistics().sandboxes == 0
+            await closed_meanwhile(arena, sandbox, request, halt)
 
     arena.do(slept())
 
@@ -437,26 +404,10 @@ def test_closing_as_it_is_let_go_on_to_be_written_down(
     """A paused one goes on for a moment, because its guest has to answer."""
 
     async def slept() -> None:
-        reached, go_on = asyncio.Event(), asyncio.Event()
-        resume = JailSandbox.resume
-
-        async def slowly(held: JailSandbox) -> None:
-            await resume(held)
-            reached.set()
-            await go_on.wait()
-
         async with arena.sandbox() as sandbox:
             await sandbox.pause()
-            monkeypatch.setattr(JailSandbox, "resume", slowly)
-            asked = asyncio.ensure_future(sandbox.hibernate())
-            await reached.wait()
-            await sandbox.close()
-            go_on.set()
-            with pytest.raises(SandboxUnavailable, match="it was closed"):
-                await asked
-            assert _status(sandbox) == "stopped"
-            await arena.engine.wait_settled()
-            assert arena.engine.copies_room.used_bytes == 0
+            halt = Halt(monkeypatch, JailSandbox, "resume")
+            await closed_meanwhile(arena, sandbox, sandbox.hibernate(), halt, has_image=False)
 
     arena.do(slept())
 
@@ -476,7 +427,7 @@ def test_network_goes_on(arena: Arena) -> None:
             assert used.refused > 0  # the control
             await sandbox.hibernate()
             assert await sandbox.network_usage() == used
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
             assert await _said(sandbox, code) == told
             assert (await sandbox.network_usage()).refused > used.refused
             assert sandbox.network.as_json()["allow"]
@@ -490,25 +441,16 @@ def test_proxy_serves_none_that_was_closed_on_its_way_back(
     """Its listeners were on their way to the proxy when it was closed."""
 
     async def slept() -> None:
-        opening, go_on = asyncio.Event(), asyncio.Event()
-        take = JailSandbox.open_listeners
-
-        async def slowly(sandbox: JailSandbox) -> list[socket.socket]:
-            listeners = await take(sandbox)
-            opening.set()
-            await go_on.wait()
-            return listeners
-
         async with arena.sandbox(network=["example.org"]) as sandbox:
             proxy = arena.engine.outside.proxy
             assert proxy.serves(sandbox.id)  # the control
             await sandbox.hibernate()
-            monkeypatch.setattr(JailSandbox, "open_listeners", slowly)
+            halt = Halt(monkeypatch, JailSandbox, "open_listeners")
             coming = asyncio.ensure_future(sandbox.resume())
-            await opening.wait()
+            await halt.reached.wait()
             await sandbox.close()
             await asyncio.sleep(0)  # what takes its way out has begun
-            go_on.set()
+            halt.go_on.set()
             with pytest.raises(SandboxUnavailable):
                 await coming
             await arena.engine.wait_settled()
@@ -531,7 +473,7 @@ def test_proxy_serves_none_that_was_closed_on_its_way_back(
 def test_where_it_cannot_be_is_refused_at_creation_and_at_the_call(
     options: dict[str, Any], error: type[CellwallError], match: str
 ) -> None:
-    settings = _settings(allow_process=True, least_isolation="process")
+    settings = no_pool(allow_process=True, least_isolation="process")
     made = Arena(lambda: Engine(settings=settings))
 
     async def refused() -> None:
@@ -541,7 +483,7 @@ def test_where_it_cannot_be_is_refused_at_creation_and_at_the_call(
         sandbox = await made.engine.create_sandbox(**options)
         with pytest.raises(error, match=f"hibernate.*({match})"):
             await sandbox.hibernate()
-        assert _status(sandbox) == "running"
+        assert status(sandbox) == "running"
         assert (await sandbox.run("print(1)")).stdout == "1\n"
         await sandbox.close()
         with pytest.raises(UsageError, match="hibernate_s"):
@@ -552,7 +494,7 @@ def test_where_it_cannot_be_is_refused_at_creation_and_at_the_call(
 
 
 def test_operators_choice_holds_where_it_can_and_refuses_nothing() -> None:
-    made = Arena(lambda: Engine(settings=_settings(hibernate_s=1.0)))
+    made = Arena(lambda: Engine(settings=no_pool(hibernate_s=1.0)))
 
     async def slept() -> None:
         async with made.sandbox() as sandbox:
@@ -564,7 +506,7 @@ def test_operators_choice_holds_where_it_can_and_refuses_nothing() -> None:
                 while not sandbox.stays_because:  # noqa: ASYNC110 - a timer tells nothing
                     await asyncio.sleep(0.02)
             assert "share no layout" in sandbox.stays_because
-            assert _status(sandbox) == "paused"
+            assert status(sandbox) == "paused"
 
     made.do(slept())
     made.close()
@@ -578,7 +520,7 @@ def test_volumes_are_refused(tmp_path: Path) -> None:
         async with wall.sandbox(engine, {"data": "/data"}) as sandbox:
             with pytest.raises(Conflict, match="it has volumes"):
                 await sandbox.hibernate()
-            assert _status(sandbox) == "running"
+            assert status(sandbox) == "running"
         with pytest.raises(Conflict, match="it has volumes"):
             await wall.start(engine, {"data": "/data"}, hibernate_s=5)
 

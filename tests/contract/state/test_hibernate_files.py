@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from cellwall import AsyncSandbox, Engine, EngineSettings
+from cellwall import AsyncSandbox, Engine
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,
     Conflict,
     HostUnsupported,
-    SandboxUnavailable,
     UsageError,
 )
 from kit.arena import Arena, descendants
+from kit.copies.hibernated import Halt, closed_meanwhile, no_pool, pids_of, status
 from kit.images.volume_walls import Wall
 from kit.waiting import is_alive, wait_until
 
@@ -31,13 +31,9 @@ FACTS = (
 ONWARD_S = 20.0
 
 
-def _settings(**more: Any) -> EngineSettings:
-    return EngineSettings(pool_min=0, pool_max=0, **more)
-
-
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
-    made = Arena(lambda: Engine(settings=_settings()))
+    made = Arena(lambda: Engine(settings=no_pool()))
     yield made
     made.close()
 
@@ -46,10 +42,6 @@ async def _said(sandbox: AsyncSandbox, command: str) -> str:
     done = await sandbox.commands.run(command)
     assert done.outcome.verdict.value == "ok", done.stderr
     return done.stdout
-
-
-def _status(sandbox: AsyncSandbox) -> str:
-    return sandbox.status
 
 
 def _keeps(sandbox: AsyncSandbox) -> str | None:
@@ -62,14 +54,9 @@ def _state(pid: int) -> str:
     return text[text.rindex(")") + 2]
 
 
-def _processes(sandbox: AsyncSandbox) -> set[int]:
-    init = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]  # the jail's
-    return {init, *descendants(init)}
-
-
 async def _go_on(sandbox: AsyncSandbox) -> None:
     """See that its programs run, after a hibernation that failed."""
-    assert _status(sandbox) == "running"
+    assert status(sandbox) == "running"
     init = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]  # the jail's
     wait_until(lambda: all(_state(pid) != "T" for pid in descendants(init)), "its programs go on")
 
@@ -90,13 +77,13 @@ def test_files_stay_and_processes_and_variables_are_gone(arena: Arena) -> None:
             assert "old regular empty file 400 user user 0 1000000000" in facts
             assert (await sandbox.run("x = 41; print(x)")).stdout == "41\n"
             command = await sandbox.commands.start("sleep 1000")
-            processes = _processes(sandbox)
+            processes = pids_of(sandbox)
             assert all(is_alive(pid) for pid in processes)  # the control
 
             left = await sandbox.hibernate(keep="files")
             assert any("sleep 1000" in each for each in left)
             assert "context 'python'" in left
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
             assert not any(is_alive(pid) for pid in processes)
             assert sandbox.live.readings().memory_bytes == 0
             assert 0 < sandbox.hibernation.image_bytes < 1 << 20
@@ -106,10 +93,10 @@ def test_files_stay_and_processes_and_variables_are_gone(arena: Arena) -> None:
             ended = await asyncio.wait_for(command.wait(), ONWARD_S)
             assert ended.outcome.verdict.value == "cancelled"
             assert "hibernated" in ended.outcome.notes[0]
-            assert _status(sandbox) == "hibernated"  # looking brings nothing back
+            assert status(sandbox) == "hibernated"  # looking brings nothing back
 
             assert await _said(sandbox, FACTS) == facts
-            assert _status(sandbox) == "running"
+            assert status(sandbox) == "running"
             assert sandbox.id == name
             assert arena.engine.sandbox(name) is sandbox
             assert await _said(sandbox, "./bin.sh; cat link /tmp/t; echo $OWN") == (
@@ -147,7 +134,7 @@ def test_what_runs_is_cancelled_and_contexts_begin_anew(arena: Arena) -> None:
             ended = await asyncio.wait_for(running, ONWARD_S)
             assert (ended.verdict.value, ended.stdout) == ("cancelled", "go\n")
             assert "hibernated" in ended.outcome.notes[0]
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
             anew = await sandbox.run("echo -$y-", "bash")
             assert anew.stdout == "--\n"
             assert "had ended" in anew.outcome.notes[0]
@@ -189,7 +176,7 @@ def test_full_work_area_comes_back_under_its_quota(arena: Arena) -> None:
 
 
 def test_without_room_for_the_files_its_programs_go_on() -> None:
-    made = Arena(lambda: Engine(settings=_settings(snapshots_mb=8)))
+    made = Arena(lambda: Engine(settings=no_pool(snapshots_mb=8)))
 
     async def slept() -> None:
         async with made.sandbox() as sandbox:
@@ -205,10 +192,10 @@ def test_without_room_for_the_files_its_programs_go_on() -> None:
             await sandbox.pause()
             with pytest.raises(CapacityError):
                 await sandbox.hibernate(keep="files")
-            assert _status(sandbox) == "paused"
+            assert status(sandbox) == "paused"
             await _said(sandbox, "rm big")
             await sandbox.hibernate(keep="files")
-            assert _status(sandbox) == "hibernated"
+            assert status(sandbox) == "hibernated"
 
     made.do(slept())
     made.close()
@@ -270,7 +257,7 @@ def test_wake_without_room_leaves_it_as_it_was(arena: Arena) -> None:
             for request in (sandbox.run("1"), sandbox.resume(), sandbox.files.read("a")):
                 with pytest.raises(CapacityError, match="all is promised"):
                     await request
-                assert _status(sandbox) == "hibernated"
+                assert status(sandbox) == "hibernated"
             assert given_back == [1]
             sandbox.hibernation.before_back = lambda: given_back.append(-1)
             assert await sandbox.files.read("a") == "kept"
@@ -284,33 +271,14 @@ def test_closing_in_the_middle_leaves_nothing(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     async def slept() -> None:
-        reached, go_on = asyncio.Event(), asyncio.Event()
         name = "write_files" if moment == "writing" else "become"
-        real = getattr(arena.engine.copies, name)
-
-        async def slowly(*given: Any, **more: Any) -> Any:
-            done = await real(*given, **more)
-            reached.set()
-            await go_on.wait()
-            return done
-
         async with arena.sandbox() as sandbox:
             await sandbox.files.write("a", "text")
             if moment == "waking":
                 await sandbox.hibernate(keep="files")
-            monkeypatch.setattr(arena.engine.copies, name, slowly)
+            halt = Halt(monkeypatch, arena.engine.copies, name)
             request = sandbox.hibernate(keep="files") if moment == "writing" else sandbox.run("1")
-            asked = asyncio.ensure_future(request)
-            await asyncio.wait_for(reached.wait(), ONWARD_S)
-            assert arena.engine.copies_room.used_bytes > 0  # the control
-            await sandbox.close()
-            go_on.set()
-            with pytest.raises(SandboxUnavailable, match="it was closed"):
-                await asked
-            assert _status(sandbox) == "stopped"
-            await arena.engine.wait_settled()
-            assert arena.engine.copies_room.used_bytes == 0
-            assert arena.engine.statistics().sandboxes == 0
+            await closed_meanwhile(arena, sandbox, request, halt)
 
     arena.do(slept())
 
@@ -342,7 +310,7 @@ def test_it_comes_back_any_number_of_times_and_by_hand_if_its_owner_wants(arena:
                 await sandbox.hibernate(keep="files")
                 with pytest.raises(Conflict, match="it is paused"):
                     await sandbox.run("1")
-                assert _status(sandbox) == "hibernated"
+                assert status(sandbox) == "hibernated"
                 await sandbox.resume()
             assert await _said(sandbox, "ls") == "of0\nof1\nof2\n"
             (fork,) = await sandbox.fork()
@@ -382,7 +350,7 @@ def test_copies_have_what_was_made_in_the_root(arena: Arena) -> None:
 
 @pytest.mark.parametrize("options", [{"start": "exec"}])
 def test_where_no_session_can_be_written_down_its_files_can(options: dict[str, Any]) -> None:
-    made = Arena(lambda: Engine(settings=_settings()))
+    made = Arena(lambda: Engine(settings=no_pool()))
 
     async def slept() -> None:
         async with made.sandbox(**options) as sandbox:
@@ -397,7 +365,7 @@ def test_where_no_session_can_be_written_down_its_files_can(options: dict[str, A
 
 
 def test_where_it_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
-    settings = _settings(allow_process=True, least_isolation="process")
+    settings = no_pool(allow_process=True, least_isolation="process")
     made = Arena(lambda: Engine(settings=settings))
 
     async def refused() -> None:
@@ -407,7 +375,7 @@ def test_where_it_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
         assert caught.value.remedy
         assert (await sandbox.run("print(1)")).stdout == "1\n"
         with pytest.raises(UsageError, match="keep: 'memory' is unknown"):
-            await sandbox.hibernate(keep="memory")  # type: ignore[arg-type]
+            await sandbox.hibernate(keep="memory")  # type: ignore[arg-type]  # no such word
         await sandbox.close()
 
     made.do(refused())
@@ -419,7 +387,7 @@ def test_where_it_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
         async with wall.sandbox(engine, {"data": "/data"}) as sandbox:
             with pytest.raises(CellwallError, match="it has volumes"):
                 await sandbox.hibernate(keep="files")
-            assert _status(sandbox) == "running"
+            assert status(sandbox) == "running"
 
     wall.inside(with_a_volume)
     wall.store.remove("data")

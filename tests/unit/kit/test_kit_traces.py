@@ -30,4 +30,4 @@ def test_what_earlier_tests_left_may_end() -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_what_is_new_is_seen(change: dict[str, object]) -> None:
-    assert not replace(BEFORE, **change).is_no_more_than(BEFORE)  # type: ignore[arg-type]
+    assert not replace(BEFORE, **change).is_no_more_than(BEFORE)  # type: ignore[arg-type]  # by name

@@ -73,8 +73,8 @@ class Hibernation:
     async def alone(self, keep: Keep, *, is_patient: bool) -> AsyncIterator[None]:
         """Hold the turn of its session meanwhile; wait for it if `is_patient`, or raise Conflict.
 
-        Files alone are kept whoever has the turn. Raises HostUnsupported and Conflict if it cannot
-        be hibernated whatever runs in it.
+        A hibernation that keeps the files alone takes no turn: the cell under way ends with it.
+        Raises HostUnsupported and Conflict if it cannot be hibernated whatever runs in it.
         """
         sandbox = self._held()
         self.check(keep)
@@ -260,7 +260,7 @@ async def _answered(live: ClaimedSandbox) -> None:
     """Wait until no request to its guest is half way: what a file operation began, it ends."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            while live.channel.is_asked:  # noqa: ASYNC110 - a channel tells nobody of it
+            while live.channel.is_asked:  # noqa: ASYNC110 - the channel has no event for it
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise Conflict(

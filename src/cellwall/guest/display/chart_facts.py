@@ -147,7 +147,7 @@ def _points(axes: Any, sets: Iterable[tuple[object, Any]]) -> list[dict[str, Any
     return found
 
 
-def _boxes(axes: Any) -> list[tuple[Any, list[Any]]]:  # noqa: ANN401
+def _boxes(axes: Any) -> list[tuple[Any, list[Any]]]:  # noqa: ANN401 - matplotlib's
     """Return the closed rectangles, lines without a name or patches, each with its lines.
 
     In a box plot those are two whiskers, two caps, the median and the outliers.
@@ -169,7 +169,11 @@ def _boxes(axes: Any) -> list[tuple[Any, list[Any]]]:  # noqa: ANN401
     return boxes
 
 
-def _quartiles(axes: Any, boxes: list[tuple[Any, list[Any]]]) -> list[dict[str, Any]]:  # noqa: ANN401
+def _quartiles(
+    axes: Any,  # noqa: ANN401 - matplotlib's
+    boxes: list[tuple[Any, list[Any]]],
+) -> list[dict[str, Any]]:
+    """Return the elements of a box plot."""
     found = []
     for box, (low, high, _, _, median, *rest) in boxes:
         along = 1 if median[0][1] == median[1][1] else 0  # 1: upright

@@ -10,6 +10,7 @@ import pytest
 from e2b import NotFoundException, TimeoutException
 from e2b_code_interpreter import Sandbox  # type: ignore[import-untyped]
 
+from conftest import Require
 from kit.server.e2b_doors import E2BServer
 
 
@@ -121,12 +122,12 @@ _SHOWN = {
 
 @pytest.mark.parametrize("language", sorted(_SHOWN))
 def test_other_languages_have_variables_of_the_sandbox_and_of_one_call(
-    box: Sandbox, language: str
+    box: Sandbox, language: str, require: Require
 ) -> None:
     cell = _SHOWN[language]
     first = box.run_code(cell, language=language)
-    if first.error is not None and "not installed" in first.error.value:
-        pytest.skip(first.error.value)
+    missing = first.error.value if first.error is not None else ""
+    require(language, "not installed" not in missing, missing)
     assert (first.logs.stdout, first.error) == (["of the sandbox none\n"], None)
     value = "ü'\"\\\\n $HOME `id` \\\\u0041 {}"
     once = box.run_code(cell, language=language, envs={"ONE": value, "MINE": "mine"})

@@ -45,7 +45,7 @@ def ended(shop: Workshop, build: BuildInfo, how: str) -> None:
 
 def failure(shop: Workshop, template: object) -> BuildException:
     with pytest.raises(BuildException) as caught:
-        Template.build(template, fresh(), **shop.sdk())  # type: ignore[arg-type]
+        Template.build(template, fresh(), **shop.sdk())  # type: ignore[arg-type]  # no types there
     return caught.value
 
 
@@ -147,7 +147,7 @@ def test_files_are_uploaded_once_and_again_if_the_client_insists(
     def uploaded(**options: object) -> bool:
         logs = list[LogEntry]()
         steps = Template(file_context_path=tmp_path).from_image(shop.image)
-        steps = steps.copy("file", "/srv/", **options)  # type: ignore[arg-type]
+        steps = steps.copy("file", "/srv/", **options)  # type: ignore[arg-type]  # of each its own
         Template.build(steps, fresh(), on_build_logs=logs.append, **shop.sdk())
         return any(each.message.startswith("Uploaded") for each in logs)
 

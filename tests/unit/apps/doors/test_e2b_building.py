@@ -87,7 +87,7 @@ def test_a_tag_is_of_the_build_that_was_named_with_it_or_of_the_newest() -> None
     assert {tag for tag, _ in SHELF.tags("t")} == {"default", "later"}
     assert set(SHELF.builds("t")) == {ID, OTHER}
     assert SHELF.stems() == {"t", "native"}
-    assert following.displaced(SHELF, "t", ("default", "x")) == {ID: SHELF.own[f"t:build-{ID}"]}
+    assert following.displaced(SHELF, "t", ("default", "x")) == {ID}
 
 
 # -- the Dockerfile --------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def asked(path: str, method: str = "GET", **headers: str) -> tuple[Request, Prin
     """Return a request, and its caller."""
     scope: Message = {"type": "http", "method": method, "path": path, "query_string": b""}
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = Request(scope, unused, cast("object", unused), named, "id", None)  # type: ignore[arg-type]
+    request = Request(scope, unused, cast("object", unused), named, "id", None)  # type: ignore[arg-type]  # unused
     state = SimpleNamespace(sandboxes=SimpleNamespace(all={}), failures=Failures(), keys=RING)
     house = SimpleNamespace(options=Options(), tokens=TOKENS, state=state)
     return request, Callers(cast("House", house)).of(request, path, RING.find)

@@ -20,7 +20,6 @@ from cellwall.server.core.times import rfc3339
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.building.translation import Plan
     from cellwall.apps.doors.e2b.templates.built_facts import BuiltFacts
-    from cellwall.apps.doors.e2b.templates.names import Own
 
 _MOST_ENTRIES = 10_000
 _MOST_CHARACTERS = 1 << 20
@@ -47,8 +46,8 @@ class Build:
     changed_at: float = field(default_factory=time.monotonic)
     reason: dict[str, Any] | None = None
     plan: Plan | None = None
-    displaced: dict[str, Own] = field(default_factory=dict)
-    """Builds that a tag meant which this build takes."""
+    displaced: frozenset[str] = frozenset()
+    """Ids of the builds that a tag meant which this build takes."""
     _entries: list[dict[str, Any]] = field(default_factory=list)
     _characters: int = 0
 

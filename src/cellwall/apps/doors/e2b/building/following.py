@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -110,15 +110,14 @@ async def _clear(client: AsyncClient, build: Build) -> None:
         return
     shelf = await Shelf.of(client)
     named = {shelf.build_of(own) for _, own in shelf.tags(build.stem)}
-    for build_id in build.displaced.keys() - named - {build.id}:
+    for build_id in build.displaced - named - {build.id}:
         try:
             await client.templates.remove(of_build(build.stem, build_id))
         except CellwallError as error:  # a sandbox is on it, or it is gone
             _log.debug("e2b: build %s stays: %s", build_id, error)
 
 
-def displaced(shelf: Shelf, stem: str, tags: tuple[str, ...]) -> dict[str, Any]:
-    """Return the builds that these tags mean now, by their ids."""
-    builds = shelf.builds(stem)
-    meant = [shelf.build_of(own) for tag, own in shelf.tags(stem) if tag in tags]
-    return {each: builds[each] for each in meant if each in builds}
+def displaced(shelf: Shelf, stem: str, tags: tuple[str, ...]) -> frozenset[str]:
+    """Return the ids of the builds that these tags mean now."""
+    meant = {shelf.build_of(own) for tag, own in shelf.tags(stem) if tag in tags}
+    return frozenset(meant & shelf.builds(stem).keys())

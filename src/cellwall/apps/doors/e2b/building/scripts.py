@@ -11,12 +11,11 @@ USER = r"""
 set -eu
 name=$1
 next=1000
-for file in /etc/passwd /etc/group; do
-    [ -e "$file" ] || continue
-    while IFS=: read -r word _ id _; do
-        if [ "$file" = /etc/passwd ] && [ "$word" = "$name" ]; then exit 0; fi
-    done <"$file"
-done
+if [ -e /etc/passwd ]; then
+    while IFS=: read -r word _; do
+        if [ "$word" = "$name" ]; then exit 0; fi
+    done </etc/passwd
+fi
 is_taken() {
     for file in /etc/passwd /etc/group; do
         [ -e "$file" ] || continue
