@@ -150,6 +150,12 @@ def _descriptors(counted: Callable[[str], bool]) -> int:
     return others
 
 
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")[:200]
+    return ""
+
+
 def _target(fd: str) -> str:
     with contextlib.suppress(OSError):  # the listing's own
         return os.readlink(f"/proc/self/fd/{fd}")
@@ -177,6 +183,8 @@ class Traces:
     alive: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
     """The processes."""
     groups: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    paths: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """The state files."""
 
     def is_no_more_than(self, before: Traces) -> bool:
         """Whether all that is here was here before.
@@ -189,7 +197,7 @@ class Traces:
             and self.groups <= before.groups
             and self.mounts <= before.mounts
             and self.descriptors <= before.descriptors
-            and self.state_files <= before.state_files
+            and self.paths <= before.paths
             and self.containers <= before.containers
         )
 
@@ -200,16 +208,23 @@ class Traces:
         """`counted` says which cgroup directories are traces, `containers` asks a daemon."""
         alive = frozenset(descendants(os.getpid()))
         groups = frozenset(path for path in control_groups(os.getpid()) if counted(path))
+        paths = frozenset(map(str, _state_files()))
         return cls(
             len(alive),
             len(groups),
             len(_own_mounts()),
             _descriptors(counted),
-            len(_state_files()),
+            len(paths),
             containers(),
             alive,
             groups,
+            paths,
         )
+
+    def beyond(self, before: Traces) -> list[str]:
+        """Return the names of what is here and was not."""
+        processes = (f"{pid} {_command(pid)}" for pid in self.alive - before.alive)
+        return sorted([*processes, *(self.groups - before.groups), *(self.paths - before.paths)])
 
 
 def peak_kib() -> int:
@@ -336,7 +351,8 @@ class Arena:
         yield
         self.settle()
         after = Traces.now(counted, self.containers)
-        assert after == before or after.is_no_more_than(before), f"{before} became {after}"
+        more = f"{before} became {after}: {after.beyond(before)}"
+        assert after == before or after.is_no_more_than(before), more
 
     def reading(self, folder: Path) -> Reading:
         """What this process and all below it hold while nothing runs.
