@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cellwall.jail.fast import switch
 from cellwall.linux.cgroups import hierarchies
 from cellwall.runtimes.jail.runtime import JailRuntime
+from kit.rehearsing import UNREHEARSED, rehearsing
 
 if TYPE_CHECKING:
     from cellwall.testing.bare import BareTemplates
@@ -34,6 +36,10 @@ Require = Callable[[str, bool, str], None]
 
 # A shell starts what it puts in the background with SIGINT ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Most engines and servers of tests have few sandboxes, and end after one test: for them a rehearsal
+# would be most of their work. `rehearsed` is for the others.
+os.environ.setdefault(switch.VARIABLE, UNREHEARSED)
 
 _IN_CI = bool(os.environ.get("CELLWALL_REQUIRE_CAPABILITIES"))
 
@@ -87,6 +93,13 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bait-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def rehearsed() -> Iterator[None]:
+    """Engines and servers that start meanwhile rehearse, as those of users do."""
+    with rehearsing():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -199,7 +212,10 @@ def outside() -> Iterator[World]:
         yield made
 
 
-@pytest.fixture(scope="module", params=["jail", "gvisor", "docker"])
+_OTHERS = [pytest.param(name, marks=pytest.mark.again) for name in ("gvisor", "docker")]
+
+
+@pytest.fixture(scope="module", params=["jail", *_OTHERS])
 def any_outside(request: pytest.FixtureRequest) -> Iterator[World]:
     """The same on each runtime that can enforce a network policy."""
     from kit.outside.world import world
@@ -230,11 +246,17 @@ def volume_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return host_tree(tmp_path_factory.mktemp("image"))
 
 
-@pytest.fixture(
-    params=[
-        f"{name}-{root}" for name in ("jail", "gvisor", "docker") for root in ("template", "image")
-    ]
+_PLACES = (
+    *(f"jail-{root}" for root in ("template", "image")),
+    *(
+        pytest.param(f"{name}-{root}", marks=pytest.mark.again)
+        for name in ("gvisor", "docker")
+        for root in ("template", "image")
+    ),
 )
+
+
+@pytest.fixture(params=_PLACES)
 def wall(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wall]:
     """Each runtime that has volumes, on a template and on an image."""
     from cellwall.engine.templates.store import TemplateStore, state_dir

@@ -28,6 +28,7 @@ from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates.store import state_dir
 from cellwall.runtimes.jail import fork_servers
 from kit.figures import Reading, look
+from kit.rehearsing import rehearsing
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
@@ -258,7 +259,8 @@ class Arena:
         self._runner = asyncio.Runner()
         self.engine = self.do(self._made(make))
         try:
-            self.run("0")  # the fork-server and the threads exist from here on
+            with rehearsing():
+                self.run("0")  # the fork-server and the threads exist from here on
         except BaseException:
             self.do(self.engine.aclose())
             self._runner.close()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,10 +39,10 @@ def _pid(made: World) -> int:
     return found
 
 
-def _wait(what: Callable[[], object], most_s: float = 30) -> None:
+def _wait(what: Callable[[], object], most_s: float = 30, told: Callable[[], object] = str) -> None:
     deadline = time.monotonic() + most_s
     while not what():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, told()
         time.sleep(0.01)
 
 
@@ -224,7 +225,7 @@ def test_many_long_records_at_once_end_no_proxy(own: World) -> None:
             timeout=60,
         )
         assert done.outcome.verdict == "ok", done.error
-        _wait(lambda: _events(sandbox).count("close") == 80)
+        _wait(lambda: _events(sandbox).count("close") == 80, told=lambda: Counter(_events(sandbox)))
         longest = max(len(json.dumps(each)) for each in sandbox.network_log())
         assert 80 * longest > 131_072  # the control: more than one message takes
         assert _pid(own) == first

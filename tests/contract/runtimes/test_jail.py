@@ -24,6 +24,7 @@ async def _what_is_missing(make_engine: Callable[[], Engine]) -> str:
     return ""
 
 
+@pytest.mark.usefixtures("rehearsed")
 class TestJailRuntime(RuntimeContract):
     runtime_name = "jail"
     isolation = "namespace"

@@ -22,7 +22,7 @@ from cellwall.runtimes.jail.runtime import JailRuntime
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from conftest import Require
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("rehearsed")]
 
 _WAITS = "import time\nprint('up', flush=True)\ntime.sleep(60)"
 

@@ -18,6 +18,8 @@ from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.jail.fork_servers import Entry
 from conftest import Require
 
+pytestmark = pytest.mark.usefixtures("rehearsed")
+
 _FACTS = """
 from pathlib import Path
 status = Path("/proc/self/status").read_text()

@@ -24,7 +24,7 @@ from kit.arena import Arena
 from kit.images.host_tree import image
 from kit.images.volume_walls import Wall
 
-pytestmark = [pytest.mark.root]
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("rehearsed")]
 
 
 @pytest.fixture(scope="module")

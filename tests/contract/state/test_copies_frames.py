@@ -18,7 +18,7 @@ from cellwall.runtimes.jail import copying
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena
 
-pytestmark = [pytest.mark.root]
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("rehearsed")]
 _BEGIN = """
 import sys
 modules = list(dict.fromkeys(m for m in sys.modules.values() if type(m) is type(sys)))

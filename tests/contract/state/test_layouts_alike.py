@@ -10,7 +10,7 @@ import pytest
 from cellwall import Engine, EngineSettings
 from cellwall.guest.transplant import memory_map
 
-pytestmark = [pytest.mark.root]
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("rehearsed")]
 STACK = "grep '\\[stack\\]' /proc/self/maps | cut -d' ' -f1"
 
 

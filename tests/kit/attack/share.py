@@ -1,8 +1,8 @@
-"""The share of repeated attacks that one run takes: `CELLWALL_TEST_AGAIN=TURN/SHARES`, all without.
+"""The share of repeated tests that one run takes: `CELLWALL_TEST_AGAIN=TURN/SHARES`, all without.
 
-The corpus runs whole in the jail. What repeats it in other places (containers, gVisor, roots of
-images, copies) is most of the time of `make test`: CI takes a third of that, another one with each
-commit, so that three landings have run all.
+Attacks, walls of the network and of volumes run whole in the jail. What repeats them in other
+places (containers, gVisor, roots of images, copies) is most of the time of `make test`: CI takes a
+third of that, another one with each commit, so that three landings have run all.
 """
 
 from __future__ import annotations

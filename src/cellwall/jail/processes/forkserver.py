@@ -109,7 +109,7 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
             list(config["preload"]),
             config["environment"],
             config["preload_environment"],
-            is_rehearsed=config["is_fast"] and not config["is_quick"],
+            is_rehearsed=config["is_rehearsed"] and not config["is_quick"],
         )
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[:programs], ours, guest.recall)
@@ -121,7 +121,7 @@ def main(arguments: List[str], arenas: heap_layout.ArenaReservation) -> None:
         arenas = heap_layout.ArenaReservation(
             heap_layout.SESSION_ARENAS if config["is_fast"] else 0
         )
-        guest.warm_sessions(is_rehearsed=config["is_fast"])
+        guest.warm_sessions(is_rehearsed=config["is_rehearsed"])
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[programs:], ours, _nothing)
     fds.close_all(worker_fds)

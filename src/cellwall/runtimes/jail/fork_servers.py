@@ -152,6 +152,8 @@ class Placing(Protocol):
 
     is_fast: bool
     """Whether `jail.fast` is in use; see its `switch`."""
+    is_rehearsed: bool
+    """See `launch.Settings`."""
 
     @property
     def lifeline(self) -> int:
@@ -366,6 +368,7 @@ class ForkServers:
             is_alike=self.are_alike and not (is_quick or for_images),
             interpreter=str(interpreter or ""),
             is_fast=self._placing.is_fast,
+            is_rehearsed=self._placing.is_rehearsed,
         )
         server = fork_server.ForkServer(settings, self._facts)
         try:

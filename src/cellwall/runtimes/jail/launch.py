@@ -65,6 +65,8 @@ class Settings:
     outlive it."""
     is_fast: bool = True
     """Whether `jail.fast` is in use at all; see its `switch`."""
+    is_rehearsed: bool = True
+    """Whether it rehearses what its sandboxes will do; see there as well."""
     lifeline: int = -1
     """Pidfd of the process with which the fork-server ends; -1: this one."""
     is_quick: bool = False
@@ -151,6 +153,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "guest_alone": settings.guest_alone,
             "is_quick": settings.is_quick,
             "is_fast": settings.is_fast,
+            "is_rehearsed": settings.is_rehearsed,
             "is_alike": settings.is_alike,
             "python": settings.python,
         },

@@ -143,6 +143,7 @@ class JailRuntime:
         """Whether sessions of one template are laid out alike in every engine, so that they can
         outlive this one; set before the first start."""
         self.is_fast = switch.is_on()
+        self.is_rehearsed = switch.is_rehearsed()
         self.kept: KeptSandboxes | None = None
         """What keeps sandboxes beyond this process, if anything does."""
         self._left: list[Entry] = []
