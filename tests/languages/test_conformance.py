@@ -39,10 +39,18 @@ pytestmark = [pytest.mark.timeout(180)]
 
 _EVERYWHERE = ("python", "javascript", "bash", "c")
 _OTHERS = ("docker", "gvisor")
-_CONTAINED = (pytest.mark.root, pytest.mark.xdist_group("containers"))  # one daemon, one image
+_CONTAINED = (  # one daemon, one image
+    pytest.mark.root,
+    pytest.mark.xdist_group("containers"),
+    pytest.mark.again,
+)
 PLACES = [
     # SQL has no command and no process of its own: tests/contexts has its cases.
-    *(pytest.param("jail", name, id=name) for name, each in LANGUAGES.items() if each.run),
+    *(
+        pytest.param("jail", name, id=name, marks=[pytest.mark.again] * (name not in _EVERYWHERE))
+        for name, each in LANGUAGES.items()
+        if each.run
+    ),
     *(
         pytest.param(runtime, name, id=f"{name}-{runtime}", marks=_CONTAINED)
         for runtime in _OTHERS

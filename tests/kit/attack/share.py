@@ -1,8 +1,9 @@
 """The share of repeated tests that one run takes: `CELLWALL_TEST_AGAIN=TURN/SHARES`, all without.
 
-Attacks, walls of the network and of volumes run whole in the jail. What repeats them in other
-places (containers, gVisor, roots of images, copies) is most of the time of `make test`: CI takes a
-third of that, another one with each commit, so that three landings have run all.
+Attacks, walls of the network and of volumes run whole in the jail, programs of the main languages
+as well. What repeats them in other places (containers, gVisor, roots of images, copies, further
+languages) is most of the time of `make test`: CI takes a fifth of that, another one with each
+commit, so that five landings have run all.
 """
 
 from __future__ import annotations
