@@ -169,9 +169,9 @@ def _check_denied(network: IPv4Network | IPv6Network, written: object) -> None:
     """Raise `_Wrong` for a network that would deny less than it seems to."""
     from ipaddress import IPv6Network
 
-    if network.prefixlen == 0:
+    if network.version == 4 and network.prefixlen == 0:
         raise _Wrong(
-            f"{written!r:.60} is every address of one version of IP, and leaves the other",
+            f"{written!r:.60} is every IPv4 address, and leaves those of IPv6",
             'say network="none", or allow what may be reached: all else is refused then',
         )
     if isinstance(network, IPv6Network) and network.subnet_of(IPv6Network(_IPV4_MAPPED)):
