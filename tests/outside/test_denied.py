@@ -9,11 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 
-from cellwall import Sandbox
+from cellwall import EngineSettings, Sandbox
+from cellwall.embedded import Runner
+from cellwall.engine.engine import Engine
+from cellwall.model.errors import HostUnsupported
 from kit.outside.servers import OUTSIDE, Sink
 from kit.outside.world import World
 
@@ -252,3 +257,36 @@ def test_a_refusal_is_on_record_with_what_denies(any_outside: World) -> None:
         *("refused", "web.test", port, "direct")
     ]
     assert found[0]["rule"].endswith(f"(deny web.test:{port})")
+
+
+def test_copies_and_what_comes_back_have_the_list(outside: World) -> None:
+    """Forks, a sandbox of a snapshot, and one that was paused or on disk."""
+    port = outside.web.port
+    denied, beside = f"dialled('web.test', {port})", f"tunnel('other.test:{port}')"
+    with outside.sandbox(_open_but("web.test")) as sandbox:
+        kept = sandbox.snapshot("denied")
+        (fork,) = sandbox.fork()
+        assert fork.sandbox is not None, fork.error
+        sandbox.hibernate()
+        assert sandbox.status == "hibernated"
+        restored = Sandbox.restore(kept.id, runner=outside.runner)
+        with fork.sandbox, restored:
+            for each in (sandbox, fork.sandbox, restored):
+                assert str(each.network) == "open but not web.test"
+                refused, reached = _said(each, denied, beside)
+                assert refused == "gaierror"
+                assert reached.startswith("HTTP/1.1 200")
+        sandbox.pause()
+        sandbox.set_network(_open_but("other.test"))
+        reached, refused = _said(sandbox, denied, beside)
+        assert reached.startswith("HTTP/1.1 200")
+        assert "(deny other.test)" in refused
+
+
+def test_a_runtime_that_enforces_no_policy_refuses_a_list() -> None:
+    settings = EngineSettings(pool_min=0, pool_max=0, allow_process=True, network="open")
+    with (
+        closing(Runner(partial(Engine, settings=settings))) as runner,
+        pytest.raises(HostUnsupported, match="cannot give a sandbox one"),
+    ):
+        Sandbox(runner=runner, runtime="process", network=_open_but("a.test"), isolation="process")
