@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cellwall.model.errors import UsageError
-from cellwall.model.network import WEB_PORTS, NetworkPolicy
+from cellwall.model.network import NetworkPolicy
+from cellwall.model.network_rule import WEB_PORTS
 
 PLACES = ("header", "query", "basic")
 """Places of a request into which a value may be put: header fields, the query, and the user and
@@ -138,6 +139,13 @@ def check_reachable(secrets: Iterable[Secret], policy: NetworkPolicy) -> None:
     """Raise `UsageError` for a secret whose host a network policy does not allow."""
     for secret in secrets:
         for host in secret.hosts:
+            denied = policy.denial_of_name(host.name, host.port)
+            if denied is not None:
+                raise _wrong(
+                    f"{secret.name} is for {host.name} port {host.port}, which the network policy "
+                    "denies",
+                    f"take {denied} off its deny list",
+                )
             if not policy.allows_name(host.name, host.port):
                 raise _wrong(
                     f"{secret.name} is for {host.name} port {host.port}, which the network policy "

@@ -84,6 +84,9 @@ def test_a_program_has_its_own(connected: Server, web: WebServer) -> None:
         (["http://a.b"], "URL"),
         ([""], "no host name"),
         ({"allow": ["a.b"], "more": 1}, "unknown name"),
+        ({"deny": ["a.b"]}, "nothing is allowed that could be denied"),
+        ({"allow": ["a.b"], "deny": ["0.0.0.0/0"]}, "every IPv4 address"),
+        ({"allow": ["a.b"], "deny": [{"host": "a.b", "methods": ["GET"]}]}, "unknown name"),
         ("allow", "is no policy"),
         (5, "is no policy"),
     ],
@@ -168,3 +171,61 @@ def test_the_command_line(names: NameServer, web: WebServer) -> None:
     refused = run("--network", "open", "-c", code)
     assert refused.returncode == 125
     assert "CELLWALL_NETWORK=open" in refused.stderr
+    denied = run("--allow", f"web.test:{web.port}", "--deny", "*.test", "-c", code)
+    assert denied.returncode == 1
+    alone = run("--deny", "web.test", "-c", code)
+    assert alone.returncode == 125
+    assert "--network open or --allow" in alone.stderr
+
+
+def test_what_is_denied_is_refused_and_told(connected: Server, web: WebServer) -> None:
+    """At the creation, changed, changed while it is paused, and of one program."""
+    client, url = connected.client(), f"http://web.test:{web.port}/"
+    allow = [f"web.test:{web.port}"]
+    wanted = {"allow": allow, "deny": [{"host": "127.0.1.0/24"}, "a.test:25"]}
+    made = client.post("/sandboxes", json={"network": wanted}).json()
+    shown = [{"host": "127.0.1.0/24"}, {"host": "a.test", "ports": [25]}]
+    assert made["network"]["deny"] == shown
+    place = f"/sandboxes/{made['id']}"
+    before = len(web.requests)
+    assert run_cell(client, place, _get(url))["verdict"] == "exception"
+    put = client.put(f"{place}/network", json={"allow": allow, "deny": []})
+    assert "deny" not in put.json()["policy"]
+    assert run_cell(client, place, _get(url))["stdout"] == "200\n"
+    assert client.post(f"{place}/pause").status_code == 200
+    put = client.put(f"{place}/network", json=wanted)
+    assert (put.status_code, put.json()["policy"]["deny"]) == (200, shown)
+    counted = put.json()["usage"]["refused"]
+    assert client.post(f"{place}/resume").status_code == 200
+    assert run_cell(client, place, _get(url))["verdict"] == "exception"
+    assert client.get(f"{place}/network").json()["usage"]["refused"] > counted > 0
+    told = [each["rule"] for each in client.get(f"{place}/network/log").json()["records"]]
+    assert any(each.endswith("(deny 127.0.1.0/24)") for each in told)
+    once = client.post("/execute", json={"code": _get(url), "network": wanted}).json()
+    assert once["verdict"] == "exception"
+    assert len(web.requests) == before + 1
+    admin, deadline = connected.client(ADMIN), time.monotonic() + 20
+    while True:
+        found = admin.get("/audit", params={"limit": 500}).json()["records"]
+        refused = [
+            r for r in found if r["action"] == "network.refused" and made["id"] in r["object"]
+        ]
+        if any("(deny 127.0.1.0/24)" in json.dumps(each) for each in refused):
+            break
+        assert time.monotonic() < deadline, refused
+        time.sleep(0.05)
+
+
+def test_the_sdk_denies_as_the_library_does(connected: Server, web: WebServer) -> None:
+    url = f"http://web.test:{web.port}/"
+    policy = {"allow": ["*.of.test:80", f"web.test:{web.port}"], "deny": ["web.test"]}
+    client = cellwall.connect(connected.address, api_key=ALICE)
+    with client.Sandbox(network=policy) as sandbox:
+        words = f"allow *.of.test:80, web.test:{web.port} but not web.test"
+        assert str(sandbox.network) == words
+        assert sandbox.run(_get(url)).outcome.verdict == "exception"
+        assert str(sandbox.set_network(policy["allow"])) == words.partition(" but")[0]
+        assert sandbox.run(_get(url)).stdout == "200\n"
+        with pytest.raises(UsageError, match="nothing is allowed that could be denied"):
+            sandbox.set_network({"deny": ["web.test"]})
+    assert client.run(_get(url), network=policy).outcome.verdict == "exception"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cellwall.model.errors import UsageError
 from cellwall.model.network import NO_NETWORK, NetworkPolicy
+from cellwall.model.secret import Secret, check_reachable
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,18 @@ from cellwall.model.network import NO_NETWORK, NetworkPolicy
         (["a.b:443,80"], "allow a.b"),
         (["xn--bcher-kva.example"], "allow xn--bcher-kva.example"),
         ([{"host": "a.b", "ports": [80], "paths": ["/v1/"]}], "allow a.b:80"),
+        ({"deny": []}, "none"),
+        ({"mode": "none", "deny": []}, "none"),
+        ({"allow": [], "deny": []}, "allow nothing"),
+        ({"mode": "open", "deny": []}, "open"),
+        ({"mode": "open", "deny": ["A.test.", "*.ru"]}, "open but not a.test, *.ru"),
+        ({"mode": "open", "deny": ["192.0.2.1"]}, "open but not 192.0.2.1/32"),
+        ({"mode": "open", "deny": ["::/0"]}, "open but not [::/0]"),
+        ({"mode": "open", "deny": ["[2001:db8::/32]:25"]}, "open but not [2001:db8::/32]:25"),
+        ({"mode": "open", "deny": ["a.test:443,80"]}, "open but not a.test:80,443"),
+        ({"allow": ["*.a.test"], "deny": ["b.a.test"]}, "allow *.a.test but not b.a.test"),
+        ({"allow": ["a.b"], "deny": [{"host": "c.d", "ports": None}]}, "allow a.b but not c.d"),
+        ({"mode": "open", "deny": [{"host": "a.b", "ports": [5]}]}, "open but not a.b:5"),
     ],
 )
 def test_what_callers_write(value: object, text: str) -> None:
@@ -86,6 +99,21 @@ def test_what_callers_write(value: object, text: str) -> None:
         ({"mode": "open", "transfer_mb": 1.5}, "out of bounds"),
         ({"mode": "open", "rate_kb_s": 0}, "out of bounds"),
         (["a.b"] * 1001, "1001 rules"),
+        ({"deny": ["a.b"]}, "deny: nothing is allowed"),
+        ({"mode": "none", "deny": ["a.b"]}, "deny: nothing is allowed"),
+        ({"allow": [], "deny": ["a.b"]}, "deny: nothing is allowed"),
+        ({"packages": True, "deny": ["a.b"]}, "deny: nothing is allowed"),
+        ({"mode": "open", "deny": "a.b"}, "deny: .* is no list"),
+        ({"mode": "open", "deny": ["*"]}, "deny: .* is no host name"),
+        ({"mode": "open", "deny": ["0.0.0.0/0"]}, "deny: .* every IPv4 address"),
+        ({"mode": "open", "deny": ["192.0.2.1/24"]}, "deny: .* host bits"),
+        ({"mode": "open", "deny": ["::ffff:192.0.2.0/120"]}, "deny: .* are IPv4 addresses"),
+        ({"mode": "open", "deny": ["127.1"]}, "deny: .* odd spelling"),
+        ({"mode": "open", "deny": ["http://a.b"]}, "deny: .* is a URL"),
+        ({"mode": "open", "deny": ["a.b:0"]}, "deny: .* port"),
+        ({"mode": "open", "deny": [{"host": "a.b", "paths": ["/"]}]}, "deny: unknown name"),
+        ({"mode": "open", "deny": [{"host": "a.b", "ports": []}]}, "deny: .* 0 ports"),
+        ({"mode": "open", "deny": ["a.b"] * 1001}, "deny: 1001 rules"),
     ],
 )
 def test_what_is_no_policy(value: Any, why: str) -> None:
@@ -101,6 +129,18 @@ def test_a_rule_for_requests_opens_tls(ports: list[int] | None, *, opens: bool) 
     rule = {"host": "a.b", "ports": ports, "methods": ["GET"]}
     assert NetworkPolicy.of([rule, "c.d"]).opens_tls is opens
     assert not NetworkPolicy.of([{"host": "a.b", "ports": ports}]).opens_tls
+
+
+def test_what_is_denied_is_no_name_that_a_secret_may_be_for() -> None:
+    policy = NetworkPolicy.of({"mode": "open", "deny": ["a.test:443", "*.b.test"]})
+    assert not policy.allows_name("a.test", 443)
+    assert policy.allows_name("a.test", 8443)
+    assert not policy.allows_name("c.b.test", 443)
+    assert policy.allows_name("b.test", 443)
+    secret = Secret("KEY", "value-of-the-key", hosts=["a.test"])
+    with pytest.raises(UsageError, match="which the network policy denies") as caught:
+        check_reachable([secret], policy)
+    assert "a.test:443" in str(caught.value.remedy)
 
 
 def test_the_default_is_no_network() -> None:

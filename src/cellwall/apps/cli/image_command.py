@@ -63,7 +63,7 @@ async def _ran(
             trust=given["trust"],
             demand_hard=given["demand_hard"],
             profile=given["profile"] or "default",
-            network=network_of(given["allow"], given["network"]),
+            network=network_of(given["allow"], given["deny"], given["network"]),
         )
         root = sandbox.live.spec.image
         argv = words or list(root.command if root is not None else ())

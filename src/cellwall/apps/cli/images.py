@@ -116,6 +116,7 @@ def build(  # noqa: PLR0913, PLR0917 - each is a choice of the caller's
     ] = None,
     target: Annotated[str | None, typer.Option(help="Stage that is wanted.")] = None,
     allow: network_words.Allow = None,
+    deny: network_words.Deny = None,
     network: network_words.Network = None,
 ) -> None:
     """Build an image, each step in a sandbox of its own, and print its id.
@@ -134,7 +135,7 @@ def build(  # noqa: PLR0913, PLR0917 - each is a choice of the caller's
         tag,
         dict(_argument(each) for each in build_arg or ()),
         target,
-        network_of(allow, network),
+        network_of(allow, deny, network),
         on_event=_told,
     )
     stored = _with_engine(lambda engine: build_image(engine, request))

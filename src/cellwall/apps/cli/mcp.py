@@ -20,11 +20,12 @@ def register(app: typer.Typer) -> None:
     app.command("mcp", short_help="Serve sandboxes to an MCP client, on stdio.")(mcp)
 
 
-def mcp(
+def mcp(  # noqa: PLR0913, PLR0917 - each is an option of its own
     budget: Annotated[
         int, typer.Option(metavar="CHARS", help="Most characters of text in one answer.")
     ] = DEFAULT_BUDGET_CHARS,
     allow: network_words.Allow = None,
+    deny: network_words.Deny = None,
     network: network_words.Network = None,
     image: image_words.Image = None,
     user: image_words.User = None,
@@ -35,4 +36,4 @@ def mcp(
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
     image_words.check("mcp", image, user)
-    serve(budget, network_of(allow, network), image, user, volume)
+    serve(budget, network_of(allow, deny, network), image, user, volume)

@@ -104,22 +104,30 @@ def _read(given: Mapping[str, Any]) -> Request:
         start=given["start"],
         compile_options=given["compile_option"] or (),
         compile_limits=_pairs(given["compile_limit"], "--compile-limit") or None,
-        network=network_of(allow, given["network"]),
+        network=network_of(allow, given["deny"], given["network"]),
         packages=given["package"] or (),
         volumes=given["volume"],
     )
     return request
 
 
-def network_of(allow: list[str] | None, mode: str | None) -> object:
-    """Return the network policy that --allow and --network give; None is no network."""
+def network_of(allow: list[str] | None, deny: list[str] | None, mode: str | None) -> object:
+    """Return the policy that --allow, --deny and --network give; None is no network."""
+    if deny and not allow and mode != "open":
+        raise UsageError(
+            "network: --deny is given, and nothing is allowed that it could refuse",
+            remedy="give --network open or --allow beside it",
+        )
+    denied = {"deny": deny} if deny else {}
     if allow and mode == "packages":
-        return {"allow": allow, "packages": True}
+        return {"allow": allow, "packages": True, **denied}
     if allow and mode is not None:
         raise UsageError(
             "network: --allow and --network are given",
             remedy="give one of the two, or --network packages",
         )
+    if denied:
+        return {"allow": allow, **denied} if allow else {"mode": mode, **denied}
     return allow or mode
 
 

@@ -90,6 +90,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         typer.Option(metavar="NAME=NUMBER", help="A limit of the compile stage; repeatable."),
     ] = None,
     allow: network_words.Allow = None,
+    deny: network_words.Deny = None,
     network: network_words.Network = None,
     package: network_words.Package = None,
     secret: Annotated[

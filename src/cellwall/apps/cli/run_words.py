@@ -53,6 +53,7 @@ _LISTS = {
     "--compile-option": "compile_option",
     "--compile-limit": "compile_limit",
     "--allow": "allow",
+    "--deny": "deny",
     "--secret": "secret",
     "--package": "package",
     "--volume": "volume",

@@ -32,7 +32,8 @@ from cellwall.egress.proxy.sandbox_network import (
 )
 from cellwall.egress.tls.opening import Opening
 from cellwall.egress.tls.stream import TlsStream
-from cellwall.model.network import BROKER, WEB_PORTS
+from cellwall.model.network import BROKER
+from cellwall.model.network_rule import WEB_PORTS
 
 _FIRST_S = 15.0
 """Seconds in which a program must have said what it wants, once it has begun to."""
@@ -143,12 +144,13 @@ async def _relay_looked_at(
         _only_http(destination, looks=looks, what="a protocol whose server speaks first")
         await both_of(
             pump(outer, inner, entry.meter.count_received),
-            _pump_answers(inner, outer, entry, destination),
+            _pump_answers(network, entry, inner, outer, destination),
         )
         return
     async with asyncio.timeout(_FIRST_S):
         first = await _first_bytes(inner, destination, early)
     await entry.meter.count_sent(len(first.data) - len(early))
+    network.check_named(entry, destination, first.server_name, first.data)
     if first.kind == "tls" and (opening := network.opening_for(destination)) is not None:
         opened = _Opened(network, entry, destination, opening)
         await opened.serve(inner, outer, first.data)
@@ -241,13 +243,18 @@ class _Opened:
 
 
 async def _pump_answers(
-    inner: socket.socket, outer: socket.socket, entry: Open, destination: Destination
+    network: SandboxNetwork,
+    entry: Open,
+    inner: socket.socket,
+    outer: socket.socket,
+    destination: Destination,
 ) -> None:
     """Move what a program says to a server that spoke first, which is a protocol of its own.
 
     TLS with another server's name and requests of HTTP are no such protocol. Raises `Refused`.
     """
     first = await _first_bytes(inner, destination, b"")
+    network.check_named(entry, destination, first.server_name, first.data)
     if first.kind == "http":
         raise Refused(f"HTTP to {destination}, after the server had spoken", first.data)
     await entry.meter.count_sent(len(first.data))
@@ -291,6 +298,8 @@ class _First(NamedTuple):
     data: bytes
     is_end: bool = False
     """Whether the program has ended its side."""
+    server_name: str | None = None
+    """Server name of TLS, if it has one."""
 
 
 async def _first_bytes(inner: socket.socket, destination: Destination, early: bytes) -> _First:
@@ -298,7 +307,8 @@ async def _first_bytes(inner: socket.socket, destination: Destination, early: by
     loop = asyncio.get_running_loop()
     data = early or await loop.sock_recv(inner, PIECE)
     if data[:1] == bytes([hello.HANDSHAKE]):
-        return _First("tls", await _checked_hello(inner, data, destination))
+        data, server_name = await _checked_hello(inner, data, destination)
+        return _First("tls", data, server_name=server_name)
     while True:
         if http_relay.REQUEST_LINE.match(data):
             return _First("http", data.lstrip())
@@ -325,8 +335,13 @@ def _may_be_http(data: bytes) -> bool:
     )
 
 
-async def _checked_hello(inner: socket.socket, data: bytes, destination: Destination) -> bytes:
-    """Read the first TLS message whole and check its server name. Raises `Refused`."""
+async def _checked_hello(
+    inner: socket.socket, data: bytes, destination: Destination
+) -> tuple[bytes, str | None]:
+    """Read the first TLS message whole and check its server name. Raises `Refused`.
+
+    Returns what was read, and the server name.
+    """
     reader = hello.Hello()
     loop = asyncio.get_running_loop()
     try:
@@ -343,7 +358,7 @@ async def _checked_hello(inner: socket.socket, data: bytes, destination: Destina
         raise Refused(
             f"TLS to {destination}: the connection names another server, {reader.name!r:.80}", data
         )
-    return data
+    return data, reader.name
 
 
 # -- ends ----------------------------------------------------------------------------------

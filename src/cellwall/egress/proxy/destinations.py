@@ -112,6 +112,8 @@ class FixedServer:
             raise Refused(
                 f"a request to {ours} names another server in its Host header: {host!r:.80}"
             )
+        if named.is_name:
+            self._network.check_named(self._entry, ours, named.host)
         if not request.target.startswith((b"/", b"*")) or request.method == b"CONNECT":
             raise Refused(f"a request to {ours} is one for a proxy: {request.target!r:.80}")
         return _decide(self._network, ours, request)

@@ -21,7 +21,8 @@ from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
 from cellwall.egress.proxy.naming.names import Names
 from cellwall.egress.proxy.naming.resolver import Answers, Ask, Busy, NoSuchName
 from cellwall.egress.tls.substitution import Substitution
-from cellwall.model.network import BROKER, WEB_PORTS, NetworkPolicy
+from cellwall.model.network import BROKER, NetworkPolicy
+from cellwall.model.network_rule import WEB_PORTS
 
 if TYPE_CHECKING:
     from cellwall.egress.packages.broker import Broker
@@ -82,6 +83,8 @@ class Open:
     opened_at: float = field(default_factory=time.time)
     destination: Destination | None = None
     address: str = ""
+    named: str = ""
+    """Server that the program named last (TLS, HTTP) on a connection to a literal address."""
     rule: str = ""
     requests: list[str] = field(default_factory=list)
     secrets: Substitution | None = None
@@ -130,7 +133,11 @@ class SandboxNetwork:
             self.note_refusal(name, 0, "dns", found.rule)
             raise NoSuchName(found.rule)
         if name != BROKER:  # it has no other address than the one made up
-            await self._addresses(name)
+            try:
+                await self._addresses(name, None)
+            except Refused as error:
+                self.note_refusal(name, 0, "dns", str(error))
+                raise NoSuchName(str(error)) from None
         made_up = self._names.address_of(name)
         if made_up is None:
             raise Busy("the sandbox's table of names is full")
@@ -146,6 +153,32 @@ class SandboxNetwork:
         if destination.is_name:
             return decision.for_name(self.policy, destination.host, destination.port)
         return decision.for_address(self.policy, self._listed, destination.host, destination.port)
+
+    def decide_whole(self, destination: Destination, address: str, named: str = "") -> Decision:
+        """Decide on a connection to `address`; `named` is a server that the program named there."""
+        found = self.decide(destination)
+        if not found.is_allowed:
+            return found
+        denied = None
+        if destination.is_name:
+            denied = decision.denial_at(self.policy, destination.host, address, destination.port)
+        elif named:
+            denied = decision.denial_of_server(self.policy, named, destination.port)
+        return denied or found
+
+    def check_named(
+        self, entry: Open, destination: Destination, name: str | None, said: bytes = b""
+    ) -> None:
+        """Raise `Refused` if a program names a denied server on a connection to an address.
+
+        Where a name was dialled, another one is refused already. `said` are its first bytes.
+        """
+        if destination.is_name or not name:
+            return
+        entry.named = name
+        found = self.decide_whole(destination, destination.host, name)
+        if not found.is_allowed:
+            raise Refused(found.rule, said)
 
     def check_request(self, destination: Destination, method: str, path: str) -> None:
         """Raise `Refused` if the policy does not allow this HTTP request."""
@@ -170,14 +203,21 @@ class SandboxNetwork:
             return None
         return found.substitution(destination.host, destination.port, is_plain=is_plain)
 
-    async def _addresses(self, name: str) -> list[str]:
-        """Return the addresses of `name` that may be dialled. Raises `NoSuchName`, `Busy`."""
+    async def _addresses(self, name: str, port: int | None) -> list[str]:
+        """Return the addresses of `name` that may be dialled at a port; None: at some port.
+
+        Raises `NoSuchName`, `Busy`, and `Refused` if each of them is denied.
+        """
         found = await self._answers.addresses(name)
-        allowed = [each for each in found if decision.may_dial(self._listed, each)]
-        if not allowed:
+        dialled = [each for each in found if decision.may_dial(self._listed, each)]
+        if not dialled:
             why = f"{name} has no public address ({found[0]})"
             self.note_refusal(name, 0, "dns", why)
             raise NoSuchName(why)
+        denials = [decision.denial_at(self.policy, name, each, port) for each in dialled]
+        allowed = [each for each, denied in zip(dialled, denials, strict=True) if denied is None]
+        if not allowed and denials[0] is not None:
+            raise Refused(denials[0].rule)
         return allowed
 
     async def connect(self, entry: Open, destination: Destination) -> socket.socket:
@@ -189,11 +229,13 @@ class SandboxNetwork:
         outer, address = await self._dial(destination)
         try:
             # The policy may have changed meanwhile: the one that holds now decides.
-            rule = self.rule_for(destination)
+            found = self.decide_whole(destination, address)
+            if not found.is_allowed:
+                raise Refused(found.rule)
         except Refused:
             outer.close()
             raise
-        self.note_open(entry, destination, address, rule)
+        self.note_open(entry, destination, address, found.rule)
         return outer
 
     def check_meter(self) -> None:
@@ -220,11 +262,11 @@ class SandboxNetwork:
     async def _dial(self, destination: Destination) -> tuple[socket.socket, str]:
         """Return a connection and its address, of those that the name resolved to and that passed.
 
-        Raises `Unreachable`.
+        Raises `Unreachable`, and `Refused` if each of them is denied.
         """
         if destination.is_name:
             try:
-                addresses = await self._addresses(destination.host)
+                addresses = await self._addresses(destination.host, destination.port)
             except (NoSuchName, Busy) as error:
                 raise Unreachable(str(error)) from None
         else:
@@ -313,7 +355,7 @@ class SandboxNetwork:
         for entry in list(self._open):
             if entry.destination is None:
                 continue  # it is decided on when its destination is known, by the new policy
-            found = self.decide(entry.destination)
+            found = self.decide_whole(entry.destination, entry.address, entry.named)
             # Where single requests are decided on, what is open may be something else.
             if entry.task is not None and (not found.is_allowed or found.looks_at_requests):
                 entry.task.cancel()

@@ -31,6 +31,17 @@ class NetworkRuleBody(StrictModel):
     )
 
 
+class DeniedDestinationBody(StrictModel):
+    """One destination that is refused, whatever is allowed."""
+
+    host: _Text = Field(
+        description="A name, `*.` and a name for all below it, an address or a network."
+    )
+    ports: Annotated[list[_Port], Field(max_length=64)] | None = Field(
+        None, description="Without them every port."
+    )
+
+
 Rules = Annotated[list[_Text | NetworkRuleBody], Field(max_length=1000)]
 
 
@@ -61,6 +72,11 @@ class NetworkBody(StrictModel):
         None, description="Without it `allow` if there are rules, else `none`."
     )
     allow: Rules | None = Field(None, description="An empty list allows nothing.")
+    deny: Annotated[list[_Text | DeniedDestinationBody], Field(max_length=1000)] | None = Field(
+        None,
+        description="Refused although `allow` or the mode `open` lets it pass; an empty list "
+        "denies nothing.",
+    )
     connections: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Most connections at one time."
     )

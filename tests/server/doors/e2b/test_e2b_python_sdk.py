@@ -173,6 +173,11 @@ def test_the_network_is_replaced(sandbox: Sandbox) -> None:
         "deny_out": [ALL],
         "allow_public_traffic": False,
     }
+    sandbox.update_network({"allow_out": ["8.8.8.8"], "deny_out": ["8.8.8.8/31"]})
+    assert sandbox.get_info().network == {
+        "deny_out": ["8.8.8.9/32", "::/0"],
+        "allow_public_traffic": False,
+    }
     sandbox.update_network({})
     assert sandbox.get_info().allow_internet_access is True
 
@@ -204,7 +209,7 @@ REFUSALS: list[tuple[Callable[[dict[str, Any]], object], type[Exception], str]] 
         "400: network.allowPublicTraffic",
     ),
     (
-        lambda o: Sandbox.create(network={"deny_out": ["192.0.2.1"]}, **o),
+        lambda o: Sandbox.create(network={"deny_out": ["a.example"]}, **o),
         SandboxException,
         "400: denyOut",
     ),

@@ -14,8 +14,9 @@ import pytest
 
 from cellwall.apps.doors.e2b.facts import ENVD_VERSION
 from conftest import Require
+from kit.outside.servers import OUTSIDE, Sink
 from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
-from kit.servers import ALICE
+from kit.servers import ALICE, run_cell
 from kit.waiting import wait_until
 
 ALL = "0.0.0.0/0"
@@ -111,7 +112,8 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
         ({"network": {"maskRequestHost": "a"}}, "maskRequestHost"),
         ({"network": {"httpsPorts": [443]}}, "httpsPorts"),
         ({"network": {"allowPublicTraffic": True}}, "allowPublicTraffic"),
-        ({"network": {"denyOut": ["192.0.2.1"]}}, "denyOut"),
+        ({"network": {"denyOut": ["a.example"]}}, "denyOut"),
+        ({"network": {"denyOut": ["192.0.2.1", "a.example"]}}, "denyOut"),
         ({"network": {"allowOut": ["a.example"]}}, "allowOut"),
         ({"network": {"unheardOf": 1}}, "unheardOf"),
         ({"metadata": {"e2b.template": "x"}}, "metadata"),
@@ -399,8 +401,14 @@ def test_metrics_are_of_now_and_none_of_another_time(client: httpx.Client, sandb
             True,
             {"allowOut": ["a.example", "*.b.example", "192.0.2.1/32"], "denyOut": [ALL]},
         ),
+        ({"denyOut": []}, True, {}),
+        ({"denyOut": ["8.8.8.8", "8.8.9.9/24"]}, True,
+         {"denyOut": ["8.8.8.8/32", "8.8.9.0/24", "::/0"]}),
+        ({"allowOut": ["8.8.8.8"], "denyOut": ["8.8.8.8/31"]}, True,
+         {"denyOut": ["8.8.8.9/32", "::/0"]}),
+        ({"allowOut": ["8.8.8.8"], "denyOut": ["8.8.8.8"]}, True, {}),
     ],
-)
+)  # fmt: skip
 def test_a_network_update_replaces_the_whole_policy(
     client: httpx.Client,
     sandbox_id: str,
@@ -419,7 +427,7 @@ def test_a_network_update_replaces_the_whole_policy(
 
 @pytest.mark.parametrize(
     "body", [{"rules": {"a": []}}, {"egressProxy": {"address": "a"}}, {"dnsServers": ["a"]},
-             {"denyOut": ["192.0.2.1"]}, {"httpsPorts": [1]}]
+             {"denyOut": ["a.example"]}, {"httpsPorts": [1]}]
 )  # fmt: skip
 def test_a_network_update_that_cannot_be_enforced_changes_nothing(
     client: httpx.Client, sandbox_id: str, body: dict[str, object]
@@ -428,6 +436,40 @@ def test_a_network_update_that_cannot_be_enforced_changes_nothing(
     client.put(f"{one}/network", json={"allow_internet_access": False})
     assert next(iter(body)) in refusal(client.put(f"{one}/network", json=body), 400)
     assert client.get(one).json()["allowInternetAccess"] is False
+
+
+DIALLED = """
+import socket
+line = socket.create_connection(("127.0.0.1", 3128), 20)
+line.sendall(b"CONNECT {0} HTTP/1.1\\r\\nHost: {0}\\r\\n\\r\\n")
+print(line.recv(2000).decode())
+"""
+
+
+def test_what_is_denied_is_refused_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the creation, in a snapshot's sandbox, and where it changes; the control reaches it."""
+    monkeypatch.setenv("CELLWALL_NETWORK_ADDRESSES", "127.0.1.0/24")
+    network = {"denyOut": ["127.0.1.0/30"], "allowOut": ["127.0.1.2"]}
+    with Sink() as web, e2b_server() as e2b:
+        client, native = e2b.client(), e2b.server.client()
+
+        def dialled(where: str, address: str = OUTSIDE) -> str:
+            code = DIALLED.format(f"{address}:{web.port}")
+            return str(run_cell(native, f"/sandboxes/{where}", code)["stdout"])
+
+        control = created(client)["sandboxID"]
+        assert dialled(control).startswith("HTTP/1.1 200")
+        name = f"denied-{time.time_ns() % 10**9}"
+        client.post(f"/sandboxes/{control}/snapshots", json={"name": name})
+        for template in ("base", name):
+            denied = created(client, templateID=template, network=network)["sandboxID"]
+            assert "(deny 127.0.1.0/31)" in dialled(denied), template
+            assert "(deny" not in dialled(denied, "127.0.1.2")
+        assert client.put(f"/sandboxes/{control}/network", json=network).status_code == 204
+        assert "(deny 127.0.1.0/31)" in dialled(control)
+        assert client.put(f"/sandboxes/{control}/network", json={}).status_code == 204
+        assert dialled(control).startswith("HTTP/1.1 200")
+        assert web.connections == 2
 
 
 # -- copies ------------------------------------------------------------------------------------

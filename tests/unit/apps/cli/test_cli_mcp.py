@@ -57,7 +57,7 @@ def test_both_know_the_same_option() -> None:
     assert (option.name, option.default) == ("budget", mcp_on_stdio.budget_in([]))
     # left to the declared options
     assert [(each.name, each.default) for each in others] == [
-        (name, None) for name in ("allow", "network", "image", "user", "volume")
+        (name, None) for name in ("allow", "deny", "network", "image", "user", "volume")
     ]
 
 

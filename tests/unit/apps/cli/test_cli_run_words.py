@@ -26,6 +26,7 @@ _USUAL: list[list[str]] = [
     ["--arg", "a=1", "--arg", "b=2", "--limit", "wall_s=3", "--start", "exec", "x"],
     ["--artifacts", "out", "--into", "here", "--trust", "semi", "--runtime", "jail", "x"],
     ["--isolation", "process", "--", "-x.py"],
+    ["--network", "open", "--deny", "192.0.2.0/24", "--deny", "a.test:25", "x"],
     ["--allow", "a.test", "--secret", "K=env:V@a.test", "--secret", "L=env:W@b.test", "x"],
 ]
 _LEFT = [

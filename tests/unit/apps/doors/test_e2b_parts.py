@@ -159,6 +159,10 @@ def test_a_signature_finds_its_sandbox_among_all_and_only_for_what_was_signed() 
 ALL = "0.0.0.0/0"
 
 
+def _but(*denied: str) -> dict[str, object]:
+    return {"mode": "open", "deny": [*denied]}
+
+
 @pytest.mark.parametrize(
     ("internet", "allow", "deny", "expected"),
     [
@@ -173,6 +177,23 @@ ALL = "0.0.0.0/0"
         (None, ["192.0.2.1"], None, "open"),
         (None, [ALL], [ALL], "open"),
         (None, ["example.org"], [ALL, "192.0.2.1"], ["example.org"]),
+        (None, ["example.org"], ["1.2.3.4/0"], ["example.org"]),
+        (False, [ALL], None, "open"),
+        (None, None, ["8.8.8.8"], _but("8.8.8.8/32", "::/0")),
+        (True, None, ["8.8.8.8/24", "8.8.9.0/24"], _but("8.8.8.0/23", "::/0")),
+        (None, None, ["::ffff:8.8.8.8"], _but("8.8.8.8/32", "::/0")),
+        (None, None, ["2001:db8::/32"], _but("2001:db8::/32")),
+        (None, None, ["::/0"], _but("::/0")),
+        (None, None, ["0.0.0.0/1", "128.0.0.0/1"], _but("0.0.0.0/1", "128.0.0.0/1", "::/0")),
+        # What is allowed wins over what is denied.
+        (None, ["8.8.8.8"], ["8.8.8.8"], "open"),
+        (None, ["8.8.0.0/16"], ["8.8.8.0/24"], "open"),
+        (None, ["8.8.8.1"], ["8.8.8.0/30"], _but("8.8.8.0/32", "8.8.8.2/31", "::/0")),
+        (None, ["8.8.8.0", "8.8.8.3", "9.9.9.9", "8.8.7.255"], ["8.8.8.0/30"],
+         _but("8.8.8.1/32", "8.8.8.2/32", "::/0")),
+        (None, ["8.8.8.0/25", "8000::/1"], ["8.8.8.0/24"], _but("8.8.8.128/25", "::/1")),
+        (None, [ALL], ["8.8.8.8"], "open"),
+        (None, [ALL], [ALL, "2001:db8::/32"], _but("2001:db8::/32")),
     ],
 )  # fmt: skip
 def test_lists_become_a_policy_that_is_never_wider(
@@ -188,7 +209,8 @@ def test_lists_become_a_policy_that_is_never_wider(
     [
         (["example.org"], None, "allowOut"),
         (["example.org"], ["192.0.2.1"], "allowOut"),
-        (None, ["192.0.2.1"], "denyOut"),
+        (None, ["192.0.2.1", "example.org"], "denyOut"),
+        ([f"8.{n}.8.8" for n in range(200)], ["8.0.0.0/8"], "denyOut"),
         (None, ["example.org"], "denyOut"),
         (None, ["example.org", ALL], "denyOut"),
     ],

@@ -18,6 +18,14 @@ Allow = Annotated[
         "each with `:PORTS`; repeatable. Without this there is no network.",
     ),
 ]
+Deny = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="HOST",
+        help="Refuse a host, written alike and at every port without `:PORTS`, although --allow "
+        "or --network open lets it pass; repeatable.",
+    ),
+]
 Network = Annotated[
     str | None,
     typer.Option(

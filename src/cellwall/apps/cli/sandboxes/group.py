@@ -130,6 +130,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
         str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
     ] = None,
     allow: network_words.Allow = None,
+    deny: network_words.Deny = None,
     network: network_words.Network = None,
     package: network_words.Package = None,
     image: image_words.ServersImage = None,
@@ -172,7 +173,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             metadata=pairs(metadata, "--metadata"),
             isolation=isolation,
             trust=trust,
-            network=network_of(allow, network),
+            network=network_of(allow, deny, network),
             packages=package or (),
             image=image,
             user=user,

@@ -86,6 +86,7 @@ def show_policy(which: Which, as_json: AsJson = False, url: Url = None, key: Key
 def set_policy(
     which: Which,
     allow: network_words.Allow = None,
+    deny: network_words.Deny = None,
     network: network_words.Network = None,
     url: Url = None,
     key: Key = None,
@@ -94,10 +95,11 @@ def set_policy(
 
     \b
     cellwall network set build --allow example.org --allow 'db.example.net:5432'
+    cellwall network set build --network open --deny 192.0.2.0/24 --deny '*.ads.example'
     cellwall network set build --network none
     """
     with connected(url, key) as client:
-        typer.echo(visible(str(found(client, which).set_network(network_of(allow, network)))))
+        typer.echo(visible(str(found(client, which).set_network(network_of(allow, deny, network)))))
 
 
 def register(group: typer.Typer) -> None:

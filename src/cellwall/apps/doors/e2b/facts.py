@@ -121,8 +121,9 @@ def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
     """Return a sandbox with all that is told of a single one."""
     policy, facts = sandbox.network, Facts.of(sandbox)
     network: dict[str, Any] = {"allowPublicTraffic": facts.is_public}
-    if policy.mode != "open":
-        network["denyOut"] = [EVERYWHERE]
+    if policy.mode != "open" or policy.denied:
+        everything = [] if policy.mode == "open" else [EVERYWHERE]
+        network["denyOut"] = everything + [str(each.network or each) for each in policy.denied]
     if policy.rules:
         network["allowOut"] = [str(rule) for rule in policy.rules]
     shown = listed(sandbox)

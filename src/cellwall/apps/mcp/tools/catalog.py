@@ -186,7 +186,8 @@ def _outside(network: NetworkPolicy) -> str:
         return "There is no network." if network.packages is None else f"No network, but {install}"
     hosts = ", ".join(map(str, network.rules[:10]))
     where = "any public address" if network.mode == "open" else hosts or "no host"
-    reach = f"The network reaches {where}."
+    but = ", ".join(map(str, network.denied[:10]))
+    reach = f"The network reaches {where}{f' but not {but}' if but else ''}."
     return reach if network.packages is None else f"{reach} {install[0].upper()}{install[1:]}"
 
 

@@ -40,6 +40,8 @@ async function main() {
 
   await sandbox.updateNetwork({ allowOut: ["a.example"], denyOut: [ALL] });
   assert.deepEqual((await sandbox.getInfo()).network.allowOut, ["a.example"]);
+  await sandbox.updateNetwork({ denyOut: ["8.8.8.8"] });
+  assert.deepEqual((await sandbox.getInfo()).network.denyOut, ["8.8.8.8/32", "::/0"]);
   assert.equal((await sandbox.getMetrics()).length, 1);
 
   const snapshot = await sandbox.createSnapshot();
