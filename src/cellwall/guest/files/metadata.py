@@ -90,6 +90,7 @@ class FileMetadata:
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._bytes = 0
+        self._standing: list[tuple[str, Texts]] = []
 
     def keep(self, file: int | str, path: str, texts: Texts) -> None:
         """Keep the texts of a file, open or by path, that is at `path` from now on.
@@ -147,6 +148,18 @@ class FileMetadata:
                     self.keep(path, path, checked(texts))
             except OSError:
                 continue  # it was removed, or was left out of the copy
+
+    def stand_by(self) -> None:
+        """Note where the files are, before the sandbox may go on with copies of them."""
+        self._standing = self.leaving("", "")
+
+    def wake(self, *, is_elsewhere: bool) -> None:
+        """Go on; elsewhere every file has another inode, and the path of before."""
+        if is_elsewhere:
+            self._kept.clear()
+            self._bytes = 0
+            self.arrive(self._standing)
+        self._standing = []
 
     def _fits(self, size: int) -> bool:
         return len(self._kept) < MOST_FILES and self._bytes + size <= MOST_BYTES

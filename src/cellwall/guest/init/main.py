@@ -397,11 +397,17 @@ class Init:
         if self._standing_by is None:
             self._standing_by = StandingBy(self._loop, self._channel, signal_all)
         self._standing_by.begin(request, self._contexts, self._commands, self._ports)
+        if self._files.metadata is not None:
+            self._files.metadata.stand_by()
 
     def _wake(self, request: Request) -> tuple[Header, bytes]:
         if self._standing_by is None:
             raise Refusal("invalid", "wake: nothing stands by")
-        return self._standing_by.end(request, self._contexts, self._commands, self._ports)
+        answer = self._standing_by.end(request, self._contexts, self._commands, self._ports)
+        if self._files.metadata is not None:
+            is_elsewhere = request.flag("copy") or request.flag("renewed")
+            self._files.metadata.wake(is_elsewhere=is_elsewhere)
+        return answer
 
     def _hold(self, _request: Request) -> tuple[Header, bytes]:
         return {"held": self._signal_all(signal.SIGSTOP)}, b""

@@ -132,7 +132,6 @@ def test_an_upload_without_has_no_word_of_it(wire: httpx.Client) -> None:
         [("X-Metadata-", "no key")],
         [("X-Metadata-k", "ü".encode())],
         [("X-Metadata-k", b"a\tb")],
-        [("X-Metadata-k", b"\x7f")],
         [("X-Metadata-" + "k" * 247, "")],
         [("X-Metadata-k", "v" * 4087)],
         [(f"X-Metadata-{number:04}", "v" * 90) for number in range(41)],
@@ -161,9 +160,9 @@ def test_a_sandbox_that_has_the_most_says_so_and_goes_on(e2b: E2BServer) -> None
     made = Sandbox.create(timeout=600, **e2b.sdk())
     large = {"k": "v" * 4086}
     try:
-        made.files.write_files(
-            [{"path": f"all/{number}", "data": ""} for number in range(256)], metadata=large
-        )
+        for first in range(0, 256, 64):
+            names = [f"all/{number}" for number in range(first, first + 64)]
+            made.files.write_files([{"path": each, "data": ""} for each in names], metadata=large)
         with pytest.raises(Exception, match="metadata of 256 files is kept") as caught:
             made.files.write("late", "x", metadata=large)
         assert not made.files.exists("late"), caught.value

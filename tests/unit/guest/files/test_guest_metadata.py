@@ -229,6 +229,27 @@ def test_a_file_that_was_written_two_thousand_times_counts_once(tmp_path: Path) 
     assert table.of(str(path), path.lstat(), str(path)) is not None
 
 
+# -- copies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_a_sandbox_that_goes_on_finds_its_files_by_path_only_if_they_are_copies(
+    tmp_path: Path, is_elsewhere: bool
+) -> None:
+    table, path, replaced = FileMetadata(), tmp_path / "f", tmp_path / "replaced"
+    for each in (path, replaced):
+        each.write_bytes(b"")
+        table.keep(str(each), str(each), ONE)
+    (tmp_path / "new").write_bytes(b"")
+    (tmp_path / "new").rename(replaced)
+    table.stand_by()
+    path.rename(tmp_path / "away")
+    path.write_bytes(b"")  # another inode under the old path, as in a copy
+    table.wake(is_elsewhere=is_elsewhere)
+    found = [table.of(str(each), each.lstat(), str(each)) for each in (path, replaced)]
+    assert found == ([ONE, None] if is_elsewhere else [None, None])
+
+
 # -- lists -------------------------------------------------------------------------------------
 
 
