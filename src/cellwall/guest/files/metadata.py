@@ -3,7 +3,8 @@
 Init keeps them, because no process inside may write extended attributes (design/0049), and they
 behave like those: they belong to an inode. A file that is renamed keeps its texts, one that is
 written over in place as well, and another file under the same name has none. The time of birth
-counts too, where the file system tells it: an inode's number may be used again.
+counts too, because an inode's number may be used again. Where a file system does not tell it, files
+have metadata only if it is one that never uses a number again: those in memory, not volumes.
 
 A file's end is not told to init. Texts of files that no longer are where they were last seen are
 dropped as soon as their room is needed.
@@ -11,6 +12,7 @@ dropped as soon as their room is needed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -33,6 +35,9 @@ _MOST_KEY = 246
 _KEY_COST = len("user.e2b.")
 """Bytes that each key counts for beside its own, as if it were an extended attribute's name."""
 
+_IN_MEMORY = ("/", "/home/user", "/tmp")  # noqa: S108  the sandbox's own
+"""Places of the sandbox's own files: no volume may lie there (`model/volume.py`)."""
+
 Texts = Mapping[str, str]
 
 _STATX = {"x86_64": 332, "aarch64": 291}.get(os.uname().machine)
@@ -50,8 +55,8 @@ class Identity(NamedTuple):
 
     device: int
     inode: int
-    born_ns: int | None
-    """Time of birth; None where the file system does not tell it."""
+    born_ns: int
+    """Time of birth; 0 where the file system does not tell it."""
 
 
 class _Kept:
@@ -98,6 +103,9 @@ class FileMetadata:
         Raises Refusal, and OSError.
         """
         _, identity = identify(file)
+        if not identity.born_ns and identity.device not in _devices_in_memory():
+            message = f"write {path!r}: no metadata can be kept on this volume; write without"
+            raise Refusal("invalid", message)
         self._drop(identity)
         size = _size(texts)
         if not self._fits(size):
@@ -175,6 +183,14 @@ class FileMetadata:
                 self._drop(kept.identity)
 
 
+def _devices_in_memory() -> set[int]:
+    found = set()
+    for place in _IN_MEMORY:
+        with contextlib.suppress(OSError):  # an image may have no such directory
+            found.add(os.stat(place).st_dev)
+    return found
+
+
 def _below(top: str, path: str) -> str | None:
     """Return what follows `top` in a path that is `top` or is below it."""
     if path == top:
@@ -211,7 +227,7 @@ def identify(file: int | str) -> tuple[int, Identity]:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     mask, mode, inode, seconds, nanoseconds, major, minor = _FIELDS.unpack(found.raw)
-    born_ns = seconds * 1_000_000_000 + nanoseconds if mask & _BTIME else None
+    born_ns = seconds * 1_000_000_000 + nanoseconds if mask & _BTIME else 0
     return mode, Identity(os.makedev(major, minor), inode, born_ns)
 
 

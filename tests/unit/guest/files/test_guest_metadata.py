@@ -124,11 +124,26 @@ def test_another_birth_is_another_file(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_bytes(b"")
     table.keep(str(path), str(path), ONE)
     mode, identity = identify(str(path))
-    later = identity._replace(born_ns=(identity.born_ns or 0) + 1)
+    later = identity._replace(born_ns=identity.born_ns + 1)
     monkeypatch.setattr(module, "identify", lambda _: (mode, later))
     assert table.of(str(path), path.lstat(), str(path)) is None
     monkeypatch.undo()
     assert table.of(str(path), path.lstat(), str(path)) is None  # it was forgotten then
+
+
+def test_a_volume_that_tells_no_birth_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers may be used again; those of the sandbox's own files are not."""
+    table, path = FileMetadata(), tmp_path / "f"
+    path.write_bytes(b"")
+    mode, identity = identify(str(path))
+    monkeypatch.setattr(module, "identify", lambda _: (mode, identity._replace(born_ns=0)))
+    monkeypatch.setattr(module, "_IN_MEMORY", (str(tmp_path),))
+    table.keep(str(path), str(path), ONE)
+    monkeypatch.setattr(module, "_IN_MEMORY", ("/proc", "/none"))
+    with pytest.raises(Refusal, match="volume"):
+        table.keep(str(path), str(path), ONE)
 
 
 def test_an_identity_is_what_the_kernel_tells_by_other_calls(tmp_path: Path) -> None:
