@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cellwall import AsyncSandbox, Engine, EngineSettings
+from cellwall.model.snapshot import Keep
 from conftest import require_capability
 from kit.arena import Arena
 from kit.copies.hibernated import no_pool
@@ -65,16 +66,17 @@ def test_a_fork_and_its_fork_have_it_and_each_has_its_own(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("keep", ["session", "files"])
-def test_a_hibernation_keeps_it(keep: str) -> None:
+def test_a_hibernation_keeps_it(keep: Keep) -> None:
+    jail = Arena(lambda: Engine(settings=no_pool()))
+
     async def slept() -> None:
-        async with arena.sandbox() as sandbox:
+        async with jail.sandbox() as sandbox:
             await _given(sandbox)
-            await sandbox.hibernate(keep=keep)  # type: ignore[arg-type]
+            await sandbox.hibernate(keep=keep)
             assert sandbox.status == "hibernated"
             assert await _seen(sandbox) == ALL
 
-    arena = Arena(lambda: Engine(settings=no_pool()))
     try:
-        arena.do(slept())
+        jail.do(slept())
     finally:
-        arena.close()
+        jail.close()
