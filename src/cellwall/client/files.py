@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -17,7 +18,7 @@ from cellwall.model.errors import FileError, NotFound
 from cellwall.model.files import FileEntry, Listing
 from cellwall.model.history import Checkpoint, FileChange, Rollback
 from cellwall.model.history import check_name as check_checkpoint_name
-from cellwall.surface.shared.arguments import check_path
+from cellwall.surface.shared.arguments import check_file_metadata, check_path
 from cellwall.surface.shared.transaction import transaction
 from cellwall.surface.trees import local_files
 from cellwall.wire.reading import seconds_of
@@ -67,10 +68,22 @@ class Files:
         async for piece in self._live.pieces(Ask("GET", "/files", {"path": check_path(path)})):
             yield piece
 
-    async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file and create its parents; it appears in one step. Return its size."""
-        data = local_files.check_content(content)
+    async def write(
+        self,
+        path: str,
+        content: str | bytes,
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Write a whole file and create its parents; it appears in one step. Return its size.
+
+        The file has this metadata, and none of what a file there had before.
+        """
+        data, texts = local_files.check_content(content), check_file_metadata(metadata)
         params = {"path": check_path(path), "mode": _octal(mode)}
+        if texts:
+            params["metadata"] = json.dumps(texts)
         answer = await self._live.json(Ask("PUT", "/files", params, content=data, is_held=True))
         return int(answer["size"])
 

@@ -6,7 +6,8 @@ for display, never to be trusted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
@@ -21,6 +22,37 @@ CHANGE_KINDS: dict[str, ChangeKind] = {
 _MOST = 1 << 63
 """Bound on the guest's numbers: no kernel counts that far, and `float` has a bound, too."""
 _MOST_ID = 1 << 32
+_MOST_KEY, _MOST_METADATA_BYTES, _KEY_COST = 246, 4096, 9
+
+
+def check_metadata(metadata: object) -> dict[str, str]:
+    """Return metadata that a file may have: printable ASCII, 4096 bytes. Raises ValueError.
+
+    A key has up to 246 characters, and counts for nine bytes more than it has.
+    """
+    if not isinstance(metadata, Mapping):
+        raise ValueError("metadata of a file: not a mapping")
+    size = 0
+    for key, value in metadata.items():
+        if not _is_plain(key) or not 0 < len(key) <= _MOST_KEY:
+            raise ValueError(
+                f"metadata of a file: {str(key)[:80]!r} is no key: 1 to {_MOST_KEY} characters, "
+                "printable ASCII"
+            )
+        if not _is_plain(value):
+            raise ValueError(
+                f"metadata of a file: the value of {key[:80]!r} is not printable ASCII"
+            )
+        size += _KEY_COST + len(key) + len(value)
+    if size > _MOST_METADATA_BYTES:
+        raise ValueError(
+            f"metadata of a file: keys and values of {size} bytes, {_MOST_METADATA_BYTES} at most"
+        )
+    return dict(metadata)
+
+
+def _is_plain(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isprintable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +73,8 @@ class FileEntry:
     """User id of its owner inside the sandbox; None from an older server."""
     gid: int | None = None
     """Group id, likewise."""
+    metadata: dict[str, str] = field(default_factory=dict, hash=False)
+    """What it was given when it was written."""
 
     @classmethod
     def parse(cls, value: object) -> FileEntry:
@@ -64,6 +98,7 @@ class FileEntry:
             target if isinstance(target, str) else None,
             _id(value.get("uid")),
             _id(value.get("gid")),
+            check_metadata(value.get("metadata", {})),
         )
 
 

@@ -429,6 +429,19 @@ time.sleep(300)"""
         }
         assert found == {"sub/a.txt": "a" * 100_000, "long" * 40 + ".txt": "long name"}
 
+    def test_metadata_follows_a_file(self, subject: Subject) -> None:
+        """What a file was given is shown under its next name, and not of a file in its place."""
+        given = {"author": "me", "of": "x y"}
+        with subject.sandbox() as sandbox:
+            sandbox.files.write("meta/f", "x", metadata=given)
+            sandbox.files.write("meta/none", "x")
+            sandbox.files.move("meta/f", "meta/g")
+            sandbox.commands.run("mv meta/g meta/h && echo more >> meta/h && echo x > meta/g")
+            found = {entry.name: entry.metadata for entry in sandbox.files.list("meta")}
+            assert found == {"h": given, "g": {}, "none": {}}
+            sandbox.files.write("meta/h", "x")
+            assert sandbox.files.stat("meta/h").metadata == {}
+
     # -- life --------------------------------------------------------------------------------
 
     def test_closed_sandbox_refuses_with_the_reason(self, subject: Subject) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cellwall import Engine
-from cellwall.model.errors import Conflict, NotFound
+from cellwall.model.errors import Conflict, FileError, NotFound
 from cellwall.runtimes.volumes import ext4
 from kit.images.volume_walls import ran
 
@@ -56,6 +56,28 @@ except OSError as error:
     assert error.errno == errno.ENOSPC, error
 print(made)
 """
+
+
+def test_metadata_of_a_file_on_a_volume_is_its_own_or_refused(wall: Wall) -> None:
+    """A volume uses the numbers of inodes again; the kernel of gVisor does not tell births."""
+    given = {"author": "me"}
+    again = "rm /data/a; echo x > /data/b; mv /data/b /data/c"
+
+    async def work(engine: Engine) -> None:
+        async with wall.sandbox(engine, DATA) as sandbox:
+            await sandbox.files.write("own", "x", metadata=given)
+            assert (await sandbox.files.stat("own")).metadata == given
+            if wall.runtime == "gvisor":
+                with pytest.raises(FileError, match="no metadata can be kept on this volume"):
+                    await sandbox.files.write("/data/a", "x", metadata=given)
+                assert not await sandbox.files.exists("/data/a")
+                return
+            await sandbox.files.write("/data/a", "x", metadata=given)
+            assert (await sandbox.files.stat("/data/a")).metadata == given
+            await sandbox.commands.run(again)
+            assert (await sandbox.files.stat("/data/c")).metadata == {}
+
+    wall.inside(work)
 
 
 def test_a_volume_is_full_at_its_last_block_and_its_last_inode(wall: Wall) -> None:

@@ -13,6 +13,8 @@ import time
 import httpx
 import pytest
 
+import cellwall
+from cellwall.model.errors import UsageError
 from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, read_all, running
 
 MIB = 1024 * 1024
@@ -60,6 +62,35 @@ def test_mode_and_append(client: httpx.Client, sandbox: str) -> None:
     )
     assert more.json()["size"] == 18
     assert shell(client, sandbox, "./run.sh") == "hi\n"
+
+
+def test_metadata_is_given_and_shown(server: Server, client: httpx.Client, sandbox: str) -> None:
+    given = {"author": "me", "q": 'a&b="%20"'}
+    params = {"path": "f", "metadata": json.dumps(given)}
+    client.put(f"{sandbox}/files", params=params, content=b"x").raise_for_status()
+    assert client.get(f"{sandbox}/files/stat", params={"path": "f"}).json()["metadata"] == given
+    with cellwall.connect(server.address, api_key=ALICE) as remote, remote.Sandbox() as box:
+        box.files.write("f", "x", metadata=given)
+        assert [each.metadata for each in box.files.list()] == [given]
+        with pytest.raises(UsageError, match="printable ASCII"):
+            box.files.write("f", "y", metadata={"k": "ü"})
+        box.files.write("f", "y")
+        assert box.files.stat("f").metadata == {}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"metadata": "{"}, {"metadata": "[]"}, {"metadata": '{"k": 1}'}, {"metadata": '{"": ""}'},
+        {"metadata": json.dumps({"k": "v" * 4087})}, {"metadata": "{}", "append": "true"},
+    ],
+)  # fmt: skip
+def test_metadata_that_no_file_may_have_is_refused(
+    client: httpx.Client, sandbox: str, more: dict[str, str]
+) -> None:
+    answer = client.put(f"{sandbox}/files", params={"path": "refused", **more}, content=b"x")
+    assert (answer.status_code, bool(error_of(answer))) == (400, True), answer.text
+    assert shell(client, sandbox, "ls -A") == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -20,7 +20,7 @@ from cellwall.model.errors import Conflict, FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import GuestRefused, Reply
-from cellwall.surface.shared.arguments import check_path
+from cellwall.surface.shared.arguments import check_file_metadata, check_path
 from cellwall.surface.shared.transaction import transaction
 from cellwall.surface.trees import local_files
 
@@ -107,18 +107,31 @@ class Files:
         with self._translated(f"file_read {path!r}"):
             return await read_file(self._live, check_path(path), READ_CAP_BYTES)
 
-    async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file and create its parents; atomic up to 32 MiB. Return its size."""
-        data = local_files.check_content(content)
+    async def write(
+        self,
+        path: str,
+        content: str | bytes,
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Write a whole file and create its parents; atomic up to 32 MiB. Return its size.
+
+        The file has this metadata, and none of what a file there had before.
+        """
+        data, texts = local_files.check_content(content), check_file_metadata(metadata)
         for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
-            await self._ask(
+            reply = await self._ask(
                 "file_write",
                 path,
                 data[start : start + FILE_CAP_BYTES],
                 append=start > 0,
                 parents=True,
                 mode=mode,
+                **({"metadata": texts} if texts and start == 0 else {}),
             )
+            if start == 0:
+                transfers.check_kept(reply, texts)
             with self._live.speaking():
                 await self._live.channel.wait_writable()
         return len(data)
@@ -189,16 +202,21 @@ class Files:
                 yield data
 
     async def write_stream(
-        self, path: str, pieces: AsyncIterable[bytes], *, mode: int | None = None
+        self,
+        path: str,
+        pieces: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Write a file of any size and create its parents. Return its size.
+        """Write a file of any size and create its parents, like `write`. Return its size.
 
         The file appears under its name in one step.
         """
+        name, texts = check_path(path), check_file_metadata(metadata)
         await self._live.enter()
         with self._translated(f"file_write {path!r}"):
-            name = check_path(path)
-            return await transfers.write_stream(self._live, name, self._noted(pieces), mode)
+            return await transfers.write_stream(self._live, name, self._noted(pieces), mode, texts)
 
     async def append_stream(self, path: str, pieces: AsyncIterable[bytes]) -> int:
         """Append to a file, creating it if necessary; return the number of bytes appended."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cellwall.model.errors import Conflict
 from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
+    from cellwall.runtimes.channel.replies import Reply
 
 PIECE_BYTES = 1024 * 1024
 
@@ -69,7 +71,11 @@ async def read_stream(
 
 
 async def write_stream(
-    live: ClaimedSandbox, path: str, pieces: AsyncIterable[bytes], mode: int | None = None
+    live: ClaimedSandbox,
+    path: str,
+    pieces: AsyncIterable[bytes],
+    mode: int | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> int:
     """Write a file from `pieces` and create its parents; return its size.
 
@@ -79,16 +85,16 @@ async def write_stream(
     joined = rejoined(pieces)
     first = await anext(joined, b"")
     if len(first) < PIECE_BYTES:
-        await _write(live, path, first, append=False, mode=mode)
+        await _write(live, path, first, mode, metadata)
         return len(first)
     folder, slash, _ = path.rpartition("/")
     draft = f"{folder}{slash}.cellwall-upload-{secrets.token_hex(8)}"
     size = 0
     try:
-        await _write(live, draft, first, append=False, mode=mode)
+        await _write(live, draft, first, mode, metadata)
         size = len(first)
         async for piece in joined:
-            await _write(live, draft, piece, append=True, mode=None)
+            await _append(live, draft, piece)
             size += len(piece)
         await live.channel.request("file_move", path=draft, target=path)
     except BaseException:
@@ -103,17 +109,37 @@ async def append_stream(live: ClaimedSandbox, path: str, pieces: AsyncIterable[b
     """Append `pieces` to a file, creating it if necessary; return the number of bytes appended."""
     size = 0
     async for piece in rejoined(pieces):
-        await _write(live, path, piece, append=True, mode=None)
+        await _append(live, path, piece)
         size += len(piece)
     return size
 
 
 async def _write(
-    live: ClaimedSandbox, path: str, data: bytes, *, append: bool, mode: int | None
+    live: ClaimedSandbox,
+    path: str,
+    data: bytes,
+    mode: int | None,
+    metadata: Mapping[str, str] | None,
 ) -> None:
-    await live.channel.request(
-        "file_write", data, path=path, append=append, parents=True, mode=mode
+    given = {"metadata": metadata} if metadata else {}
+    reply = await live.channel.request(
+        "file_write", data, path=path, append=False, parents=True, mode=mode, **given
     )
+    check_kept(reply, metadata)
+    live.touch()
+
+
+def check_kept(reply: Reply, metadata: Mapping[str, str] | None) -> None:
+    """Raise Conflict if a guest has written a file and not kept the metadata for it."""
+    if metadata and reply.header.get("kept") != len(metadata):
+        raise Conflict(
+            "file_write: the file was written, but this sandbox keeps no metadata of files",
+            remedy="it was begun by an older version of cellwall; start another",
+        )
+
+
+async def _append(live: ClaimedSandbox, path: str, data: bytes) -> None:
+    await live.channel.request("file_write", data, path=path, append=True, parents=True, mode=None)
     live.touch()
 
 

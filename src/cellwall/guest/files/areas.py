@@ -10,17 +10,22 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cellwall.guest.channel.errors import Refusal
+from cellwall.guest.files import metadata
 from cellwall.guest.files.tree_walk import AFTER, walk_tree
 from cellwall.guest.files.trees import COPY_BYTES, Packing, Unpacking, archived_name
 
 if TYPE_CHECKING:
     from cellwall.guest.channel.frames import Header
-    from cellwall.guest.files.child_tasks import Task
+    from cellwall.guest.files.child_tasks import Task, Workers
+    from cellwall.guest.files.files import Files
+    from cellwall.guest.files.metadata import FileMetadata, Texts
 
+_METADATA = "metadata"
+"""Name of the last part, where it is no file but the list of files that have metadata."""
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  the sandbox's own
 
 
@@ -62,41 +67,68 @@ def are_empty(home: str) -> bool:
     return True
 
 
-def departure(home: str) -> Task:
-    """Return a task that writes all areas as one tar stream."""
-    return lambda _input, output_w: _pack(areas(home), output_w)
+def departure(home: str, kept: FileMetadata | None = None) -> Task:
+    """Return a task that writes all areas as one tar stream, with the metadata of files."""
+    return lambda _input, output_w: _pack(areas(home), output_w, kept)
 
 
 def arrival(home: str) -> Task:
-    """Return a task that unpacks such a stream."""
-    return lambda input_r, _output: _unpack(areas(home), input_r)
+    """Return a task that unpacks such a stream, and writes the list of metadata to its output."""
+    return lambda input_r, output_w: _unpack(areas(home), input_r, output_w)
 
 
-def _pack(tops: Sequence[str], output_w: int) -> Header:
+def take(workers: Workers, files: Files, number: int, home: str, fd: int) -> None:
+    """Unpack the stream of a descriptor in a worker, then keep the metadata that came with it."""
+    # A file without a name, because a memfd is refused where no cgroup counts its memory.
+    listed = os.open(home, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+    def on_end(is_done: bool) -> None:
+        try:
+            size = os.fstat(listed).st_size
+            if is_done and size:
+                files.opened_metadata().arrive(metadata.read(os.pread(listed, size, 0)))
+        finally:
+            os.close(listed)
+
+    try:
+        workers.start(number, arrival(home), (fd, listed), on_end)
+    except BaseException:
+        os.close(listed)
+        raise
+
+
+def _pack(tops: Sequence[str], output_w: int, kept: FileMetadata | None) -> Header:
+    found: list[tuple[str, Texts]] = []
     with os.fdopen(output_w, "wb", closefd=False) as stream:
         packing = Packing(stream)
-        for number, top in enumerate(tops):
-            for visit in walk_tree(top):
-                if visit.moment != AFTER:
-                    name = f"{number}/{archived_name(visit)}"
-                    packing.add(visit.name, name, visit.status)
-        for name in own_of_root():
-            _pack_of_root(packing, name, f"{len(tops)}/{name}")
+        for name, archived, status in _all(tops):
+            packing.add(name, archived, status)
+            if kept is not None and (texts := kept.of(name, status, archived)):
+                found.append((archived, texts))
+        if found:
+            packing.add_bytes(_METADATA, metadata.written(found))
         return packing.finish()
 
 
-def _pack_of_root(packing: Packing, name: str, archived: str) -> None:
-    """Add an entry of `/`, and what is below it."""
-    path = f"/{name}"
-    status = os.lstat(path)
-    packing.add(path, archived, status)
-    if stat.S_ISDIR(status.st_mode):
-        for visit in walk_tree(path):
-            if visit.moment != AFTER:
-                packing.add(visit.name, f"{archived}/{archived_name(visit)}", visit.status)
+def _all(tops: Sequence[str]) -> Iterator[tuple[str, str, os.stat_result]]:
+    """Yield each entry: its name from where the process is now, its name in the archive."""
+    for number, top in enumerate(tops):
+        yield from _below(top, str(number))
+    for name in own_of_root():
+        path, archived = f"/{name}", f"{len(tops)}/{name}"
+        status = os.lstat(path)
+        yield path, archived, status
+        if stat.S_ISDIR(status.st_mode):
+            yield from _below(path, archived)
 
 
-def _unpack(tops: Sequence[str], input_r: int) -> Header:
+def _below(top: str, archived: str) -> Iterator[tuple[str, str, os.stat_result]]:
+    for visit in walk_tree(top):
+        if visit.moment != AFTER:
+            yield visit.name, f"{archived}/{archived_name(visit)}", visit.status
+
+
+def _unpack(tops: Sequence[str], input_r: int, output_w: int) -> Header:
     unpacking = [
         Unpacking(os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) for top in (*tops, "/")
     ]
@@ -105,6 +137,9 @@ def _unpack(tops: Sequence[str], input_r: int) -> Header:
             mode="r|", fileobj=stream, bufsize=COPY_BYTES
         ) as tar:
             for member in tar:
+                if member.name == _METADATA:
+                    _hand_on(tops, tar, member, output_w)
+                    continue
                 number, _, member.name = member.name.partition("/")
                 unpacking[int(number)].add(tar, member)
                 tar.members = []  # type: ignore[attr-defined]  # or it remembers every one
@@ -114,3 +149,16 @@ def _unpack(tops: Sequence[str], input_r: int) -> Header:
         "files": sum(each.files for each in unpacking),
         "bytes": sum(each.bytes for each in unpacking),
     }
+
+
+def _hand_on(tops: Sequence[str], tar: tarfile.TarFile, member: tarfile.TarInfo, fd: int) -> None:
+    """Write the list of metadata to a file, with the paths that the files have here."""
+    content = tar.extractfile(member)
+    if content is None or member.size > metadata.MOST_LIST_BYTES:
+        raise Refusal("invalid", "copy files: its list of metadata is none, or too long")
+    found = []
+    for archived, texts in metadata.read(content.read()):
+        number, _, name = archived.partition("/")
+        found.append((os.path.join((*tops, "/")[int(number)], name), texts))
+    with os.fdopen(fd, "wb", closefd=False) as file:
+        file.write(metadata.written(found))

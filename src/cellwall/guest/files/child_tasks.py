@@ -82,6 +82,7 @@ class Worker:
         self.feed = feed
         self.output = output
         self.report_r = report_r
+        self.on_end: Callable[[bool], None] = _nothing
         self.has_exited = False
         self.is_cancelled = False
 
@@ -95,15 +96,23 @@ class Workers:
         self._by_pid: dict[int, Worker] = {}
         self._late: Worker | None = None
 
-    def start(self, number: int, task: Task, files: tuple[int, int] = (-1, -1)) -> None:
+    def start(
+        self,
+        number: int,
+        task: Task,
+        files: tuple[int, int] = (-1, -1),
+        on_end: Callable[[bool], None] | None = None,
+    ) -> None:
         """Fork a worker; its `reply` or `fail` follows.
 
         `files` are descriptors that it has as input and output in the place of pipes; -1: a pipe.
+        `on_end` is called in init at its end, before the reply: whether it has done its task.
         """
         at_work = sum(isinstance(worker.output, Pump) for worker in self._by_pid.values())
         if at_work >= MOST_WORKERS:
             raise Refusal("busy", f"worker: {MOST_WORKERS} are at work; wait for one")
         worker = self._fork(number, task, self._pump, files)
+        worker.on_end = on_end or _nothing
         assert isinstance(worker.output, Pump)  # noqa: S101  for the type checker only
         worker.output.begin(number, Meter(2**62))
 
@@ -242,14 +251,25 @@ class Workers:
         finally:
             os.close(worker.report_r)
         if not raw:
+            worker.on_end(False)
             self._channel.send(_silence(worker))
             return
         report: dict[str, Any] = json.loads(raw)
         code = report.pop("code", None)
         if code in CODES:
+            worker.on_end(False)
             self._channel.send(_fail(worker.id, code, str(report.get("message"))))
+            return
+        try:
+            worker.on_end(True)
+        except Refusal as refusal:
+            self._channel.send(_fail(worker.id, refusal.code, refusal.message))
         else:
             self._channel.send({"ev": "reply", "id": worker.id, **report})
+
+
+def _nothing(_is_done: bool) -> None:
+    return
 
 
 def _silence(worker: Worker) -> Header:

@@ -13,13 +13,16 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.channel.frames import MAX_EVENT_BODY_BYTES, Header
 from cellwall.guest.channel.requests import Request
 from cellwall.guest.files.paths import resolve
+
+if TYPE_CHECKING:
+    from cellwall.guest.files.metadata import FileMetadata, Texts
 
 _OPEN_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _PERMISSION_BITS = 0o777
@@ -28,7 +31,7 @@ _MOST_DEPTH = 64
 _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
-def describe(path: str) -> Header:
+def describe(path: str, metadata: FileMetadata | None = None) -> Header:
     """Return what lies at a path, links not followed."""
     found = os.lstat(path)
     entry: Header = {
@@ -43,6 +46,8 @@ def describe(path: str) -> Header:
     }
     if stat.S_ISLNK(found.st_mode):
         entry["target"] = os.readlink(path)
+    if metadata is not None and (texts := metadata.of(path, found, path)):
+        entry["metadata"] = texts
     return entry
 
 
@@ -67,6 +72,8 @@ class Files:
     def __init__(self, config: dict[str, Any]) -> None:
         """Relative paths start at `home`, which is known only once there is a sandbox."""
         self._config = config
+        self.metadata: FileMetadata | None = None
+        """Metadata of files; None as long as none has some."""
 
     def resolve(self, request: Request, name: str = "path") -> str:
         """Return a request's path, made absolute."""
@@ -92,16 +99,42 @@ class Files:
         """Handle `file_write`: replace a file at once, or append to it."""
         path = self.resolve(request)
         mode = request.optional_integer("mode", 0, _PERMISSION_BITS)
+        texts = self._texts(request)
         if request.flag("parents"):
             _make_folders(os.path.dirname(path))
         if request.flag("append"):
             return {"size": _append(path, request.body, mode)}, b""
-        _replace(os.path.realpath(path), request.body, mode)
-        return {"size": len(request.body)}, b""
+        place = os.path.realpath(path)
+
+        def on_written(fd: int) -> None:
+            if texts:
+                self.opened_metadata().keep(fd, place, texts)
+
+        _replace(place, request.body, mode, on_written)
+        # From the number of keys a host learns that this init keeps them.
+        return {"size": len(request.body), "kept": len(texts)}, b""
+
+    def opened_metadata(self) -> FileMetadata:
+        """Return the metadata of files, to which some may be added."""
+        if self.metadata is None:
+            from cellwall.guest.files.metadata import FileMetadata  # most sandboxes have none
+
+            self.metadata = FileMetadata()
+        return self.metadata
+
+    def _texts(self, request: Request) -> Texts:
+        given = request.mapping("metadata")
+        if not given:
+            return {}
+        from cellwall.guest.files.metadata import checked  # as above
+
+        if request.flag("append"):
+            raise Refusal("invalid", "write: an append changes no metadata")
+        return checked(given)
 
     def stat(self, request: Request) -> tuple[Header, bytes]:
         """Handle `file_stat`: return one entry."""
-        return {}, json.dumps(describe(self.resolve(request))).encode()
+        return {}, json.dumps(describe(self.resolve(request), self.metadata)).encode()
 
     def list(self, request: Request) -> tuple[Header, bytes]:
         """Handle `file_list`: return the entries below a directory, as many as fit."""
@@ -111,7 +144,7 @@ class Files:
         texts: list[str] = []
         size = 2
         is_truncated = False
-        for entry in _walk(path, depth, limit):
+        for entry in _walk(path, depth, limit, self.metadata):
             text = json.dumps(entry)
             if len(texts) == limit or size + len(text) + 1 > MAX_EVENT_BODY_BYTES:
                 is_truncated = True
@@ -131,7 +164,10 @@ class Files:
 
     def move(self, request: Request) -> tuple[Header, bytes]:
         """Handle `file_move`: rename, replacing a file at the target."""
-        os.rename(self.resolve(request), self.resolve(request, "target"))
+        source, target = self.resolve(request), self.resolve(request, "target")
+        os.rename(source, target)
+        if self.metadata is not None:
+            self.metadata.note_move(source, target)
         return {}, b""
 
     def remove(self, request: Request) -> tuple[Header, bytes]:
@@ -186,7 +222,7 @@ def _append(path: str, data: bytes, mode: int | None) -> int:
         os.close(fd)
 
 
-def _replace(path: str, data: bytes, mode: int | None) -> None:
+def _replace(path: str, data: bytes, mode: int | None, on_written: Callable[[int], None]) -> None:
     """Write a new file beside the old one and rename it: no process ever sees half of it."""
     final_mode = _mode_of_target(path) if mode is None else mode
     folder, name = os.path.split(path)
@@ -198,6 +234,7 @@ def _replace(path: str, data: bytes, mode: int | None) -> None:
         try:
             _write_all(fd, data)
             os.fchmod(fd, final_mode)
+            on_written(fd)
         finally:
             os.close(fd)
         os.rename(draft, path)
@@ -219,7 +256,7 @@ def _mode_of_target(path: str) -> int:
     return stat.S_IMODE(kind) & _PERMISSION_BITS
 
 
-def _walk(top: str, depth: int, limit: int) -> Iterator[Header]:
+def _walk(top: str, depth: int, limit: int, metadata: FileMetadata | None) -> Iterator[Header]:
     """Yield entries below a directory, each before its children, names in order."""
     pending: list[tuple[str, int]] = []
 
@@ -233,7 +270,7 @@ def _walk(top: str, depth: int, limit: int) -> Iterator[Header]:
     while pending:
         path, level = pending.pop()
         try:
-            entry = describe(path)
+            entry = describe(path, metadata)
         except OSError:
             continue  # it vanished, or its path is too long to be named
         yield entry

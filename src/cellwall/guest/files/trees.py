@@ -12,6 +12,7 @@ process that follows it later is confined as the process that made it.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import tarfile
@@ -155,6 +156,12 @@ class Packing:
             os.close(fd)
         self.files += 1
         self.bytes += member.size
+
+    def add_bytes(self, archived_name: str, data: bytes) -> None:
+        """Add a file that is not one of the sandbox; it is not counted."""
+        member = tarfile.TarInfo(archived_name)
+        member.size = len(data)
+        self._tar.addfile(member, io.BytesIO(data))
 
     def finish(self) -> Header:
         """Write the end of the archive."""

@@ -323,7 +323,14 @@ class Init:
             if error.errno != errno.EXDEV:
                 raise
         source, target = self._files.resolve(request), self._files.resolve(request, "target")
-        self._workers.start(request.id, trees.relocation(source, target))
+        metadata = self._files.metadata
+        leaving = [] if metadata is None else metadata.leaving(source, target)
+
+        def on_end(is_done: bool) -> None:
+            if is_done and metadata is not None:
+                metadata.arrive(leaving)
+
+        self._workers.start(request.id, trees.relocation(source, target), on_end=on_end)
         return None
 
     def _remove(self, request: Request) -> tuple[Header, bytes] | None:
@@ -359,9 +366,11 @@ class Init:
                 raise Refusal("invalid", f"{request.op}: {len(taken)} descriptors came with it")
             if stream and areas.are_empty(home):
                 return {"files": 0, "bytes": 0}, b""
-            task = areas.departure(home) if stream else areas.arrival(home)
-            files = (-1, taken[0]) if stream else (taken[0], -1)
-            self._workers.start(request.id, task, files)
+            if stream:
+                task = areas.departure(home, self._files.metadata)
+                self._workers.start(request.id, task, (-1, taken[0]))
+            else:
+                areas.take(self._workers, self._files, request.id, home, taken[0])
         finally:
             for number in taken:
                 os.close(number)
@@ -388,11 +397,17 @@ class Init:
         if self._standing_by is None:
             self._standing_by = StandingBy(self._loop, self._channel, signal_all)
         self._standing_by.begin(request, self._contexts, self._commands, self._ports)
+        if self._files.metadata is not None:
+            self._files.metadata.stand_by()
 
     def _wake(self, request: Request) -> tuple[Header, bytes]:
         if self._standing_by is None:
             raise Refusal("invalid", "wake: nothing stands by")
-        return self._standing_by.end(request, self._contexts, self._commands, self._ports)
+        answer = self._standing_by.end(request, self._contexts, self._commands, self._ports)
+        if self._files.metadata is not None:
+            is_elsewhere = request.flag("copy") or request.flag("renewed")
+            self._files.metadata.wake(is_elsewhere=is_elsewhere)
+        return answer
 
     def _hold(self, _request: Request) -> tuple[Header, bytes]:
         return {"held": self._signal_all(signal.SIGSTOP)}, b""

@@ -49,7 +49,7 @@ async def write(request: Request) -> None:
         size = (await files.stat(path)).size
     else:
         mode = None if query.mode is None else int(query.mode, 8)
-        size = await files.write_stream(path, pieces, mode=mode)
+        size = await files.write_stream(path, pieces, mode=mode, metadata=query.metadata)
     await request.answer({"path": path, "size": size})
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Json, model_validator
 
 from cellwall.engine.policy.arguments import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
+from cellwall.model.files import check_metadata
 from cellwall.server.schemas.base import Name, StrictModel
 from cellwall.server.schemas.images import ImageName, UserName
 from cellwall.server.schemas.network import NetworkField
@@ -201,6 +202,7 @@ class BatchBody(StrictModel):
     concurrency: Annotated[int, Field(ge=1, le=1024)] | None = None
 
 
+FileMetadata = Annotated[dict[str, str], AfterValidator(check_metadata)]
 Metadata = Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=32)]
 
 
@@ -438,6 +440,13 @@ class WriteQuery(PathQuery):
 
     mode: Annotated[str, Field(pattern="^0?[0-7]{3}$")] | None = None
     append: bool = False
+    metadata: Json[FileMetadata] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> WriteQuery:
+        if self.append and self.metadata is not None:
+            raise ValueError("metadata: an append changes none")
+        return self
 
 
 class RemoveQuery(PathQuery):

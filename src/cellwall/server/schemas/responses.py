@@ -365,6 +365,7 @@ class Entry(Shown):
     target: str | None
     uid: int | None = None
     gid: int | None = None
+    metadata: dict[str, str] = {}
 
 
 class Entries(Shown):

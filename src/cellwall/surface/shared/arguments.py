@@ -5,7 +5,13 @@ Not for what only the engine takes (`engine.policy.arguments`).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cellwall.model.errors import UsageError
+from cellwall.model.files import check_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def check_path(path: str) -> str:
@@ -17,6 +23,14 @@ def check_path(path: str) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"path: {path!r} is not valid Unicode", remedy="give UTF-8") from None
     return path
+
+
+def check_file_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the metadata of a file to write. Raises UsageError."""
+    try:
+        return check_metadata({} if metadata is None else metadata)
+    except ValueError as error:
+        raise UsageError(str(error), remedy="give fewer or shorter texts in ASCII") from None
 
 
 def check_port(port: int, *, lowest: int) -> int:

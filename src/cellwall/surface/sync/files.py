@@ -10,7 +10,7 @@ from cellwall.model.errors import SandboxUnavailable
 from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from cellwall.model.files import FileEntry
@@ -37,17 +37,35 @@ class SyncFiles(Part):
         """Return a file's content."""
         return self._do(lambda: self._inner.files.read_bytes(path))
 
-    def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+    def write(
+        self,
+        path: str,
+        content: str | bytes,
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
         """Write a whole file, parents included; return its size."""
-        return self._do(lambda: self._inner.files.write(path, content, mode=mode))
+        return self._do(
+            lambda: self._inner.files.write(path, content, mode=mode, metadata=metadata)
+        )
 
     async def aread_bytes(self, path: str) -> bytes:
         """Do what `read_bytes` does for a caller on an event loop, which goes on meanwhile."""
         return await self._ado(lambda: self._inner.files.read_bytes(path))
 
-    async def awrite(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+    async def awrite(
+        self,
+        path: str,
+        content: str | bytes,
+        *,
+        mode: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
         """Do what `write` does for a caller on an event loop, which goes on meanwhile."""
-        return await self._ado(lambda: self._inner.files.write(path, content, mode=mode))
+        return await self._ado(
+            lambda: self._inner.files.write(path, content, mode=mode, metadata=metadata)
+        )
 
     def append(self, path: str, content: str | bytes) -> None:
         """Append to a file, making it if need be."""

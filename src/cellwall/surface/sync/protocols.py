@@ -7,7 +7,7 @@ implementations say what each call does. Calls with many options are declared by
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -92,7 +92,14 @@ class AnyFiles(Protocol):
     """The files of one sandbox."""
 
     async def read_bytes(self, path: str) -> bytes: ...
-    async def write(self, path: str, content: str | bytes, *, mode: int | None = ...) -> int: ...
+    async def write(
+        self,
+        path: str,
+        content: str | bytes,
+        *,
+        mode: int | None = ...,
+        metadata: Mapping[str, str] | None = ...,
+    ) -> int: ...
     async def append(self, path: str, content: str | bytes) -> None: ...
     async def stat(self, path: str) -> FileEntry: ...
     async def exists(self, path: str) -> bool: ...

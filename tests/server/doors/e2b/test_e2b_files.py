@@ -122,12 +122,6 @@ def test_reading_says_what_is_wrong(box: Sandbox) -> None:
         box.files.write("/tmp", "x")
 
 
-def test_metadata_that_is_not_kept_is_refused(box: Sandbox) -> None:
-    with pytest.raises(InvalidArgumentException, match="metadata"):
-        box.files.write("with", "x", metadata={"a": "b"})
-    assert not box.files.exists("with")
-
-
 # -- watches -----------------------------------------------------------------------------------
 
 

@@ -47,6 +47,13 @@ def test_a_file_and_its_parents_belong_to_who_wrote_it(box: Sandbox) -> None:
     assert _owners(box, "/home/app/written", "/home/app/written/by/app") == ["app"] * 2
 
 
+def test_metadata_of_a_file_of_another_user_is_kept(box: Sandbox) -> None:
+    box.files.write("with", "x", user="app", metadata={"of": "app"})
+    renamed = box.files.rename("with", "renamed", user="app")
+    assert renamed.metadata == box.files.get_info("/home/app/renamed").metadata == {"of": "app"}
+    assert box.files.get_info("/etc/passwd").metadata is None
+
+
 def test_the_parents_of_what_is_moved_belong_to_who_moved_it(box: Sandbox) -> None:
     box.files.write("old", "x", user="app")
     box.files.rename("old", "moved/to/new", user="app")

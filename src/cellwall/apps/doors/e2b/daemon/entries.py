@@ -37,6 +37,7 @@ async def described(files: Files, entry: FileEntry, users: Users) -> Value:
         "owner": users.user(entry.uid),
         "group": users.group(entry.gid),
         "modified_time": entry.mtime,
+        "metadata": entry.metadata,
     }
     if entry.type == "symlink":
         end = await _followed(files, entry)

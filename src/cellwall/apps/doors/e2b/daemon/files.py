@@ -19,6 +19,7 @@ from cellwall.apps.doors.e2b.daemon.filesystem import first_missing, give
 from cellwall.apps.doors.e2b.daemon.users import account
 from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import FileError
+from cellwall.model.files import check_metadata
 from cellwall.server.core.errors import HttpError, status_of
 from cellwall.server.core.request import too_large
 from cellwall.server.streaming.uploads import FormReader
@@ -110,26 +111,42 @@ def _read_error(error: FileError, path: str) -> Exception:
 
 async def _write(seat: Seat) -> None:
     request, query = seat.request, _query(seat.request)
-    refused = next((name for name in request.headers if name.startswith(_METADATA)), None)
-    if refused is not None:
-        raise invalid(f"{refused}: metadata of files is not kept here")
+    metadata = _metadata(request)
     who = await account(seat, query.get("username"))
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == "multipart/form-data":
-        written = await _form(seat, who, query.get("path"))
+        written = await _form(seat, who, query.get("path"), metadata)
     elif media == _OCTETS:
         if not query.get("path"):
             raise invalid("path: it is missing")
         path = who.path(query["path"])
-        await _put(seat, who, path, _plain(request))
+        await _put(seat, who, path, _plain(request), metadata)
         written = [path]
     else:
         raise HttpError(415, "content_type", f"content type {media[:80]!r} is not taken")
-    shown = [{"path": path, "name": posixpath.basename(path), "type": "file"} for path in written]
+    more = {"metadata": metadata} if metadata else {}
+    shown = [
+        {"path": path, "name": posixpath.basename(path), "type": "file", **more} for path in written
+    ]
     await request.answer_bytes(json.dumps(shown).encode("ascii"), "application/json")
 
 
-async def _form(seat: Seat, who: Account, given: str | None) -> list[str]:
+def _metadata(request: Request) -> dict[str, str]:
+    """Return the metadata that a request gives all its files. Raises ConnectError."""
+    found: dict[str, str] = {}
+    for raw_name, value in request.scope["headers"]:
+        name = raw_name.decode("latin-1").lower()
+        if name.startswith(_METADATA):  # of repeated ones the first counts
+            found.setdefault(name.removeprefix(_METADATA), value.decode("latin-1"))
+    try:
+        return check_metadata(found)
+    except ValueError as error:
+        raise invalid(str(error)) from None
+
+
+async def _form(
+    seat: Seat, who: Account, given: str | None, metadata: Mapping[str, str]
+) -> list[str]:
     if "content-encoding" in seat.request.headers:
         raise invalid("content-encoding: forms are taken plain")
     reader = FormReader(seat.request)
@@ -141,7 +158,7 @@ async def _form(seat: Seat, who: Account, given: str | None) -> list[str]:
         path = who.path(given or name)
         if path in written:
             raise invalid(f"path '{path}': it comes twice in one request")
-        await _put(seat, who, path, reader.pieces(part))
+        await _put(seat, who, path, reader.pieces(part), metadata)
         written.append(path)
     if not written:
         raise invalid("form: there is no file in it")
@@ -182,7 +199,13 @@ async def inflated(pieces: AsyncIterator[bytes], most_bytes: int) -> AsyncGenera
         raise invalid("gzip: it ends too early")
 
 
-async def _put(seat: Seat, who: Account, path: str, pieces: AsyncIterator[bytes]) -> None:
+async def _put(
+    seat: Seat,
+    who: Account,
+    path: str,
+    pieces: AsyncIterator[bytes],
+    metadata: Mapping[str, str],
+) -> None:
     """Write a file and its parents, and give them to the user who asked."""
     top = await first_missing(seat.sandbox.files, path, who)
     begin = bytearray()
@@ -193,7 +216,8 @@ async def _put(seat: Seat, who: Account, path: str, pieces: AsyncIterator[bytes]
             is_whole = False
             break
     content = bytes(begin) if is_whole else lambda: _joined(bytes(begin), pieces)
-    ask = Ask("PUT", "/files", {"path": path}, content=content, is_held=True, is_repeatable=False)
+    params = {"path": path, **({"metadata": json.dumps(metadata)} if metadata else {})}
+    ask = Ask("PUT", "/files", params, content=content, is_held=True, is_repeatable=False)
     try:
         await seat.live.json(ask)
     except FileError as error:
