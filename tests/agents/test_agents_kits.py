@@ -21,6 +21,7 @@ PRINTED = {
     "dspy": "{'output': 42}\n",
     "strands": "0 3\n",
     "adk": "42\n",
+    "environment": "0 3\n",
     "agents": "['shell', 'apply_patch']\n",
     "mini": "42 3\n",
 }

@@ -1,7 +1,7 @@
 """Integrations: cellwall in the frameworks for agents, evaluations and tests.
 
-One thin module for each framework, imported only by the program that uses it; each names the extra
-that installs its framework. Shared modules: `calls` parses a model's request, `answers` makes the
-reply, `code_tool` keeps one sandbox for a conversation. They use the public library, so a sandbox
-may be embedded or a server's.
+One thin module for each framework, a package where the framework has several interfaces, imported
+only by the program that uses it; each names the extra that installs its framework. Shared modules:
+`calls` parses a model's request, `answers` makes the reply, `code_tool` keeps one sandbox for a
+conversation. They use the public library, so a sandbox may be embedded or a server's.
 """

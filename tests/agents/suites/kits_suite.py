@@ -267,6 +267,104 @@ class TestGoogleAdk:
         assert any("42" in each for each in asyncio.run(ask()))
 
 
+class TestGoogleAdkEnvironment:
+    """ADK: the shell and the editor that its toolset gives to an agent."""
+
+    @pytest.fixture
+    def environment(self) -> Any:
+        from cellwall.integrations.google_adk import CellwallEnvironment
+
+        made = CellwallEnvironment(files={"old.txt": "one\ntwo\n"})
+        yield made
+        asyncio.run(made.close())
+
+    def test_is_one_of_theirs_and_keeps_files(self, environment: Any) -> None:
+        from google.adk.environment import BaseEnvironment
+
+        async def use() -> None:
+            with pytest.raises(RuntimeError, match="initialize"):
+                await environment.execute("true")
+            await environment.initialize()
+            await environment.initialize()
+            assert environment.is_initialized
+            where = await environment.execute("pwd; echo err >&2; exit 3")
+            assert where.stdout == f"{environment.working_dir}\n"
+            assert (where.stderr, where.exit_code, where.timed_out) == ("err\n", 3, False)
+            await environment.write_file("a/b.bin", b"\x00\xff")
+            assert await environment.read_file(environment.working_dir / "a/b.bin") == b"\x00\xff"
+            with pytest.raises(FileNotFoundError):
+                await environment.read_file("nix")
+            with pytest.raises(PermissionError):
+                await environment.write_file("/etc/x", "x")
+
+        assert isinstance(environment, BaseEnvironment)
+        asyncio.run(use())
+
+    def test_late_commands_say_so(self, environment: Any) -> None:
+        async def use() -> Any:
+            await environment.initialize()
+            return await environment.execute("echo begun; sleep 60", timeout=1)
+
+        late = asyncio.run(use())
+        assert (late.timed_out, late.stdout) == (True, "begun\n")
+        assert late.exit_code != 0
+
+    def test_after_the_sandbox_ended_a_command_says_so_and_is_not_run(
+        self, environment: Any
+    ) -> None:
+        async def use() -> None:
+            await environment.initialize()
+            environment._keeper.take()[0].close()
+            with pytest.raises(FileNotFoundError):
+                await environment.read_file("old.txt")
+            said = await environment.execute("echo ran > mark")
+            assert (said.exit_code, said.stdout) == (125, "")
+            assert "has ended" in said.stderr
+            assert (await environment.execute("ls")).stdout == "old.txt\n"
+
+        asyncio.run(use())
+
+    def test_close_destroys_what_it_made(self, environment: Any) -> None:
+        from cellwall.integrations.google_adk import CellwallEnvironment
+
+        async def use(each: Any) -> Any:
+            await each.initialize()
+            sandbox = each._keeper.take()[0]
+            await each.close()
+            await each.close()
+            with pytest.raises(RuntimeError, match="initialize"):
+                await each.read_file("old.txt")
+            return sandbox
+
+        assert asyncio.run(use(environment)).status == "stopped"
+        with cellwall.Sandbox("python") as given:
+            assert asyncio.run(use(CellwallEnvironment(sandbox=given))) is given
+            assert given.run("6 * 7").text == "42"
+
+    def test_an_agent_of_theirs_has_the_tools(self, environment: Any) -> None:
+        from google.adk.tools.environment import EnvironmentToolset
+
+        async def use() -> None:
+            toolset = EnvironmentToolset(environment=environment)
+            tools = {type(each).__name__: each for each in await toolset.get_tools()}
+
+            async def call(kind: str, **args: Any) -> Any:
+                return await tools[kind].run_async(args=args, tool_context=None)
+
+            change = {"old_string": "two", "new_string": "TWO"}
+            assert (await call("EditFileTool", path="old.txt", **change))["status"] == "ok"
+            assert (await call("EditFileTool", path="old.txt", **change))["status"] == "error"
+            assert (await call("WriteFileTool", path="b.txt", content="b\n"))["status"] == "ok"
+            assert "TWO" in (await call("ReadFileTool", path="old.txt"))["content"]
+            said = await call("ExecuteTool", command="cat old.txt b.txt")
+            assert said == {"status": "ok", "stdout": "one\nTWO\nb\n"}
+            sandbox = environment._keeper.take()[0]
+            await toolset.close()
+            assert sandbox.status == "stopped"
+
+        asyncio.run(use())
+
+
 def _parts(event: Any) -> list[Any]:
     return event.content.parts or [] if event.content else []
 

@@ -1,8 +1,8 @@
 """A code executor for Google's ADK: `LlmAgent(code_executor=CellwallCodeExecutor(), …)`.
 
-Needs `google-adk`; `pip install 'cellwall[google-adk]'`. Each session of an agent has a sandbox of
-its own whose variables and files stay, and each of a model's code blocks is a cell in it. The
-invariant: sessions share nothing, and at most `most_sessions` have a sandbox.
+Each session of an agent has a sandbox of its own whose variables and files stay, and each of a
+model's code blocks is a cell in it. The invariant: sessions share nothing, and at most
+`most_sessions` have a sandbox.
 """
 
 from __future__ import annotations
