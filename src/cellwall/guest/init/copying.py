@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.init_link import MOST_FILES
+from cellwall.guest.init import boot_id
 from cellwall.guest.process import processes
 from cellwall.guest.transplant import lists, walker
 from cellwall.guest.transplant.lists import OpenFile, Pipes, Sizes, Source
@@ -278,6 +279,7 @@ class Copies:
         from cellwall.guest.files.areas import are_empty  # only a source needs it
 
         answer: Header = {"records": made.records, "strings": made.strings, "left": left}
+        answer["boot_id"] = boot_id.known(self._config)
         has_files = not are_empty(str(self._config["home"]))
         return made.message, answer | {"has_files": has_files}, b""
 
@@ -320,6 +322,7 @@ class Copies:
             message = lists.become_message(ready.pipes, ready.free, sizes, reseed=reseed)
         except Unlike as error:
             raise Refusal("unsupported", f"become: {error}") from None
+        boot_id.take(self._config, request.text("boot_id", ""))
         connection.send_raw(message)
         if not connection.is_sent:
             context.kill()  # it has a part of a list, and would take the next one for the rest
