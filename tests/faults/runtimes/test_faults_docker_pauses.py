@@ -16,6 +16,7 @@ from cellwall.runtimes.docker import sandbox as docker_sandbox
 from cellwall.runtimes.docker.daemon import Daemon, Refused
 from cellwall.runtimes.docker.sandbox import DockerSandbox
 from cellwall.testing.bare import BareTemplates
+from kit.copies.hibernated import status
 from kit.faults.unfreezable import is_in_call, unfreezable
 from kit.waiting import wait_until
 
@@ -73,7 +74,7 @@ def test_pause_waits_for_a_process_that_does_not_stop_yet(
                 assert not pausing.done()
                 process.kill()
                 await pausing
-            assert sandbox.status == "paused"
+            assert status(sandbox) == "paused"
             assert (await sandbox.run("print(x)")).stdout == "1\n"
 
     asyncio.run(paused())
@@ -94,10 +95,10 @@ def test_pause_that_stays_impossible_is_an_error_and_the_sandbox_runs_on(
                 await asyncio.to_thread(wait_until, lambda: is_in_call(process), "it waits")
                 with pytest.raises(CapacityError, match=r"did not stop within 0\.5 s; try again"):
                     await sandbox.pause()
-                assert sandbox.status == "running"
+                assert status(sandbox) == "running"
                 assert (await sandbox.run("print(x)")).stdout == "1\n"
             await sandbox.pause()
-            assert sandbox.status == "paused"
+            assert status(sandbox) == "paused"
 
     asyncio.run(refused())
     assert refusals
