@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.init_link import MOST_FILES
-from cellwall.guest.init import boot_id
-from cellwall.guest.process import processes
+from cellwall.guest.process import boot_id, processes
 from cellwall.guest.transplant import lists, walker
 from cellwall.guest.transplant.lists import OpenFile, Pipes, Sizes, Source
 from cellwall.guest.transplant.memory_map import Base, Unlike
