@@ -63,6 +63,13 @@ class Conflict(CellwallError):
 
     code = "conflict"
 
+    def __init__(
+        self, message: str, *, remedy: str | None = None, is_passing: bool = False
+    ) -> None:
+        """`is_passing`: the state ends by itself; the same request may succeed a moment later."""
+        super().__init__(message, remedy=remedy)
+        self.is_passing = is_passing
+
 
 class CapacityError(CellwallError):
     """There is no room now."""

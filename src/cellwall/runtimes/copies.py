@@ -41,6 +41,8 @@ class SessionImage:
     """Word with which a guest that was written down whole goes on; empty: only a session was."""
     last_id: int = 0
     """Id of the latest request that a guest that was written down whole has got."""
+    boot_id: str = ""
+    """Boot id of the session, which its copies keep; empty: it is not known, or not in a file."""
 
     @property
     def has_session(self) -> bool:

@@ -14,6 +14,7 @@ import errno
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,6 +203,13 @@ class RuntimeContract(
         monkeypatch.setenv("CELLWALL_TEST_SECRET", "leak")
         code = "import os; print(os.environ.get('CELLWALL_TEST_SECRET'), os.environ.get('MINE'))"
         assert subject.run(code, env={"MINE": "yes"}).stdout == "None yes\n"
+
+    def test_each_sandbox_has_a_boot_id_of_its_own(self, subject: Subject) -> None:
+        """It is another one each time, and not the host's, which would name the machine."""
+        path = "/proc/sys/kernel/random/boot_id"
+        host = Path(path).read_text(encoding="ascii").strip()
+        found = {subject.run(f"print(open({path!r}).read(), end='')").stdout for _ in range(3)}
+        assert len({host, *(str(uuid.UUID(each.strip())) for each in found)}) == 4
 
     # -- limits ------------------------------------------------------------------------------
 

@@ -289,6 +289,9 @@ def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
     if code == "host_unsupported":
         return HostUnsupported("server", message, remedy=remedy or "ask the operator")
     if code in _PLAIN:
-        return _PLAIN[code](message, remedy=remedy)
+        made = _PLAIN[code](message, remedy=remedy)
+        if isinstance(made, Conflict):
+            made.is_passing = error.get("passing") is True
+        return made
     # Codes of HTTP alone: a wrong request of the client, or a failure of the server.
     return (UsageError if status < 500 else CellwallError)(message, remedy=remedy)

@@ -35,6 +35,7 @@ class TestGvisorRuntime(RuntimeContract):
     runtime_name = "gvisor"
     isolation = "kernel"
     deviations: ClassVar[dict[str, str]] = {
+        "test_each_sandbox_has_a_boot_id_of_its_own": "gVisor's kernel has none",
         "test_limit_leaves_no_process": _HIDDEN,
         "test_cancelled_call_leaves_no_process": _HIDDEN,
         "test_terminal_is_a_terminal": "gVisor sends no SIGWINCH and stops no job at ^Z",

@@ -229,8 +229,9 @@ def test_request_in_the_middle_keeps_it_alive(
                 return written
 
             monkeypatch.setattr(arena.engine.copies, "write_files", and_a_file)
-            with pytest.raises(Conflict, match="it was used meanwhile"):
+            with pytest.raises(Conflict, match="it was used meanwhile") as caught:
                 await sandbox.hibernate(keep="files")
+            assert caught.value.is_passing
             monkeypatch.undo()
             await _go_on(sandbox)
             assert await sandbox.files.read("late") == "text"

@@ -4,9 +4,10 @@ A probe: sent into the sandbox and to the controls behind `probe_kit`. What coul
 only opened.
 """
 
+import ctypes
 import os
 
-from kit.probes.probe_kit import SETTING, attempt, each, open_to_write, read
+from kit.probes.probe_kit import LIBC, SETTING, attempt, each, open_to_write, read
 
 FILES = ("environ", "maps", "mem", "stack", "syscall", "auxv", "io", "pagemap", "fd", "cwd", "exe")
 
@@ -56,10 +57,24 @@ def name_of_the_host() -> None:
         raise OSError(2, "another name")
 
 
-@attempt("H11", "root")
-def boot_of_the_host() -> None:
-    if read("/proc/sys/kernel/random/boot_id").strip() != SETTING["boot_id"]:
+def boot_of_the_host(root: str) -> None:
+    if read(f"{root}/proc/sys/kernel/random/boot_id").strip() != SETTING["boot_id"]:
         raise OSError(2, "another id")
+
+
+ROOTS = ["", "/proc/self/root", "/proc/1/root", f"/proc/{os.getpid()}/task/{os.getpid()}/root"]
+each("H11", "root", ROOTS, boot_of_the_host)
+
+
+@attempt("H11", "root")
+def boot_of_the_host_by_its_number() -> None:
+    """sysctl(2), of kernels before 5.5: CTL_KERN, KERN_RANDOM, RANDOM_BOOT_ID."""
+    names, found = (ctypes.c_int * 3)(1, 40, 3), ctypes.create_string_buffer(16)
+    size, at = ctypes.c_size_t(16), ctypes.addressof
+    words = (ctypes.c_size_t * 10)(at(names), 3, at(found), at(size))
+    is_there = os.uname().machine == "x86_64" and not LIBC.syscall(ctypes.c_long(156), words)
+    if not is_there or found.raw.hex() != SETTING["boot_id"].replace("-", ""):
+        raise OSError(2, "no such call")
 
 
 @attempt("H01", "root")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import resource
+import uuid
 from dataclasses import asdict, replace
 
 import pytest
 
-from cellwall.jail.plan import plan, steps, views
+from cellwall.jail.plan import boot_id, image_plan, plan, steps, views
 from cellwall.linux.syscalls import mounts
 
 FACTS = plan.HostFacts(
@@ -83,7 +84,7 @@ def test_sockets_in_trees_that_are_bound_are_covered() -> None:
     assert at > bound
 
 
-def test_root_itself_ends_read_only() -> None:
+def test_root_itself_ends_read_last() -> None:
     remounts = [s for s in plan.root_plan(FACTS, ROOT) if isinstance(s, steps.Remount)]
     assert [s.path for s in remounts] == [plan.OWN, "/etc", plan.VAR, "/"]
     assert all(s.attributes & mounts.ATTR_RDONLY for s in remounts)
@@ -128,10 +129,45 @@ def test_own_counts_are_bounded_while_the_settings_can_be_reached() -> None:
         "max_inotify_watches": 8192,
         "max_user_namespaces": 0,
     }
-    (mounted,) = (n for n, step in enumerate(found) if step == steps.Enter(plan.ROOT))
-    (covered,) = (n for n, step in enumerate(found) if getattr(step, "path", "") == "/proc/sys")
+    mounted, covered = (_last(found, f"{plan.ROOT}/proc{name}") for name in ("", "/sys"))
     assert all(mounted < found.index(step) < covered for step in settings)
-    assert all(step.path.startswith("/proc/sys/user/") for step in settings)
+    assert all(step.path.startswith(f"{plan.ROOT}/proc/sys/user/") for step in settings)
+
+
+def _last(found: list[steps.Step], path: str) -> int:
+    """The place of the last step at a path: what is mounted there is seen."""
+    return max(n for n, step in enumerate(found) if getattr(step, "path", "") == path)
+
+
+@pytest.mark.parametrize("image", [(), (0, 0)])
+def test_boot_id_is_a_file_of_its_own_under_a_mount_that_is_read_last(
+    image: tuple[int, ...],
+) -> None:
+    made = image_plan.sandbox_plan if image else plan.sandbox_plan
+    found = list(made(FACTS, replace(SHAPE, image=image)).steps)
+    path = f"{plan.ROOT}/proc/sys/kernel/random/boot_id"
+    (written,) = (n for n, step in enumerate(found) if isinstance(step, steps.BootId))
+    (shown,) = (n for n, step in enumerate(found) if step == steps.Cover("/tmp/boot_id", path))
+    (locked,) = (
+        n for n, step in enumerate(found) if getattr(step, "path", "") == path and n > shown
+    )
+    assert _last(found, f"{plan.ROOT}/proc/sys") < written < shown < locked
+    assert isinstance(found[locked], steps.Remount)
+    assert getattr(found[locked], "attributes") & mounts.ATTR_RDONLY  # noqa: B009 - any step
+
+
+def test_boot_ids_are_random_and_forgotten() -> None:
+    drawn = set()
+    for _ in range(50):
+        boot_id.draw()
+        text = boot_id.TEXT.raw.decode()
+        made = uuid.UUID(text.removesuffix("\n"))
+        assert (f"{made}\n", made.version, made.variant) == (text, 4, uuid.RFC_4122)
+        drawn.add(made)
+    assert len(drawn) == 50
+    assert all(len({each.bytes[at] for each in drawn}) > 3 for at in range(16))
+    boot_id.forget()
+    assert boot_id.TEXT.raw == b"00000000-0000-0000-0000-000000000000\n"
 
 
 # -- views -----------------------------------------------------------------------------------

@@ -117,6 +117,7 @@ FAILURES: list[errors.CellwallError] = [
     errors.CapacityError("m", retry_after_s=7, remedy="do"),
     errors.QuotaExceeded("cpus", "m", retry_after_s=7, remedy="do"),
     errors.SandboxUnavailable("m"),
+    errors.Conflict("m", remedy="try again", is_passing=True),
     errors.FileError("m", reason="no_space"),
     errors.HostUnsupported("x", "m", remedy="do"),
 ]
@@ -131,7 +132,7 @@ def test_error_survives_the_way(failure: errors.CellwallError) -> None:
     assert (found.message, found.remedy, found.request_id) == (
         failure.message, failure.remedy, "r1",
     )  # fmt: skip
-    for name in ("reason", "retry_after_s", "quota", "position"):
+    for name in ("reason", "retry_after_s", "quota", "position", "is_passing"):
         assert getattr(found, name, None) == getattr(failure, name, None)
 
 

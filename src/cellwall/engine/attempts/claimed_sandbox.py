@@ -169,7 +169,9 @@ class ClaimedSandbox:
 
     def _check_steady(self) -> None:
         if self.is_restoring:
-            raise Conflict("sandbox: its work area is being rolled back", remedy="try again")
+            raise Conflict(
+                "sandbox: its work area is being rolled back", remedy="try again", is_passing=True
+            )
 
     @contextlib.contextmanager
     def being_copied(self) -> Iterator[None]:
@@ -229,6 +231,7 @@ class ClaimedSandbox:
             return Conflict(
                 f"sandbox {self.spec.sandbox_id}: it was hibernated in the middle of this request",
                 remedy="make the request again",
+                is_passing=True,
             )
         reason = self.ended_because or str(self.channel.lost)
         return SandboxUnavailable(

@@ -260,7 +260,9 @@ class Pausing:
         live, until = self._live, self._loop.time() + _STEADY_S
         while live.ending or any(recorder.is_ended for recorder in live.running):
             if self._loop.time() > until:
-                raise Conflict("pause: an execution in it is being ended", remedy="try again")
+                raise Conflict(
+                    "pause: an execution in it is being ended", remedy="try again", is_passing=True
+                )
             await asyncio.sleep(_LOOK_S)
             live.check_alive()
 
@@ -338,6 +340,7 @@ class Pausing:
                 raise Conflict(
                     f"hibernate: {self._live.spec.sandbox_id}: it has just come back",
                     remedy="try again",
+                    is_passing=True,
                 )
             return hibernation.forget_session()
 

@@ -517,7 +517,8 @@ def _most_of(limits: Limits) -> int:
 
 def _refused(step: str, refusal: GuestRefused) -> CellwallError:
     if refusal.reason in {"unsupported", "busy", "no_context", "too_large", "permission"}:
-        return Conflict(f"{step}: {refusal}", remedy="see docs/state.md for what can be copied")
+        remedy = "see docs/state.md for what can be copied"
+        return Conflict(f"{step}: {refusal}", remedy=remedy, is_passing=refusal.reason == "busy")
     if refusal.reason == "no_space":
         remedy = "raise the limits memory_mb or disk_mb, or remove files first"
         return CapacityError(f"{step}: {refusal}", retry_after_s=1.0, remedy=remedy)

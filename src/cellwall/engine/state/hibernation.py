@@ -264,7 +264,9 @@ async def _answered(live: ClaimedSandbox) -> None:
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise Conflict(
-            f"hibernate: {live.spec.sandbox_id}: a request to it is under way", remedy="try again"
+            f"hibernate: {live.spec.sandbox_id}: a request to it is under way",
+            remedy="try again",
+            is_passing=True,
         ) from None
     live.check_alive()
 
@@ -272,7 +274,9 @@ async def _answered(live: ClaimedSandbox) -> None:
 def _check_unused(live: ClaimedSandbox, *, is_used: bool) -> None:
     if is_used:
         raise Conflict(
-            f"hibernate: {live.spec.sandbox_id}: it was used meanwhile", remedy="try again"
+            f"hibernate: {live.spec.sandbox_id}: it was used meanwhile",
+            remedy="try again",
+            is_passing=True,
         )
 
 

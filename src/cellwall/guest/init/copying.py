@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.init_link import MOST_FILES
-from cellwall.guest.process import processes
+from cellwall.guest.process import boot_id, processes
 from cellwall.guest.transplant import lists, walker
 from cellwall.guest.transplant.lists import OpenFile, Pipes, Sizes, Source
 from cellwall.guest.transplant.memory_map import Base, Unlike
@@ -278,6 +278,7 @@ class Copies:
         from cellwall.guest.files.areas import are_empty  # only a source needs it
 
         answer: Header = {"records": made.records, "strings": made.strings, "left": left}
+        answer["boot_id"] = boot_id.known(self._config)
         has_files = not are_empty(str(self._config["home"]))
         return made.message, answer | {"has_files": has_files}, b""
 
@@ -320,6 +321,7 @@ class Copies:
             message = lists.become_message(ready.pipes, ready.free, sizes, reseed=reseed)
         except Unlike as error:
             raise Refusal("unsupported", f"become: {error}") from None
+        boot_id.take(self._config, request.text("boot_id", ""))
         connection.send_raw(message)
         if not connection.is_sent:
             context.kill()  # it has a part of a list, and would take the next one for the rest

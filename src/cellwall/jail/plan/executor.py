@@ -12,6 +12,7 @@ from typing import List, Optional, Sequence, Tuple
 from cellwall.jail.plan.steps import (
     Attach,
     Bind,
+    BootId,
     Copy,
     Cover,
     Device,
@@ -61,7 +62,7 @@ def prepare(steps: Sequence[Step], free_fd: int) -> Tuple[Prepared, ...]:
     for step in steps:
         if isinstance(step, _SIMPLE):
             calls += step.prepared("")
-        elif isinstance(step, (File, Setting)):
+        elif isinstance(step, (File, BootId, Setting)):
             calls += step.prepared("", free_fd)
         else:
             raise TypeError(f"{step.describe()}: a fork cannot do this step")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Mapping, Tuple
 
-from cellwall.jail.plan import plan, views
+from cellwall.jail.plan import plan
 from cellwall.jail.plan import steps as s
 from cellwall.linux.syscalls import mounts as m
 
@@ -46,7 +46,7 @@ POINTS = {
 _AREA = "/tmp"  # noqa: S108 - of the root under construction
 _LOWER, _UPPER, _WORK = f"{_AREA}/image", f"{_AREA}/upper", f"{_AREA}/work"
 _ROOT = plan.ROOT
-_OWN_INODES = 9
+_OWN_INODES = 10
 """Number of inodes in the work area that are not the user's: the directories below, and one that
 the overlay makes for its work."""
 _READ_ONLY = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
@@ -88,7 +88,6 @@ def _own_root(facts: plan.HostFacts, shape: plan.Shape) -> List[s.Step]:
         s.Attach(_LOWER, IMAGE_FD),
         *(s.Directory(path) for path in (_UPPER, _WORK, _ROOT)),
         s.Directory(f"{_AREA}/shm", 0o1777),
-        s.File(f"{_AREA}/meminfo", views.meminfo(shape.memory_mb)),
         s.Mount("overlay", _ROOT, flags, m.changeable(_LOWER, _UPPER, _WORK)),
         s.Cover(plan.OWN, _ROOT + plan.OWN),
         s.Remount(_ROOT + plan.OWN, _READ_ONLY | m.ATTR_NOEXEC),
@@ -97,8 +96,7 @@ def _own_root(facts: plan.HostFacts, shape: plan.Shape) -> List[s.Step]:
         s.Cover("/dev", f"{_ROOT}/dev", is_whole=True),
         s.Cover(f"{_AREA}/shm", f"{_ROOT}/dev/shm"),  # noqa: S108 - in the sandbox
         s.Mount("proc", f"{_ROOT}/proc", flags | m.MS_NOEXEC),
-        s.Cover(f"{_AREA}/meminfo", f"{_ROOT}/proc/meminfo"),
-        s.Remount(f"{_ROOT}/proc/meminfo", _READ_ONLY | m.ATTR_NOEXEC),
+        *plan.own_files_of_proc(facts, shape),
     ]
 
 

@@ -46,6 +46,8 @@ NONE = "/none"
 FIRST_MOUNT_FD = 4
 """Descriptor of the first mount that comes with a request, in a new sandbox: a worker receives
 mounts behind the channel."""
+BOOT_ID_FD = 62
+"""Descriptor at which the file with its boot id stays open in a new sandbox."""
 ROOT = f"{_WORK}/root"
 """Path of the directory that becomes a sandbox's root; inside, it is the only part of the work area
 that can be reached."""
@@ -293,10 +295,9 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
 
 def kernel_views(facts: HostFacts, shape: Shape) -> Tuple[s.Step, ...]:
     """Return the steps in a sandbox's new root: what it sees of the kernel, and terminals."""
-    view = f"{VIEWS}/{min(shape.cpus, len(facts.cpu_blocks))}"
-    synthetic = sorted(PROC_SYNTHETIC - {"meminfo"})
+    view = _view(facts, shape)
+    synthetic = sorted(PROC_SYNTHETIC - {"meminfo", "sys"})
     return (
-        *(s.Setting(f"/proc/sys/user/{name}", most) for name, most in OWN_COUNTS),
         *proc_masks(facts),
         *(s.Cover(f"{view}/proc/{name}", f"/proc/{name}") for name in synthetic),
         s.Cover(f"{view}/sys", "/sys"),
@@ -309,6 +310,29 @@ def kernel_views(facts: HostFacts, shape: Shape) -> Tuple[s.Step, ...]:
             m.MS_NOSUID | m.MS_NOEXEC,
             "newinstance,ptmxmode=0666,mode=0620,max=64",
         ),
+    )
+
+
+def _view(facts: HostFacts, shape: Shape) -> str:
+    return f"{VIEWS}/{min(shape.cpus, len(facts.cpu_blocks))}"
+
+
+def own_files_of_proc(facts: HostFacts, shape: Shape) -> Tuple[s.Step, ...]:
+    """Return the steps that show a sandbox what no other one shows: its quota and its boot id.
+
+    They are made before its root is entered, because the files lie where it cannot reach them.
+    """
+    proc, read_only = f"{ROOT}/proc", _RO | m.ATTR_NOEXEC
+    boot_id = f"{proc}/sys/kernel/random/boot_id"
+    return (
+        s.File(f"{_WORK}/meminfo", views.meminfo(shape.memory_mb)),
+        s.Cover(f"{_WORK}/meminfo", f"{proc}/meminfo"),
+        s.Remount(f"{proc}/meminfo", read_only),
+        *(s.Setting(f"{proc}/sys/user/{name}", most) for name, most in OWN_COUNTS),
+        s.Cover(f"{ROOT}{_view(facts, shape)}/proc/sys", f"{proc}/sys"),
+        s.BootId(f"{_WORK}/boot_id", BOOT_ID_FD),
+        s.Cover(f"{_WORK}/boot_id", boot_id),
+        s.Remount(boot_id, read_only),
     )
 
 
@@ -325,14 +349,12 @@ def _own_root(facts: HostFacts, shape: Shape) -> List[s.Step]:
         # First of what uses descriptors: these free those that the next steps use.
         *(s.Attach(ROOT + path, FIRST_MOUNT_FD + n) for n, (path, _) in enumerate(shape.volumes)),
         s.Directory(f"{_WORK}/shm", 0o1777),
-        s.File(f"{_WORK}/meminfo", views.meminfo(shape.memory_mb)),
         *(_own_tree(facts, shape, path) for path in (*trees, OWN)),
         s.Cover(f"{ROOT}{OWN}/etc", f"{ROOT}/etc"),
         s.Cover("/dev", f"{ROOT}/dev", is_whole=True),
         s.Cover(f"{_WORK}/shm", f"{ROOT}/dev/shm"),
         s.Mount("proc", f"{ROOT}/proc", flags | m.MS_NOEXEC, "hidepid=invisible"),
-        s.Cover(f"{_WORK}/meminfo", f"{ROOT}/proc/meminfo"),
-        s.Remount(f"{ROOT}/proc/meminfo", _RO | m.ATTR_NOEXEC),
+        *own_files_of_proc(facts, shape),
     ]
 
 

@@ -14,6 +14,7 @@ import stat
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Tuple, Union
 
+from cellwall.jail.plan import boot_id
 from cellwall.linux import host_copies
 from cellwall.linux.syscalls import mounts, process
 from cellwall.linux.syscalls.libc import Prepared, SyscallError, do_all
@@ -91,6 +92,30 @@ class File:
         """Return the calls; the file becomes descriptor `free_fd` for a moment."""
         content = self.content.encode()
         return process.prepare_new_file(root + self.path, content, self.mode, free_fd)
+
+    def execute(self, root: str) -> None:
+        """Write the file."""
+        do_all(self.prepared(root, process.lowest_free_fd()))
+
+
+@dataclass(frozen=True)
+class BootId:
+    """Write the boot id that was drawn for this sandbox to a file that init keeps open.
+
+    Why open: what the file is bound over is read-only, and a sandbox that becomes a copy of another
+    gets the other's boot id. Only init has the descriptor.
+    """
+
+    path: str
+    fd: int
+
+    def describe(self) -> str:
+        """Describe the step in one line, for people."""
+        return f"file {self.path} with a random boot id, open at {self.fd}"
+
+    def prepared(self, root: str, free_fd: int) -> Tuple[Prepared, ...]:
+        """Return the calls; the file becomes descriptor `free_fd` for a moment."""
+        return process.prepare_held_file(root + self.path, boot_id.TEXT, 0o444, (free_fd, self.fd))
 
     def execute(self, root: str) -> None:
         """Write the file."""
@@ -413,7 +438,7 @@ class Pivot:
         do_all(self.prepared(root))
 
 
-_Building = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount]
+_Building = Union[Directory, Symlink, File, BootId, Setting, Mount, Cover, Remount]
 _Inside = Union[_Building, FilesAs, Enter, Attach, Pivot]
 _FromHost = Union[Bind, Layer, Copy, Device]
 Step = Union[_Inside, _FromHost]

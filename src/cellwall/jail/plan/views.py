@@ -39,7 +39,7 @@ def of_cpus(facts: HostFacts, count: int) -> List[s.Step]:
         "proc/sys/kernel/threads-max": "32768\n",
         "proc/sys/kernel/overflowuid": "65534\n",
         "proc/sys/kernel/overflowgid": "65534\n",
-        "proc/sys/kernel/random/boot_id": "00000000-0000-4000-8000-000000000001\n",
+        "proc/sys/kernel/random/boot_id": "00000000-0000-0000-0000-000000000000\n",
         "proc/sys/kernel/random/entropy_avail": "256\n",
         "proc/sys/vm/overcommit_memory": "0\n",
         "proc/sys/vm/overcommit_ratio": "50\n",

@@ -36,7 +36,7 @@ from cellwall.jail.fast import (
     preparation,
     single_program,
 )
-from cellwall.jail.plan import image_plan, plan
+from cellwall.jail.plan import boot_id, image_plan, plan
 from cellwall.jail.processes import clone_request, sandbox_init
 from cellwall.jail.processes.boot import read_config
 from cellwall.jail.protocol import fds
@@ -283,6 +283,7 @@ def _serve(worker: Worker, fd: int) -> None:
                 fds.send_message(control, {"moved": True})
                 continue
             uid, request = known.read(data)
+            boot_id.draw()
             if request.alone is None:
                 _spawn(worker, control, nets, uid, request, received)
             elif alone_here is not None:

@@ -22,7 +22,7 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, Dict
 
-from cellwall.jail.plan import executor, plan
+from cellwall.jail.plan import boot_id, executor, plan
 from cellwall.jail.protocol import environment, fds
 from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import do_all
@@ -52,6 +52,7 @@ def main(worker: Worker, request: CloneRequest, channel: int, wait_r: int) -> No
     guest = request.guest
     guest["is_environment_set"] = not request.is_told
     guest["env"] = worker.environment
+    guest["boot_id_fd"] = plan.BOOT_ID_FD
     try:
         _lock(request, channel, wait_r)
         if request.is_told:
@@ -83,6 +84,7 @@ def _lock(request: CloneRequest, channel: int, wait_r: int) -> None:
     lock = request.ready.lockdown
     do_all(lock.become_user)
     executor.walk(request.ready.runs)
+    boot_id.forget()
     do_all(OWN_CGROUP_NAMESPACE)
     do_all(lock.privileges)
     do_all(lock.files)
@@ -116,6 +118,7 @@ def report(channel: int, error: Exception) -> None:
 
 def _exec_guest(worker: Worker, config: Dict[str, Any], channel: int) -> None:
     """Replace the warm image by a really fresh interpreter: no shared hash seed or layout."""
+    del config["boot_id_fd"]  # it closes, as no copy is made of such a sandbox
     for fd in (channel, config.get("standby_fd", -1)):
         if fd >= 0:
             os.set_inheritable(fd, True)

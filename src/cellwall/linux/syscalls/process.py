@@ -7,6 +7,7 @@ x86_64 and aarch64 where they agree (all calls added since Linux 5.1), else look
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import socket
 import struct
@@ -281,6 +282,32 @@ def prepare_new_file(path: str, content: bytes, mode: int, free_fd: int) -> Tupl
         Prepared(LIBC.write, (fd, content, size), f"write {path}", 0, len(content)),
         prepare_close(free_fd),
     )
+
+
+def prepare_held_file(
+    path: str, content: ctypes.Array[ctypes.c_char], mode: int, fds: Tuple[int, int]
+) -> Tuple[Prepared, ...]:
+    """Make a new file of what `content` is then, and keep it open. open(2), write(2), fcntl(2).
+
+    `fds`: the lowest free descriptor, and the number at which the file stays open for writing.
+    """
+    free_fd, held = fds
+    flags = ctypes.c_int(os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+    fd, size = ctypes.c_int(free_fd), ctypes.c_size_t(len(content))
+    opening = (os.fsencode(path), flags, ctypes.c_uint(mode))
+    holding = (fd, ctypes.c_int(fcntl.F_DUPFD_CLOEXEC), ctypes.c_int(held))
+    return (
+        Prepared(LIBC.open, opening, f"make {path}", 0, free_fd),
+        Prepared(LIBC.write, (fd, content, size), f"write {path}", 0, len(content)),
+        Prepared(LIBC.fcntl, holding, f"hold {path}", 0, held),
+        prepare_close(free_fd),
+    )
+
+
+def prepare_random(target: ctypes.Array[ctypes.c_ubyte]) -> Prepared:
+    """Fill `target` with random bytes. getrandom(2)."""
+    words = (target, ctypes.c_size_t(len(target)), ctypes.c_uint(0))
+    return Prepared(LIBC.getrandom, words, "getrandom", 0, len(target))
 
 
 def prepare_setting(path: str, value: str, free_fd: int) -> Tuple[Prepared, ...]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.jail.plan.plan import INSIDE_UID
 from cellwall.linux.cgroups.sandbox_groups import Groups
-from cellwall.model.errors import CellwallError, SandboxBroken
+from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec, no_network
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from cellwall.runtimes.volumes.holder import Lease
 
 _END_S = 10.0
+_PATIENCE_S = 5.0
+"""Seconds for every process to stop, as in the jail."""
+_LOOK_S = 0.05
+_AGAIN_S = 1.0
+_UNFROZEN = "freeze"
+"""What runc's two errors have in common: *unable to freeze* (cgroup v1) and *timeout of … reached
+waiting for the cgroup to freeze* (v2). It has thawed the group then."""
 
 
 class Owner(Protocol):
@@ -234,10 +241,28 @@ class DockerSandbox:
         if self._resources.groups.freezer is not None:
             await asyncio.to_thread(self._runtime.guard.add, self._resources.groups.freezer)
         try:
-            await self._by_daemon(self._runtime.daemon.pause)
+            await self._by_daemon(self._stand_still)
         except BaseException:
             self._watch_on()
             raise
+
+    async def _stand_still(self, container: str) -> None:
+        """Ask until its processes stand still: an engine gives up within a tenth of a second."""
+        until = self._loop.time() + _PATIENCE_S
+        while True:
+            try:
+                await self._runtime.daemon.pause(container)
+                return
+            except Refused as error:
+                if _UNFROZEN not in error.message or self._closing is not None:
+                    raise
+                if self._loop.time() > until:
+                    raise CapacityError(
+                        f"pause: its processes did not stop within {_PATIENCE_S:g} s",
+                        retry_after_s=_AGAIN_S,
+                        remedy="try again when the machine has less to do, or close it",
+                    ) from error
+            await asyncio.sleep(_LOOK_S)
 
     async def resume(self) -> None:
         """Have the daemon let the processes go on."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import select
 import struct
 import threading
@@ -55,6 +56,7 @@ _PATIENCE_S = 5.0
 """Most seconds until a session goes on whose copy was cancelled: it gets no work before."""
 _MOST_LEFT = 100
 """Most things that are named as left behind, and most characters of each."""
+_BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _MOST_DIGITS = 10
 _MOST_CHILDREN = 32
 _REMEDY = "what runs in it answers for its guest; make the session again"
@@ -501,6 +503,7 @@ class Copier:
                 table=image.table,
                 records=image.records,
                 strings=image.strings,
+                boot_id=image.boot_id,
             )
 
     async def _base(self, sandbox: JailSandbox) -> Base:
@@ -587,4 +590,6 @@ def _image(
     left = header.get("left")
     told = [each for each in left if isinstance(each, str)] if isinstance(left, list) else []
     kept = tuple(each[:_MOST_LEFT] for each in told[:_MOST_LEFT])
-    return SessionImage(lineage, *parts, size, archive_bytes, kept)
+    found = header.get("boot_id")
+    boot_id = found if isinstance(found, str) and _BOOT_ID.fullmatch(found) else ""
+    return SessionImage(lineage, *parts, size, archive_bytes, kept, boot_id=boot_id)

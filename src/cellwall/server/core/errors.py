@@ -117,6 +117,8 @@ def envelope(error: BaseException, request_id: str) -> dict[str, Any]:
         body["error"]["message"] = _HOST_PATH.sub("…", error.message)
     if isinstance(error, FileError):
         body["error"]["reason"] = error.reason
+    if isinstance(error, Conflict) and error.is_passing:
+        body["error"]["passing"] = True
     if isinstance(error, CapacityError):
         body["error"].update(_about_capacity(error))
     if isinstance(error, ChannelLost):

@@ -1,8 +1,9 @@
 """Deadlines of sandboxes that their clients want paused, not ended, when the timeout is over.
 
 Such a sandbox has the longest life that the operator permits, and the time of its pause among its
-facts, where the next server finds it. The invariant: the pause is the server's own doing and asks
-for nothing that its tenant could not have done; one that fails is tried again until the life ends.
+facts, where the next server finds it; so is that it was paused then, and one that its owner resumed
+stays so. The invariant: the pause is the server's own doing and asks for nothing that its tenant
+could not have done; one that fails is tried again until the life ends.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
-from cellwall.apps.doors.e2b.facts import Facts, pause_at, pauses_files, state_of
+from cellwall.apps.doors.e2b.facts import Facts, is_met, met, pause_at, pauses_files, state_of
 from cellwall.model.errors import CellwallError, SandboxUnavailable
 from cellwall.surface.shared.tasks import Tasks
 
@@ -39,8 +39,6 @@ class Deadlines:
         self._sandboxes = state.sandboxes
         self._tasks = Tasks()
         self._pausing: set[str] = set()
-        self._met: WeakKeyDictionary[SandboxRecord, float] = WeakKeyDictionary()
-        """The deadline at which each was last paused: one that its owner resumed stays so."""
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
 
@@ -51,11 +49,12 @@ class Deadlines:
             at = pause_at(record.metadata, record.created_at)
             if at is None or at > now or record.status != "running":
                 continue
-            if record.id not in self._pausing and self._met.get(record) != at:
+            if record.id not in self._pausing and not is_met(record.metadata):
                 self._pausing.add(record.id)
-                self._tasks.spawn(self._pause(record, at))
+                self._tasks.spawn(self._pause(record))
 
-    async def _pause(self, record: SandboxRecord, at: float) -> None:
+    async def _pause(self, record: SandboxRecord) -> None:
+        deadline = record.metadata
         try:
             if pauses_files(record.metadata):
                 left = ", ".join(await record.sandbox.hibernate(keep="files"))
@@ -63,10 +62,15 @@ class Deadlines:
             else:
                 await record.sandbox.pause()
                 record.log("paused", because=_BECAUSE)
-            self._met[record] = at
+            if record.metadata == deadline:  # else it has got another one meanwhile
+                record.metadata = met(deadline)
+                await self._sandboxes.keep(record)
         except SandboxUnavailable:
             pass
         except CellwallError as error:
+            if is_met(record.metadata):
+                _log.warning("e2b: sandbox %s: its pause is not kept: %s", record.id, error)
+                return
             _log.warning("e2b: sandbox %s is not paused at its timeout: %s", record.id, error)
             await asyncio.sleep(_AFTER_FAILURE_S)
         finally:

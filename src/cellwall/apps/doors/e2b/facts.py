@@ -26,6 +26,7 @@ _TEMPLATE = "e2b.template"
 PUBLIC = "e2b.public"
 _PAUSE_AT = "e2b.pause_at"
 _PAUSE_FILES = "e2b.pause_files"
+_MET = "e2b.pause_met"
 _USER = "e2b.user"
 _SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
 EVERYWHERE = "0.0.0.0/0"
@@ -85,6 +86,16 @@ def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:
     if found is None:
         return None
     return float(found[2]) + (created_at if found[1] else 0.0)
+
+
+def is_met(kept: Mapping[str, str]) -> bool:
+    """Whether a sandbox with this metadata was paused at the deadline that it still has."""
+    return _MET in kept and kept[_MET] == kept.get(_PAUSE_AT)
+
+
+def met(kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a sandbox that has been paused at its deadline."""
+    return {**kept, _MET: kept[_PAUSE_AT]}
 
 
 def pauses_files(kept: Mapping[str, str]) -> bool:

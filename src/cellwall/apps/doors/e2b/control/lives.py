@@ -18,7 +18,7 @@ from cellwall.apps.doors.e2b.control import bodies, networks, pages
 from cellwall.apps.doors.e2b.control.creating import TIMEOUT_S
 from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
-from cellwall.model.errors import Conflict
+from cellwall.model.errors import CapacityError, Conflict
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.times import rfc3339
 
@@ -34,6 +34,8 @@ _STATES = frozenset({"running", "paused"})
 _MILLISECONDS = 1e11
 """Times above this are of older clients, which send milliseconds."""
 _MOST_READINGS = 4096
+_PASSES_S = 1.0
+"""Seconds after which a client may ask again for what a passing state forbade."""
 
 
 class Lives:
@@ -143,7 +145,10 @@ class Lives:
         await empty(visit.request)
 
     async def pause(self, visit: Visit) -> None:
-        """`POST /sandboxes/{id}/pause`. Only "it is paused" is 409: clients take it for success."""
+        """`POST /sandboxes/{id}/pause`. Only "it is paused" is 409: clients take it for success.
+
+        What passes by itself is 503 with `Retry-After`, as an operator's full server is.
+        """
         body = await bodies.read(visit.request, bodies.Pause)
         sandbox = await existing(visit)
         if facts.state_of(sandbox.status) == "paused":
@@ -154,6 +159,8 @@ class Lives:
             else:
                 await sandbox.pause()
         except Conflict as error:
+            if error.is_passing:
+                raise CapacityError(str(error), retry_after_s=_PASSES_S) from None
             raise HttpError(501, "unimplemented", str(error)) from None
         await empty(visit.request)
 
