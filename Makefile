@@ -93,10 +93,11 @@ upstream: dev templates
 	PYTHONPATH=tests $(BIN)/python -m upstream $(if $(E2B),--e2b $(E2B)) \
 		$(if $(INTERPRETER),--interpreter $(INTERPRETER)) $(UPSTREAM)
 
-# Releases of E2B's SDKs of the last year against the door, for a schedule; VERSIONS=--newest takes those
-# that the registries call the newest. Some minutes, and npm.
+# What others release: E2B's SDKs of the last year against the door (VERSIONS=--newest takes those that the
+# registries call the newest), and frameworks that are clients of MCP. For a schedule; some minutes, and npm.
 versions: dev templates
 	PYTHONPATH=tests $(BIN)/python -m upstream.versions $(VERSIONS)
+	$(PYTEST) -m slow tests/agents/test_agents_mcp_clients.py
 
 # Some ten minutes; BENCH="--quick --only soak" takes those rows in seconds and writes nothing.
 bench: dev templates

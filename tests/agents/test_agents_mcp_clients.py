@@ -40,7 +40,10 @@ LISTS_ONLY = {"claude_agent_sdk"}
 """Whose client calls a tool only when a model has asked for it."""
 SILENT_WHEN_REFUSED = {"semantic_kernel"}
 """Whose connection to a server that refuses it never returns."""
-pytestmark = pytest.mark.timeout(580)  # two hundred packages are installed at first
+pytestmark = [
+    pytest.mark.slow,  # a gigabyte of packages: `make versions`
+    pytest.mark.timeout(580),  # two hundred packages are installed at first
+]
 
 
 def _environ(folder: Path, server: Server) -> dict[str, str]:
