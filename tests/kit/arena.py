@@ -52,10 +52,12 @@ MADE_BY_A_TEST = "cellwall-test"
 
 _IS_BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
 _KEPT_FOR_ALL = (
-    {"compiled", "docker", "guest", "gvisor", "images"} if _IS_BESIDE_OTHERS else {"guest"}
+    {"compiled", "docker", "guest", "gvisor", "images", "templates"}
+    if _IS_BESIDE_OTHERS
+    else {"guest"}
 )
-"""Bundles, images, what compilers made, what a host can do: the first that needs one writes it, and
-that may be a test beside this one. A test that runs by itself counts all but the bundles.
+"""Bundles, templates, images, what compilers made, what a host can do: the first that needs one
+writes it, and that may be a test beside this one. A test that runs by itself counts all but the bundles.
 """
 
 

@@ -152,8 +152,9 @@ def test_pages_one_sandbox_has_read_are_not_seen_by_another(
     _unlayered(monkeypatch)
     control = Arena()
     try:
-        quiet, loud = _looks(control, shared)
-        assert quiet != loud, "the control"
+        # Tests beside this one read the template as well, and each of them may hide the difference.
+        seen = [_looks(control, shared) for _ in range(5)]
+        assert any(quiet != loud for quiet, loud in seen), f"the control: {seen}"
     finally:
         control.close()
 
