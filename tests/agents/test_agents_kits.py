@@ -13,7 +13,7 @@ import pytest
 from kit.agents.other_environment import python_of
 from kit.places import ROOT
 
-SUITE = Path(__file__).parent / "suites" / "kits_suite.py"
+SUITES = Path(__file__).parent / "suites"
 GROUP = "suite-kits"
 PAGE = (ROOT / "docs" / "agents" / "kits.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"<!-- kit: (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
@@ -23,6 +23,7 @@ PRINTED = {
     "adk": "42\n",
     "environment": "0 3\n",
     "agents": "['shell', 'apply_patch']\n",
+    "sandbox": "42\n",
     "mini": "42 3\n",
 }
 pytestmark = pytest.mark.timeout(580)  # two hundred packages are installed at first
@@ -32,12 +33,13 @@ def _quiet() -> dict[str, str]:
     return {**os.environ, "OPENAI_API_KEY": "none", "MSWEA_SILENT_STARTUP": "1"}
 
 
-def test_adapters_pass_their_suite(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("suite", "least"), [("kits", 20), ("sandbox_agent", 8)])
+def test_adapters_pass_their_suite(suite: str, least: int, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     options = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "--tb=short"]
     options += ["--timeout=100", f"--junitxml={report}"]
     done = subprocess.run(
-        [python_of(GROUP), "-m", "pytest", SUITE, *options],
+        [python_of(GROUP), "-m", "pytest", SUITES / f"{suite}_suite.py", *options],
         cwd=tmp_path,
         env=_quiet(),
         capture_output=True,
@@ -47,7 +49,7 @@ def test_adapters_pass_their_suite(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     cases = list(XML.parse(report).getroot().iter("testcase"))
-    assert len(cases) >= 20
+    assert len(cases) >= least
     assert not [case for case in cases if case.find("skipped") is not None]
 
 
