@@ -97,7 +97,7 @@ def test_a_late_command_and_another_user_are_errors() -> None:
 def test_a_manifest_is_there_before_the_first_command() -> None:
     manifest = Manifest(
         entries={"data/notes.txt": File(content=b"hello")},
-        environment={"value": {"GREETING": "good day"}},  # type: ignore[arg-type]
+        environment={"value": {"GREETING": "good day"}},
     )
 
     async def work(client: CellwallSandboxClient) -> None:

@@ -194,7 +194,8 @@ class CellwallSandboxSession(BaseSandboxSession):
                 op="exec",
                 context={"user": name},
             )
-        return super()._prepare_exec_command(*command, shell=shell, user=None)
+        words = super()._prepare_exec_command(*command, shell=shell, user=None)
+        return [str(word) for word in words]
 
     async def _exec_internal(
         self,
@@ -228,7 +229,7 @@ class CellwallSandboxSession(BaseSandboxSession):
     # -- files -------------------------------------------------------------------------------------
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
-        return await self._validate_remote_path_access(path, for_write=for_write)
+        return Path(await self._validate_remote_path_access(path, for_write=for_write))
 
     async def read(self, path: Path, *, user: str | User | None = None) -> io.IOBase:
         """Return a file's content. Raises WorkspaceReadNotFoundError, WorkspaceArchiveReadError."""
@@ -285,7 +286,7 @@ class CellwallSandboxSession(BaseSandboxSession):
         """Unpack a tar, in the sandbox. Raises WorkspaceArchiveWriteError."""
         root = Path(self.state.manifest.root)
         with tempfile.NamedTemporaryFile() as archive:
-            while piece := data.read(1 << 20):  # type: ignore[attr-defined]
+            while piece := data.read(1 << 20):
                 archive.write(piece)
             archive.seek(0)
             try:
