@@ -20,7 +20,7 @@ import pytest
 from cellwall.jail.fast import switch
 from cellwall.linux.cgroups import hierarchies
 from cellwall.runtimes.jail.runtime import JailRuntime
-from kit.rehearsing import UNREHEARSED, rehearsing
+from kit.jail.rehearsing import UNREHEARSED, rehearsing
 
 if TYPE_CHECKING:
     from cellwall.testing.bare import BareTemplates

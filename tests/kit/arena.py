@@ -28,7 +28,7 @@ from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates.store import state_dir
 from cellwall.runtimes.jail import fork_servers
 from kit.figures import Reading, look
-from kit.rehearsing import rehearsing
+from kit.jail.rehearsing import rehearsing
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
@@ -57,7 +57,8 @@ _KEPT_FOR_ALL = (
     else {"guest"}
 )
 """Bundles, templates, images, what compilers made, what a host can do: the first that needs one
-writes it, and that may be a test beside this one. A test that runs by itself counts all but the bundles.
+writes it, and that may be a test beside this one. A test that runs by itself counts all but the
+bundles.
 """
 
 
@@ -200,6 +201,7 @@ class Traces:
             and self.groups <= before.groups
             and self.mounts <= before.mounts
             and self.descriptors <= before.descriptors
+            and self.state_files <= before.state_files
             and self.paths <= before.paths
             and self.containers <= before.containers
         )
