@@ -166,7 +166,7 @@ def test_after_a_dead_context_a_new_one_begins_and_is_said(tmp_path: Path) -> No
 def test_after_a_dead_sandbox_a_new_one_begins_and_is_said(tmp_path: Path) -> None:
     fill = "for n in range(40): open(f'file{n}', 'wb').write(b'1' * (8 << 20))\n\n"
     source = "x = 1; open('kept', 'w').close()\n" + fill + "import os\n" + _STILL
-    done = piped(source, tmp_path, "--memory", "96")
+    done = piped(source, tmp_path, "--memory", "192")
     assert done.stdout == "still here False False\n"
     assert "its variables and files are gone" in done.stderr
     assert done.returncode == 1
