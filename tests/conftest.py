@@ -285,11 +285,14 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the repeated attacks that are another run's."""
-    from kit.attack.share import chosen
+    """Leave out the tests that are another run's."""
+    from kit.attack.share import is_taken
 
-    takes = chosen()
-    left = [item for item in items if item.get_closest_marker("again") and not takes(item.nodeid)]
+    left = [
+        item
+        for item in items
+        if not is_taken(item.nodeid, is_again=item.get_closest_marker("again") is not None)
+    ]
     if left:
         config.hook.pytest_deselected(items=left)
         out = set(left)

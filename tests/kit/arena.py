@@ -194,11 +194,12 @@ class Traces:
         """Whether all that is here was here before.
 
         What an earlier test left to end by itself, such as the process beside a container that was
-        removed, may end meanwhile.
+        removed, may end meanwhile. Cgroups are not compared by name: a worker that waits is in that
+        of its next sandbox, another one after each start.
         """
         return (
             self.alive <= before.alive
-            and self.groups <= before.groups
+            and self.control_groups <= before.control_groups
             and self.mounts <= before.mounts
             and self.descriptors <= before.descriptors
             and self.state_files <= before.state_files

@@ -1,9 +1,11 @@
-"""The share of repeated tests that one run takes: `CELLWALL_TEST_AGAIN=TURN/SHARES`, all without.
+"""The shares of tests that one run takes: `VARIABLE=TURN/SHARES`; all tests without a variable.
 
-Attacks, walls of the network and of volumes run whole in the jail, programs of the main languages
-as well. What repeats them in other places (containers, gVisor, roots of images, copies, further
-languages) is most of the time of `make test`: CI takes a fifth of that, another one with each
-commit, so that five landings have run all.
+`make test` takes longer than CI may, so that CI takes shares, others with each commit:
+
+* Of what repeats a test of the jail in another place (containers, gVisor, roots of images, copies,
+  further languages; marked `again`) a fifth, by the test: `CELLWALL_TEST_AGAIN`.
+* Of the rest a half, by the file: `CELLWALL_TEST_REST`. The jail's corpus of attacks and its
+  contract, what tenants may, and all that needs no sandbox, is in every run.
 """
 
 from __future__ import annotations
@@ -12,13 +14,33 @@ import os
 import zlib
 from collections.abc import Callable, Mapping
 
-VARIABLE = "CELLWALL_TEST_AGAIN"
+AGAIN = "CELLWALL_TEST_AGAIN"
+REST = "CELLWALL_TEST_REST"
+ALWAYS = (
+    "tests/attack/corpus/",
+    "tests/attack/jail/",
+    "tests/attack/shared/",
+    "tests/attack/walls/",
+    "tests/contract/runtimes/test_jail",
+    "tests/meta/",
+    "tests/server/tenants/",
+    "tests/unit/",
+)
+"""Beginnings of the files that no share leaves out."""
 
 
-def chosen(environment: Mapping[str, str] = os.environ) -> Callable[[str], bool]:
-    """Return what says of a test's id whether this run takes it. Raises ValueError."""
-    said = environment.get(VARIABLE, "0/1")
+def chosen(variable: str, environment: Mapping[str, str] = os.environ) -> Callable[[str], bool]:
+    """Return what says of a name whether this run takes it. Raises ValueError."""
+    said = environment.get(variable, "0/1")
     turn, _, shares = said.partition("/")
     if not (turn.isdecimal() and shares.isdecimal() and int(turn) < int(shares)):
-        raise ValueError(f"{VARIABLE}: {said!r} is no turn out of shares, such as 0/3")
-    return lambda name: zlib.crc32(name.encode()) % int(shares) == int(turn)
+        raise ValueError(f"{variable}: {said!r} is no turn out of shares, such as 0/3")
+    return lambda name: zlib.crc32(f"{variable}:{name}".encode()) % int(shares) == int(turn)
+
+
+def is_taken(name: str, *, is_again: bool, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this run takes the test of that id, which begins with its file."""
+    if is_again:
+        return chosen(AGAIN, environment)(name)
+    file = name.partition("::")[0]
+    return file.startswith(ALWAYS) or chosen(REST, environment)(file)

@@ -1,25 +1,50 @@
-"""Shares of repeated attacks: together they are all, and no two have the same."""
+"""Shares of tests: together they are all, and no two have the same."""
 
 from __future__ import annotations
 
 import pytest
 
-from kit.attack.share import VARIABLE, chosen
+from kit.attack.share import AGAIN, ALWAYS, REST, chosen, is_taken
+from kit.places import ROOT
 
 NAMES = [f"attack/test_a.py::test[{number}]" for number in range(300)]
 
 
 def test_every_test_is_in_one_share() -> None:
-    shares = [chosen({VARIABLE: f"{turn}/3"}) for turn in range(3)]
+    shares = [chosen(AGAIN, {AGAIN: f"{turn}/3"}) for turn in range(3)]
     assert all(sum(takes(name) for takes in shares) == 1 for name in NAMES)
     assert all(60 < sum(map(takes, NAMES)) < 140 for takes in shares)
 
 
 def test_without_a_word_all_are_taken() -> None:
-    assert all(map(chosen({}), NAMES))
+    assert all(map(chosen(AGAIN, {}), NAMES))
+    assert all(is_taken(name, is_again=again, environment={}) for name in NAMES for again in (0, 1))
+
+
+def test_the_rest_is_taken_by_the_file() -> None:
+    for turn in range(2):
+        taken = {is_taken(name, is_again=False, environment={REST: f"{turn}/2"}) for name in NAMES}
+        assert len(taken) == 1
+    files = [f"tests/server/test_{number}.py::test" for number in range(300)]
+    halves = [
+        [is_taken(name, is_again=False, environment={REST: f"{turn}/2"}) for name in files]
+        for turn in range(2)
+    ]
+    assert all(one != other for one, other in zip(*halves, strict=True))
+    assert all(110 < sum(half) < 190 for half in halves)
+
+
+@pytest.mark.parametrize("beginning", ALWAYS)
+def test_some_files_are_in_every_run(beginning: str) -> None:
+    assert list(ROOT.glob(f"{beginning}*"))
+    name = f"{beginning}test_x.py::test"
+    for turn in range(2):
+        environment = {REST: f"{turn}/2", AGAIN: "0/300"}
+        assert is_taken(name, is_again=False, environment=environment)
+    assert not all(is_taken(each, is_again=True, environment=environment) for each in NAMES)
 
 
 @pytest.mark.parametrize("said", ["", "3", "3/3", "1/0", "x/3", "-1/3"])
 def test_what_is_no_share_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match="no turn out of shares"):
-        chosen({VARIABLE: said})
+        chosen(AGAIN, {AGAIN: said})

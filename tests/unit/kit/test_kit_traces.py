@@ -17,17 +17,23 @@ def test_what_earlier_tests_left_may_end() -> None:
     assert BEFORE.is_no_more_than(BEFORE)
 
 
+def test_a_waiting_worker_may_have_another_cgroup() -> None:
+    after = replace(BEFORE, processes=2, alive=frozenset({10, 11}), groups=frozenset({"/cg/b"}))
+    assert after.is_no_more_than(BEFORE)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"processes": 1, "alive": frozenset({13})},
-        {"control_groups": 0, "groups": frozenset({"/cg/b"})},
+        {"control_groups": 2},
         {"mounts": 6},
         {"descriptors": 10},
         {"state_files": 5},
+        {"state_files": 3, "paths": frozenset({"/state/new"})},
         {"containers": 2},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: "-".join(change),
 )
 def test_what_is_new_is_seen(change: dict[str, object]) -> None:
     assert not replace(BEFORE, **change).is_no_more_than(BEFORE)  # type: ignore[arg-type]  # by name
