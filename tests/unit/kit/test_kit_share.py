@@ -18,7 +18,9 @@ def test_every_test_is_in_one_share() -> None:
 
 def test_without_a_word_all_are_taken() -> None:
     assert all(map(chosen(AGAIN, {}), NAMES))
-    assert all(is_taken(name, is_again=again, environment={}) for name in NAMES for again in (0, 1))
+    assert all(
+        is_taken(name, is_again=again, environment={}) for name in NAMES for again in (False, True)
+    )
 
 
 def test_the_rest_is_taken_by_the_file() -> None:
@@ -41,7 +43,7 @@ def test_some_files_are_in_every_run(beginning: str) -> None:
     for turn in range(2):
         environment = {REST: f"{turn}/2", AGAIN: "0/300"}
         assert is_taken(name, is_again=False, environment=environment)
-    assert not all(is_taken(each, is_again=True, environment=environment) for each in NAMES)
+        assert not all(is_taken(each, is_again=True, environment=environment) for each in NAMES)
 
 
 @pytest.mark.parametrize("said", ["", "3", "3/3", "1/0", "x/3", "-1/3"])

@@ -33,7 +33,7 @@ def test_a_waiting_worker_may_have_another_cgroup() -> None:
         {"state_files": 3, "paths": frozenset({"/state/new"})},
         {"containers": 2},
     ],
-    ids=lambda change: "-".join(change),
+    ids="-".join,
 )
 def test_what_is_new_is_seen(change: dict[str, object]) -> None:
     assert not replace(BEFORE, **change).is_no_more_than(BEFORE)  # type: ignore[arg-type]  # by name
