@@ -4,7 +4,7 @@
 
 * Of what repeats a test of the jail in another place (containers, gVisor, roots of images, copies,
   further languages; marked `again`) a fifth, by the test: `CELLWALL_TEST_AGAIN`.
-* Of the rest a half, by the file: `CELLWALL_TEST_REST`. The jail's corpus of attacks and its
+* Of the rest a third, by the file: `CELLWALL_TEST_REST`. The jail's corpus of attacks and its
   contract, what tenants may, and all that needs no sandbox, is in every run.
 """
 
