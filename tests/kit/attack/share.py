@@ -35,7 +35,7 @@ def chosen(variable: str, environment: Mapping[str, str] = os.environ) -> Callab
     turn, _, shares = said.partition("/")
     if not (turn.isdecimal() and shares.isdecimal() and int(turn) < int(shares)):
         raise ValueError(f"{variable}: {said!r} is no turn out of shares, such as 0/3")
-    return lambda name: zlib.crc32(f"{variable}:{name}".encode()) % int(shares) == int(turn)
+    return lambda name: zlib.crc32(f"{variable} {name}".encode()) % int(shares) == int(turn)
 
 
 def is_taken(name: str, *, is_again: bool, environment: Mapping[str, str] = os.environ) -> bool:
