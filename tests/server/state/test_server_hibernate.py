@@ -210,7 +210,7 @@ def test_files_alone_are_kept_if_the_request_says_so(server: Server) -> None:
     assert done["stdout"] == "False kept\n"
     found = client.get(place).json()
     assert (found["status"], found["hibernated_keeps"]) == ("running", None)
-    assert client.get("/quota").json()["use"]["snapshots_mb"] == 0
+    wait_until(lambda: not client.get("/quota").json()["use"]["snapshots_mb"], "the room is free")
     assert _hibernated(client, place)["hibernated_keeps"] == "session"
     client.delete(place)
 
