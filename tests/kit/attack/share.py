@@ -22,6 +22,7 @@ ALWAYS = (
     "tests/attack/shared/",
     "tests/attack/walls/",
     "tests/contract/runtimes/test_jail",
+    "tests/deploy/test_operations",
     "tests/meta/",
     "tests/server/tenants/",
     "tests/unit/",
