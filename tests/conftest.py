@@ -286,7 +286,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are another run's."""
-    from kit.attack.share import is_taken
+    from kit.ci.share import is_taken
 
     left = [
         item

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cellwall
 from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.commands import NOTHING_RAN
 from cellwall.integrations.shared.extras import missing
 from cellwall.integrations.shared.keeper import Files, Keeper
 from cellwall.model.for_model import error_for_model
@@ -41,7 +42,6 @@ _ENDED = (
     "The sandbox of the earlier commands has ended, and its files are gone. Call again: the next "
     "command runs in a new one."
 )
-_NOTHING_RAN = 125
 _WORDS: Mapping[str, str] = {
     "not_found": "file_not_found",
     "permission": "permission_denied",
@@ -132,14 +132,14 @@ class CellwallBackend(Closing, BaseSandbox):
 
     def _died(self, sandbox: SyncSandbox) -> ExecuteResponse:
         self._keeper.told(sandbox)
-        return ExecuteResponse(output=_ENDED, exit_code=_NOTHING_RAN)
+        return ExecuteResponse(output=_ENDED, exit_code=NOTHING_RAN)
 
     def _refusal(self, error: cellwall.CellwallError) -> ExecuteResponse:
         """Return the model's answer for `error`, or raise an error that a model cannot correct."""
         if isinstance(error, cellwall.SandboxUnavailable) and self._keeper.is_own:
-            return ExecuteResponse(output=f"{error.message}. {_ENDED}", exit_code=_NOTHING_RAN)
+            return ExecuteResponse(output=f"{error.message}. {_ENDED}", exit_code=NOTHING_RAN)
         if isinstance(error, cellwall.UsageError | cellwall.Conflict):
-            return ExecuteResponse(output=error_for_model(error), exit_code=_NOTHING_RAN)
+            return ExecuteResponse(output=error_for_model(error), exit_code=NOTHING_RAN)
         raise error
 
     # -- files -------------------------------------------------------------------------------

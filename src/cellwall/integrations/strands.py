@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import cellwall
 from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.commands import ENDED, reason
 from cellwall.integrations.shared.extras import missing
 from cellwall.integrations.shared.keeper import Files, Keeper
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from cellwall.surface.sync.sandbox import SyncSandbox
 
 _MOST_ENTRIES = 10_000
-_ENDED = "the sandbox of the earlier commands has ended, and its files are gone; call again"
 
 
 class CellwallSandbox(Closing, PosixShellSandbox):
@@ -96,7 +96,7 @@ class CellwallSandbox(Closing, PosixShellSandbox):
         sandbox, is_new = await asyncio.to_thread(self._keeper.take)
         if is_new:
             self._keeper.told(sandbox)
-            raise RuntimeError(_ENDED)
+            raise RuntimeError(ENDED)
         return sandbox
 
     async def read_file(self, path: str, **_kwargs: Any) -> bytes:  # noqa: ANN401 - of versions to come
@@ -148,5 +148,4 @@ def _put(
 def _result(done: cellwall.CommandResult, timeout: float | None) -> ExecutionResult:
     if done.outcome.verdict is cellwall.Verdict.WALL_TIME:
         raise SandboxTimeoutError(timeout, done.stdout, done.stderr)
-    why = "" if done.outcome.is_its_own else f"[{'; '.join(done.outcome.notes)}]\n"
-    return ExecutionResult(done.status, done.stdout, done.stderr + why)
+    return ExecutionResult(done.status, done.stdout, done.stderr + reason(done))

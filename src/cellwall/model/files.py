@@ -23,6 +23,7 @@ _MOST = 1 << 63
 """Bound on the guest's numbers: no kernel counts that far, and `float` has a bound, too."""
 _MOST_ID = 1 << 32
 _MOST_KEY, _MOST_METADATA_BYTES, _KEY_COST = 246, 4096, 9
+"""Bounds that E2B's clients know; a key counts with the prefix of an extended attribute's name."""
 
 
 def check_metadata(metadata: object) -> dict[str, str]:

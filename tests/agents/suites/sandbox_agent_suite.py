@@ -121,6 +121,7 @@ def test_a_workspace_goes_on_in_another_sandbox(tmp_path: Path) -> None:
         again = await CellwallSandboxClient().resume(client.deserialize_session_state(dict(kept)))
         async with again:
             assert again.state.sandbox_id != first
+            assert not (await again.exec("ls /tmp/.cellwall*")).ok()
             done = await again.exec("cat link; stat -c %a d/f; ls")
             assert done.stdout == b"kept\n700\nd\nlink\n"
 
@@ -194,7 +195,7 @@ class Scripted(Model):
         return ModelResponse([message], Usage(), None)
 
     def stream_response(self, *_arguments: Any, **_named: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("the run asks for whole responses")
 
 
 def test_an_agent_runs_in_a_sandbox_that_ends_with_it() -> None:

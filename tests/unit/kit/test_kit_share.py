@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.attack.share import AGAIN, ALWAYS, REST, chosen, is_taken
+from kit.ci.share import AGAIN, ALWAYS, REST, chosen, is_taken
 from kit.places import ROOT
 
 NAMES = [f"attack/test_a.py::test[{number}]" for number in range(300)]

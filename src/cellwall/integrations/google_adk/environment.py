@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cellwall
+from cellwall.integrations.shared.commands import ENDED, NOTHING_RAN, reason
 from cellwall.integrations.shared.extras import missing
 from cellwall.integrations.shared.keeper import Files, Keeper
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     import os
 
     from cellwall.surface.sync.sandbox import SyncSandbox
-
-_ENDED = "the sandbox of the earlier commands has ended, and its files are gone; call again"
-_NOTHING_RAN = 125
 
 
 class CellwallEnvironment(BaseEnvironment):
@@ -76,7 +74,7 @@ class CellwallEnvironment(BaseEnvironment):
         sandbox, is_new = await self._taken()
         if is_new:
             self._keeper.told(sandbox)
-            return ExecutionResult(_NOTHING_RAN, "", f"{_ENDED}\n")
+            return ExecutionResult(NOTHING_RAN, "", f"{ENDED}\n")
         limit = self.timeout if timeout is None else timeout
         return _result(await sandbox.commands.arun(command, timeout=limit))
 
@@ -84,7 +82,7 @@ class CellwallEnvironment(BaseEnvironment):
         """Return a file's content. Raises FileNotFoundError, also after the sandbox has ended."""
         sandbox, is_new = await self._taken()
         if is_new:  # ADK's editor lets nothing else through to the model; a command tells it why
-            raise FileNotFoundError(_ENDED)
+            raise FileNotFoundError(ENDED)
         return await sandbox.files.aread_bytes(self._inside(path))
 
     async def write_file(self, path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -92,7 +90,7 @@ class CellwallEnvironment(BaseEnvironment):
         sandbox, is_new = await self._taken()
         if is_new:
             self._keeper.told(sandbox)
-            raise RuntimeError(_ENDED)
+            raise RuntimeError(ENDED)
         await sandbox.files.awrite(self._inside(path), content)
 
     async def close(self) -> None:
@@ -120,5 +118,4 @@ class CellwallEnvironment(BaseEnvironment):
 
 def _result(done: cellwall.CommandResult) -> ExecutionResult:
     is_late = done.outcome.verdict is cellwall.Verdict.WALL_TIME
-    why = "" if done.outcome.is_its_own else f"[{'; '.join(done.outcome.notes)}]\n"
-    return ExecutionResult(done.status, done.stdout, done.stderr + why, is_late)
+    return ExecutionResult(done.status, done.stdout, done.stderr + reason(done), is_late)

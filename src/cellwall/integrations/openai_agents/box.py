@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cellwall
 from cellwall.integrations.shared.closing import Closing
+from cellwall.integrations.shared.commands import ENDED, NOTHING_RAN, reason
 from cellwall.integrations.shared.extras import missing
 from cellwall.integrations.shared.keeper import Files, Keeper
 
@@ -25,9 +26,6 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from cellwall.surface.sync.sandbox import SyncSandbox
-
-_ENDED = "the sandbox of the earlier commands has ended, and its files are gone; call again"
-_NOTHING_RAN = 125
 
 
 class CellwallBox(Closing):
@@ -70,7 +68,7 @@ class CellwallBox(Closing):
         sandbox, is_new = await asyncio.to_thread(self._keeper.take)
         if is_new:
             self._keeper.told(sandbox)
-            return _refused(command, _ENDED)
+            return _refused(command, ENDED)
         try:
             done = await sandbox.commands.arun(command, timeout=timeout)
         except cellwall.UsageError as error:
@@ -129,10 +127,9 @@ class CellwallEditor:
 
 def _output(command: str, done: cellwall.CommandResult) -> ShellCommandOutput:
     is_late = done.outcome.verdict is cellwall.Verdict.WALL_TIME
-    why = "" if done.outcome.is_its_own else f"[{'; '.join(done.outcome.notes)}]\n"
     outcome = ShellCallOutcome("timeout") if is_late else ShellCallOutcome("exit", done.status)
-    return ShellCommandOutput(done.stdout, done.stderr + why, outcome, command)
+    return ShellCommandOutput(done.stdout, done.stderr + reason(done), outcome, command)
 
 
 def _refused(command: str, why: str) -> ShellCommandOutput:
-    return ShellCommandOutput("", f"{why}\n", ShellCallOutcome("exit", _NOTHING_RAN), command)
+    return ShellCommandOutput("", f"{why}\n", ShellCallOutcome("exit", NOTHING_RAN), command)

@@ -10,9 +10,9 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from cellwall.integrations.openai_agents.sandbox_session import (
+from cellwall.integrations.openai_agents.sandbox_session import CellwallSandboxSession
+from cellwall.integrations.openai_agents.sandboxes import (
     CellwallSandboxClientOptions,
-    CellwallSandboxSession,
     CellwallSandboxSessionState,
     Sandboxes,
 )

@@ -8,15 +8,17 @@ what cannot be done is an error of the SDK's, never an empty answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import re
 import tarfile
 import tempfile
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import cellwall
+from cellwall.integrations.openai_agents.sandboxes import CellwallSandboxSessionState, Sandboxes
+from cellwall.integrations.shared.commands import reason
 from cellwall.integrations.shared.extras import missing
 
 try:
@@ -25,14 +27,13 @@ try:
         ErrorCode,
         ExecTimeoutError,
         ExecTransportError,
+        SandboxError,
         WorkspaceArchiveReadError,
         WorkspaceArchiveWriteError,
         WorkspaceReadNotFoundError,
     )
     from agents.sandbox.session.base_sandbox_session import BaseSandboxSession
     from agents.sandbox.session.runtime_helpers import RESOLVE_WORKSPACE_PATH_HELPER
-    from agents.sandbox.session.sandbox_client import BaseSandboxClientOptions
-    from agents.sandbox.session.sandbox_session_state import SandboxSessionState
     from agents.sandbox.session.workspace_payloads import coerce_write_payload
     from agents.sandbox.types import ExecResult
     from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tarfile
@@ -49,85 +50,10 @@ _ARCHIVE = "/tmp/.cellwall-workspace.tar"  # noqa: S108 - in the sandbox
 _ARCHIVING = """
 set -e
 cd "$1"; archive=$2; shift 2
+trap 'rm -f "$archive.list"' EXIT
 find . -mindepth 1 "$@" ! -type p ! -type s ! -type b ! -type c -print0 > "$archive.list"
 tar --null --no-recursion -T "$archive.list" -cf "$archive"
-rm "$archive.list"
 """
-
-
-class CellwallSandboxClientOptions(BaseSandboxClientOptions):
-    """How sandboxes are made: `CellwallSandboxClientOptions(network=["pypi.org"])`."""
-
-    type: Literal["cellwall"] = "cellwall"
-    template: str = "python"
-    image: str | None = None
-    """Reference of a container image whose tree is the sandbox's root, in place of a template."""
-    network: Any = None
-    """Network policy, as `cellwall.Sandbox` takes it; None: there is no network."""
-    limits: dict[str, float] | None = None
-    """Limits by name; None: `Limits.agent()`."""
-    pause_on_exit: bool = False
-    """Whether closing a session pauses its sandbox, so that `resume` finds it, processes included.
-    It lives on until its session is deleted, or its life is over."""
-
-
-class CellwallSandboxSessionState(SandboxSessionState):
-    """State of one session, as JSON between processes."""
-
-    type: Literal["cellwall"] = "cellwall"
-    sandbox_id: str
-    options: CellwallSandboxClientOptions
-
-
-class Sandboxes:
-    """The sandboxes of one client, by id; safe to use from several threads."""
-
-    def __init__(self, client: Any) -> None:  # noqa: ANN401 - what `cellwall.connect` returned
-        """`client` is a server's; None: sandboxes are this process's own."""
-        self._client = client
-        self._known: dict[str, SyncSandbox] = {}
-        self._lock = threading.Lock()
-
-    def create(self, options: CellwallSandboxClientOptions) -> SyncSandbox:
-        """Create a sandbox. Raises what `cellwall.Sandbox` does."""
-        make = cellwall.Sandbox if self._client is None else self._client.Sandbox
-        chosen: dict[str, Any] = {"limits": options.limits or cellwall.Limits.agent()}
-        if options.image is None:
-            chosen["template"] = options.template
-        else:
-            chosen["image"] = options.image
-        if options.network is not None:
-            chosen["network"] = options.network
-        made: SyncSandbox = make(**chosen)
-        with self._lock:
-            self._known[made.id] = made
-        return made
-
-    def find(self, sandbox_id: str) -> SyncSandbox | None:
-        """Return the sandbox of that id; None if there is none any more."""
-        with self._lock:
-            found = self._known.get(sandbox_id)
-        if found is None and self._client is not None:
-            try:
-                found = self._client.attach(sandbox_id)
-            except cellwall.NotFound:
-                return None
-            with self._lock:
-                self._known[sandbox_id] = found
-        return None if found is None or found.status == "stopped" else found
-
-    def end(self, sandbox_id: str) -> None:
-        """Destroy a sandbox; idempotent."""
-        found = self.find(sandbox_id)
-        with self._lock:
-            self._known.pop(sandbox_id, None)
-        if found is not None:
-            found.close()
-
-    def ids(self) -> list[str]:
-        """Return the ids of those that were created, or found, and not ended."""
-        with self._lock:
-            return list(self._known)
 
 
 class CellwallSandboxSession(BaseSandboxSession):
@@ -214,8 +140,7 @@ class CellwallSandboxSession(BaseSandboxSession):
             raise ExecTransportError(command=argv, cause=error, message=str(error)) from error
         if done.outcome.verdict is cellwall.Verdict.WALL_TIME:
             raise ExecTimeoutError(command=argv, timeout_s=timeout)
-        why = "" if done.outcome.is_its_own else f"[{'; '.join(done.outcome.notes)}]\n"
-        texts = (done.stdout, done.stderr + why)
+        texts = (done.stdout, done.stderr + reason(done))
         stdout, stderr = (text.encode("utf-8", "surrogateescape") for text in texts)
         return ExecResult(stdout=stdout, stderr=stderr, exit_code=done.status)
 
@@ -267,11 +192,15 @@ class CellwallSandboxSession(BaseSandboxSession):
             with tempfile.TemporaryDirectory() as folder:
                 local = Path(folder, "workspace.tar")
                 await asyncio.to_thread(self._live().files.download, _ARCHIVE, local)
-                found = await asyncio.to_thread(local.open, "rb")  # read after its name is gone
-            await self._exec_checked_nonzero("rm", "-f", _ARCHIVE)
+                return await asyncio.to_thread(local.open, "rb")  # read after its name is gone
         except (cellwall.CellwallError, OSError) as error:
             raise WorkspaceArchiveReadError(path=root, cause=error) from error
-        return found
+        finally:
+            await self._remove_archive()
+
+    async def _remove_archive(self) -> None:
+        with contextlib.suppress(SandboxError):  # with a sandbox that has ended its files are gone
+            await self.exec("rm", "-rf", "--", _ARCHIVE, shell=False)
 
     def _left_out(self) -> list[str]:
         """Return words for find(1) by which it goes past what a snapshot does not have."""
@@ -299,6 +228,8 @@ class CellwallSandboxSession(BaseSandboxSession):
                 raise WorkspaceArchiveWriteError(path=root, context=context, cause=error) from error
             except (tarfile.TarError, cellwall.CellwallError, OSError) as error:
                 raise WorkspaceArchiveWriteError(path=root, cause=error) from error
-        await self._exec_checked_nonzero("mkdir", "-p", "--", str(root))
-        await self._exec_checked_nonzero("tar", "-C", str(root), "-xf", _ARCHIVE)
-        await self._exec_checked_nonzero("rm", "-f", _ARCHIVE)
+        try:
+            await self._exec_checked_nonzero("mkdir", "-p", "--", str(root))
+            await self._exec_checked_nonzero("tar", "-C", str(root), "-xf", _ARCHIVE)
+        finally:
+            await self._remove_archive()

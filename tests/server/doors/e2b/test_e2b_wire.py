@@ -237,6 +237,30 @@ def test_a_pause_of_the_files_alone_ends_with_a_connection_alone(
     assert 70 < ends_in(client, made["sandboxID"]) <= 77
 
 
+def test_a_pause_is_503_while_a_request_is_half_way(
+    e2b: E2BServer, client: httpx.Client, sandbox_id: str
+) -> None:
+    """A client takes the files and does not read them; once it has gone the pause is made."""
+    place, one = f"/sandboxes/{sandbox_id}", f"/sandboxes/{sandbox_id}/pause"
+    fill = (
+        "import os\nfile = open('big', 'wb')\nfor _ in range(48): file.write(os.urandom(1 << 20))"
+    )
+    assert run_cell(e2b.server.client(), place, fill)["verdict"] == "ok"
+    with e2b.server.connect(65_536) as reader:
+        reader.sendall(
+            f"GET {place}/files/archive?path=. HTTP/1.1\r\nHost: localhost\r\n"
+            f"X-API-Key: {ALICE}\r\n\r\n".encode()
+        )
+        assert reader.recv(12) == b"HTTP/1.1 200"
+        answer = client.post(one, json={"memory": False})
+        assert "under way" in refusal(answer, 503)
+        assert answer.headers["retry-after"] == "1"
+        assert client.get(place).json()["state"] == "running"
+    wait_until(
+        lambda: client.post(one, json={"memory": False}).status_code == 204, "the pause is made"
+    )
+
+
 def test_snapshots_of_the_files_alone_are_refused(client: httpx.Client, sandbox_id: str) -> None:
     answer = client.post(f"/sandboxes/{sandbox_id}/snapshots", json={"memory": False})
     assert "memory" in refusal(answer, 400)

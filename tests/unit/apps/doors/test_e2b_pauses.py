@@ -1,4 +1,7 @@
-"""A pause that is refused at the E2B door: 503 if it can be asked for again, else 501."""
+"""A pause that is refused at the E2B door: 503 if it can be asked for again, else 501.
+
+Both, for each way of pausing; `tests/server/doors/e2b` has a real one that passes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def test_refusal_that_passes_can_be_repeated(
     monkeypatch.setattr(lives, "existing", found)
     monkeypatch.setattr(bodies, "read", read)
     visit: Any = SimpleNamespace(request=None)
-    routes = lives.Lives(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    routes = lives.Lives(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # not looked at
     with pytest.raises(CellwallError, match="it was used; try again") as caught:
         asyncio.run(routes.pause(visit))
     assert status_of(caught.value) == status

@@ -22,8 +22,8 @@ Deny = Annotated[
     list[str] | None,
     typer.Option(
         metavar="HOST",
-        help="Refuse a host, written alike and at every port without `:PORTS`, although --allow "
-        "or --network open lets it pass; repeatable.",
+        help="Refuse a host, in the forms of --allow, although --allow or --network open lets it "
+        "pass; without `:PORTS` at every port; repeatable.",
     ),
 ]
 Network = Annotated[

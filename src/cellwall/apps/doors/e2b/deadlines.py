@@ -1,9 +1,9 @@
 """Deadlines of sandboxes that their clients want paused, not ended, when the timeout is over.
 
-Such a sandbox has the longest life that the operator permits, and the time of its pause among its
-facts, where the next server finds it; so is that it was paused then, and one that its owner resumed
-stays so. The invariant: the pause is the server's own doing and asks for nothing that its tenant
-could not have done; one that fails is tried again until the life ends.
+Such a sandbox has the longest life that the operator permits. Its facts name the time of its pause,
+and whether it was paused at that time: the next server finds them, and does not pause again what
+its owner has resumed. The invariant: the pause is the server's own doing and asks for nothing that
+its tenant could not have done; one that fails is tried again until the life ends.
 """
 
 from __future__ import annotations

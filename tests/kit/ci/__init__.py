@@ -1,0 +1,1 @@
+"""What CI takes of the tests."""
