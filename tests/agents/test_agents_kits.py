@@ -36,7 +36,7 @@ def _quiet() -> dict[str, str]:
 @pytest.mark.parametrize(("suite", "least"), [("kits", 20), ("sandbox_agent", 8)])
 def test_adapters_pass_their_suite(suite: str, least: int, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
-    options = ["-q", "-c", os.devnull, "-p", "no:cacheprovider", "--tb=short"]
+    options = ["-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "--tb=short"]
     options += ["--timeout=100", f"--junitxml={report}"]
     done = subprocess.run(
         [python_of(GROUP), "-m", "pytest", SUITES / f"{suite}_suite.py", *options],

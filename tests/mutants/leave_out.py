@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kit.ci.share import without_shares
 from mutants.tables import ROOT, Mutant, is_there, load, path_of
 
 _LEFT_OUT = (".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "dist", "build")
@@ -71,6 +72,7 @@ class Copy:
         with subprocess.Popen(
             words,
             cwd=self._root,
+            env=without_shares(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -45,3 +45,8 @@ def is_taken(name: str, *, is_again: bool, environment: Mapping[str, str] = os.e
         return chosen(AGAIN, environment)(name)
     file = name.partition("::")[0]
     return file.startswith(ALWAYS) or chosen(REST, environment)(file)
+
+
+def without_shares(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a pytest that this run starts: it takes all that it is asked for."""
+    return {name: value for name, value in environment.items() if name not in (AGAIN, REST)}

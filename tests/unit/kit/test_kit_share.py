@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.ci.share import AGAIN, ALWAYS, REST, chosen, is_taken
+from kit.ci.share import AGAIN, ALWAYS, REST, chosen, is_taken, without_shares
 from kit.places import ROOT
 
 NAMES = [f"attack/test_a.py::test[{number}]" for number in range(300)]
@@ -50,3 +50,7 @@ def test_some_files_are_in_every_run(beginning: str) -> None:
 def test_what_is_no_share_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match="no turn out of shares"):
         chosen(AGAIN, {AGAIN: said})
+
+
+def test_a_run_within_a_run_takes_all_it_is_asked_for() -> None:
+    assert without_shares({"HOME": "/root", REST: "1/3", AGAIN: "1/5"}) == {"HOME": "/root"}
