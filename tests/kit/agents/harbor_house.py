@@ -17,7 +17,10 @@ from kit.outside.servers import WebServer
 TASKS = Path(__file__).parents[2] / "agents" / "harbor_tasks"
 _PAGES = "127.0.1.80"
 """Address that stands for the internet; what is allowed to a task are ports 80 and 443."""
+FRONT = "127.0.1.81"
+"""Another one, by the name front.test, of which a test may serve a port."""
 _NAMES = {name: [_PAGES] for name in ("files.test", "other.test", "a.wild.test")}
+_NAMES["front.test"] = [FRONT]
 _TOOLS = ("bash", "sh", "env", "python3", "git", "gcc", "make", "diff", "su")
 
 
@@ -42,7 +45,7 @@ class House:
         """What an engine in another process takes from its environment."""
         return {
             "CELLWALL_NETWORK": "open",
-            "CELLWALL_NETWORK_ADDRESSES": _PAGES,
+            "CELLWALL_NETWORK_ADDRESSES": f"{_PAGES},{FRONT}",
             "CELLWALL_NAME_SERVERS": self.names.address,
             "CELLWALL_IMAGE_REGISTRIES": json.dumps(self._registries),
         }
@@ -52,7 +55,7 @@ class House:
         """The same as lines of `[engine]`."""
         (each,) = self._registries
         return (
-            f"network_addresses = ['{_PAGES}']\nname_servers = ['{self.names.address}']\n"
+            f"network_addresses = ['{_PAGES}', '{FRONT}']\nname_servers = ['{self.names.address}']\n"
             f"image_registries = [{{registry = '{each['registry']}', url = '{each['url']}'}}]\n"
         )
 
