@@ -55,7 +55,8 @@ class House:
         """The same as lines of `[engine]`."""
         (each,) = self._registries
         return (
-            f"network_addresses = ['{_PAGES}', '{FRONT}']\nname_servers = ['{self.names.address}']\n"
+            f"network_addresses = ['{_PAGES}', '{FRONT}']\n"
+            f"name_servers = ['{self.names.address}']\n"
             f"image_registries = [{{registry = '{each['registry']}', url = '{each['url']}'}}]\n"
         )
 
