@@ -100,7 +100,7 @@ versions: dev templates
 	$(PYTEST) -m slow tests/agents/test_agents_mcp_clients.py
 
 # Harbor's tasks by both of its ways here, with the Python of the next Debian in a root that debootstrap
-# makes, as root; four minutes.
+# makes, as root; three minutes, and one more the first time.
 harbor: dev templates
 	$(PYTEST) -m slow tests/agents/test_agents_harbor.py
 

@@ -1,7 +1,7 @@
 """Harbor runs tasks of many kinds: by its own environment for E2B, and by cellwall's class.
 
 Its oracle solves each of `harbor_tasks`, and its nop none. Harbor needs Python 3.12, so both run in
-the root of a newer Debian (`kit.agents.newer_debian`); `make harbor`, four minutes.
+the root of a newer Debian (`kit.agents.newer_debian`); `make harbor`.
 """
 
 from __future__ import annotations
