@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench ledger soak walls proofs upstream versions mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench ledger soak walls proofs upstream versions harbor mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -98,6 +98,11 @@ upstream: dev templates
 versions: dev templates
 	PYTHONPATH=tests $(BIN)/python -m upstream.versions $(VERSIONS)
 	$(PYTEST) -m slow tests/agents/test_agents_mcp_clients.py
+
+# Harbor's tasks by both of its ways here, with the Python of the next Debian in a root that debootstrap
+# makes, as root; three minutes, and one more the first time.
+harbor: dev templates
+	$(PYTEST) -m slow tests/agents/test_agents_harbor.py
 
 # Some ten minutes; BENCH="--quick --only soak" takes those rows in seconds and writes nothing.
 bench: dev templates

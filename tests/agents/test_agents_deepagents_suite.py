@@ -44,7 +44,17 @@ class Result:
 
 def result_of(group: str, chosen: str, folder: Path, **env: str) -> Result:
     report = folder / "report.xml"
-    options = ["-q", "-k", chosen, "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "--tb=short"]
+    options = [
+        "-q",
+        "-k",
+        chosen,
+        "-c",
+        os.devnull,
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+    ]
     options += ["-o", "asyncio_mode=auto", f"--junitxml={report}", "--timeout=60"]
     done = subprocess.run(
         [python_of(group, "client"), "-m", "pytest", SUITE, *options],

@@ -12,9 +12,10 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from cellwall.images.here_documents import HereDocument, Unended, documents
 from cellwall.images.image import machine_architecture
 from cellwall.model.errors import UsageError
 
@@ -25,7 +26,7 @@ MOST_STAGES = 100
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]+)\s*=\s*(\S*)\s*")
 _FLAG = re.compile(r"--([a-z-]+)=(\S+)(?:\s+|$)")
 _HERE = re.compile(r"(?<!<)<<-?[\"']?[A-Za-z_]+[\"']?")
-"""The beginning of a here-document; `<<<` is a shell's own."""
+"""What may be the beginning of a here-document; `<<<` is a shell's own."""
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _FLAGS: Mapping[str, frozenset[str]] = {
@@ -79,6 +80,8 @@ class Instruction:
     """The list of the exec form; None for the shell form."""
     escape: str = "\\"
     """Character that takes its meaning from the next one."""
+    documents: tuple[HereDocument, ...] = ()
+    """Here-documents behind it."""
 
     def wrong(self, why: str, remedy: str = _REMEDY) -> DockerfileInvalid:
         """Return the error that names this instruction."""
@@ -129,20 +132,24 @@ def parse(data: bytes) -> Dockerfile:
     lines = text.replace("\r\n", "\n").split("\n")
     if len(lines) > MOST_LINES or "\0" in text:
         raise invalid(1, f"the file has more than {MOST_LINES} lines, or a NUL")
+    escape = _escape(lines)
+    numbered = iter(enumerate(lines, 1))
     found: list[Instruction] = []
-    for line, escape, joined in _joined(lines):
+    for line, joined in _joined(numbered, escape):
         if len(found) >= MOST_INSTRUCTIONS:
             raise invalid(line, f"there are more than {MOST_INSTRUCTIONS} instructions")
-        found.append(_instruction(line, escape, joined))
+        found.append(_with_documents(_instruction(line, escape, joined), numbered))
     return _staged(found)
 
 
-def _joined(lines: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield each instruction with its line, lines joined and comments left out."""
-    escape = _escape(lines)
+def _joined(numbered: Iterator[tuple[int, str]], escape: str) -> Iterator[tuple[int, str]]:
+    """Yield each instruction with its line, lines joined and comments left out.
+
+    Between two of them others may take lines.
+    """
     parts: list[str] = []
     start = 0
-    for number, raw in enumerate(lines, 1):
+    for number, raw in numbered:
         bare = raw.strip()
         if bare.startswith("#") or not bare:
             continue  # also between continued lines, as Docker does
@@ -152,10 +159,10 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str, str]]:
         if line.endswith(escape):
             parts.append(line[:-1])
             continue
-        yield start, escape, "".join([*parts, line])
+        yield start, "".join([*parts, line])
         parts = []
     if parts:
-        yield start, escape, "".join(parts)
+        yield start, "".join(parts)
 
 
 def _escape(lines: list[str]) -> str:
@@ -189,14 +196,28 @@ def _instruction(line: int, escape: str, joined: str) -> Instruction:
         flags[said[1]] = said[2]
         rest = rest[said.end() :]
     words = _list(rest) if name in _LISTS else None
-    if words is None and name in {"RUN", "COPY", "ADD"} and _HERE.search(rest):
-        raise invalid(line, f"{name}: here-documents are not taken", "write a file and copy it")
     if not rest and name not in {"CMD", "ENTRYPOINT"}:
         raise invalid(line, f"{name}: it says nothing")
     made = Instruction(line, name, rest, flags, words, escape)
     if name == "RUN":
         bound(made)
     return made
+
+
+def _with_documents(made: Instruction, lines: Iterator[tuple[int, str]]) -> Instruction:
+    """Return the instruction with the here-documents behind it, whose lines it takes."""
+    is_shell = made.words is None and made.name in {"RUN", "COPY", "ADD"}
+    if not is_shell or not _HERE.search(made.text):
+        return made
+    try:
+        found = documents(split(made, made.text), lines)
+    except Unended as error:
+        raise made.wrong(f"the here-document {error} does not end") from None
+    if len(found) != len(_HERE.findall(made.text)):
+        raise made.wrong("a here-document's mark is no word of its own", "write <<NAME as a word")
+    if any(each.text.startswith("#!") for each in found) and made.text == found[0].word:
+        raise made.wrong("#! in a here-document is not taken", "write `RUN program <<NAME`")
+    return replace(made, documents=found)
 
 
 class Bound(NamedTuple):
@@ -333,17 +354,23 @@ def split(instruction: Instruction, text: str) -> list[str]:
     return [*words, word] if word else words
 
 
-def expand(instruction: Instruction, text: str, values: Mapping[str, str]) -> str:
-    """Return a word with its variables' values, without its quotes. Raises `DockerfileInvalid`."""
-    return _Expansion(instruction, values).whole(text, 0)
+def expand(
+    instruction: Instruction, text: str, values: Mapping[str, str], *, has_quotes: bool = True
+) -> str:
+    """Return a word with its variables' values, without its quotes. Raises `DockerfileInvalid`.
+
+    Quotes of a here-document are characters as any other: it has none (`has_quotes`).
+    """
+    return _Expansion(instruction, values, "\"'" if has_quotes else "").whole(text, 0)
 
 
 class _Expansion:
     """One word; what it makes has a bound, so that no chain of variables grows without one."""
 
-    def __init__(self, instruction: Instruction, values: Mapping[str, str]) -> None:
+    def __init__(self, instruction: Instruction, values: Mapping[str, str], quotes: str) -> None:
         self._instruction = instruction
         self._values = values
+        self._quotes = quotes
 
     def whole(self, text: str, depth: int) -> str:
         if depth > _MOST_NESTED:
@@ -364,7 +391,7 @@ class _Expansion:
             following = text[at + 1 : at + 2]
             is_kept = quote == '"' and following not in {'"', "$", self._instruction.escape}
             return (character if is_kept else "") + following, at + 2, quote
-        if character in "\"'" and quote in {"", character}:
+        if character in self._quotes and quote in {"", character}:
             return "", at + 1, "" if quote else character
         if character == "$" and quote != "'":
             piece, end = self._variable(text, at + 1, depth)

@@ -44,8 +44,8 @@ class CellwallOptions(EnvironmentOptions):
 
     isolation: str = "namespace"
     runtime: str | None = None
-    user: str = "root"
-    """User of the image that the sandbox is made for; root runs commands as any other."""
+    user: str | None = None
+    """User of commands for which neither Harbor nor the task names one; by default the image's."""
     build_network: list[str] | str | None = None
     """Network of a Dockerfile's steps, such as `["mirror.example.org"]`; by default none."""
     limits: dict[str, int | float] = Field(default_factory=dict)
@@ -58,6 +58,8 @@ class CellwallEnvironment(BaseEnvironment):
     options_model = CellwallOptions
     options: CellwallOptions
     _sandbox: cellwall.AsyncSandbox | None = None
+    _user = "root"
+    """User of commands for which none is named."""
 
     @staticmethod
     def type() -> str:
@@ -99,10 +101,11 @@ class CellwallEnvironment(BaseEnvironment):
 
     async def start(self, force_build: bool) -> None:
         """Build or find the image, and start a sandbox on it. Raises what a sandbox raises."""
-        image = await self._image(force_build)
+        digest, user = await self._image(force_build)
+        self._user = self.options.user or user or "root"
         self._sandbox = await cellwall.AsyncSandbox.create(
-            image=image,
-            user=self.options.user,
+            image=digest,
+            user="root",
             limits=self._limits(),
             env=self._startup_env(),
             isolation=self.options.isolation,
@@ -128,13 +131,15 @@ class CellwallEnvironment(BaseEnvironment):
     def _dockerfile(self) -> Path:
         return Path(self.environment_dir) / "Dockerfile"
 
-    async def _image(self, force_build: bool) -> str:
+    async def _image(self, force_build: bool) -> tuple[str, str]:
+        """Return the id of the task's image, and the image's user."""
         image = self.task_env_config.docker_image
         is_here = should_use_prebuilt_docker_image(
             self.environment_dir, docker_image=image, force_build=force_build
         )
         if image and is_here:
-            return str(image)
+            found = await asyncio.to_thread(cellwall.Images().build, cellwall.ImageSteps(image))
+            return found.digest, found.config.user
         self.logger.info("building the image of %s", self.environment_name)
         built = await asyncio.to_thread(
             cellwall.Images().build,
@@ -142,7 +147,7 @@ class CellwallEnvironment(BaseEnvironment):
             context=self.environment_dir,
             network=self.options.build_network,
         )
-        return built.digest
+        return built.digest, built.config.user
 
     def _limits(self) -> cellwall.Limits:
         wanted = {
@@ -176,12 +181,13 @@ class CellwallEnvironment(BaseEnvironment):
     ) -> ExecResult:
         """Run a line of shell, in the task's working directory unless `cwd` says another."""
         whom = self._resolve_user(user)
+        whom = self._user if whom is None else str(whom)
         emit = self._output_callback()
         result = await self._live.commands.run(
             command,
             cwd=cwd or self.task_env_config.workdir,
             env=self._merge_env(env),
-            user=None if whom is None else str(whom),
+            user=whom,
             timeout=timeout_sec,
         )
         if emit is not None:

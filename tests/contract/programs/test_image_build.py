@@ -361,3 +361,112 @@ def test_labels_are_the_images_and_those_of_what_is_built_on_it(tmp_path: Path) 
         assert second.config.labels == {"a": "2", "b": "x y"}
 
     with_engine(tmp_path, job)
+
+
+HERE_DOCUMENTS = """
+FROM {base}
+ENV NAME="a name"
+RUN <<END
+cat > said <<INNER
+$NAME
+INNER
+pwd >> said
+END
+RUN cat <<A - <<'B' >> said 4<<-C
+$NAME first
+A
+$NAME second
+B
+\tC
+COPY <<A <<-"B" /data/
+it's $NAME
+A
+\tit's $NAME
+B
+COPY --chmod=700 --chown=1001:50 <<tool /data/deep/tool
+#!/bin/sh
+echo \\$0 {word}
+tool
+"""
+
+
+def test_here_documents_are_a_shell_s_input_or_files(tmp_path: Path) -> None:
+    base = base_in(tmp_path)
+
+    async def job(engine: Engine) -> None:
+        text = HERE_DOCUMENTS.format(base=base, word="one")
+        await build(engine, asked(text, None, [], name="here"))
+        sandbox = await engine.create_sandbox(image="here", user="root")
+        said = await sandbox.commands.run(
+            "cat /said /data/A /data/B; /data/deep/tool; stat -c '%a %u:%g' /data/A /data/deep/tool"
+        )
+        await sandbox.close()
+        assert said.stdout == (
+            "a name\n/\n$NAME second\nit's a name\nit's $NAME\n/data/deep/tool one\n"
+            "644 0:0\n700 1001:50\n"
+        )
+        events: list[BuildEvent] = []
+        again = HERE_DOCUMENTS.format(base=base, word="two")
+        await build(engine, asked(again, None, events, name="again"))
+        assert [each.kind for each in events].count("cached") == 3
+        mixed = f"FROM {base}\nCOPY <<A file /data/\nA\n"
+        with pytest.raises(DockerfileInvalid, match="line 2: COPY: files and here-documents"):
+            await build(engine, asked(mixed, tmp_path, [], name="mixed"))
+
+    with_engine(tmp_path / "state", job)
+
+
+def test_what_is_missing_of_a_working_directory_belongs_to_the_user(tmp_path: Path) -> None:
+    text = """
+FROM {base}
+WORKDIR /of-root
+RUN mkdir -p /there/old
+USER app
+WORKDIR /there/old/new/one
+USER 1234:50
+WORKDIR ../two
+USER root
+WORKDIR /also-of-root
+RUN touch made
+USER app
+WORKDIR /last
+"""
+
+    async def job(engine: Engine) -> None:
+        whole = text.format(base=base_in(tmp_path))
+        stored = await build(engine, asked(whole, None, [], name="places"))
+        sandbox = await engine.create_sandbox(image="places", user="root")
+        said = await sandbox.commands.run(
+            "stat -c '%n %u:%g' /of-root /there/old /there/old/new /there/old/new/one"
+            " /there/old/new/two /also-of-root /also-of-root/made /last; pwd"
+        )
+        await sandbox.close()
+        assert said.stdout.splitlines() == [
+            "/of-root 0:0",
+            "/there/old 0:0",
+            "/there/old/new 1001:1001",
+            "/there/old/new/one 1001:1001",
+            "/there/old/new/two 1234:50",
+            "/also-of-root 0:0",
+            "/also-of-root/made 0:0",
+            "/last 1001:1001",
+            "/last",
+        ]
+        assert stored.config.user == "app"
+        again = await build(engine, asked(whole, None, [], name="places"))
+        assert again.digest == stored.digest
+
+    with_engine(tmp_path / "state", job)
+
+
+def test_without_a_chown_a_working_directory_is_roots_and_that_is_said(tmp_path: Path) -> None:
+    root = layer([each for each in small_root() if not each[0].name.endswith("/chown")])
+    path = archives.docker_archive(tmp_path / "bare.tar", [root], config_of([root]))
+
+    async def job(engine: Engine) -> None:
+        events: list[BuildEvent] = []
+        await build(engine, asked(f"FROM {path}\nUSER app\nWORKDIR /work\n", None, events))
+        said = [each.text for each in events if each.kind == "output"]
+        assert said == ["/work is root's: the image has no chown\n"]
+
+    with_engine(tmp_path / "state", job)

@@ -34,14 +34,15 @@ def python_of(group: str, *extras: str) -> Path:
     with Path(f"{place}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two workers may want it at once
         stamp = place / "made-of"
-        wanted = _fingerprint(group, extras)
+        wanted = fingerprint(group, extras)
         if not stamp.is_file() or stamp.read_text() != wanted:
             _make(place, group, extras)
             stamp.write_text(wanted)
     return place / "bin" / "python"
 
 
-def _fingerprint(group: str, extras: tuple[str, ...]) -> str:
+def fingerprint(group: str, extras: tuple[str, ...]) -> str:
+    """Return what changes with the packages of an environment."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     optional = project["project"]["optional-dependencies"]
     packages = [project["project"]["dependencies"], project["dependency-groups"][group]]

@@ -48,5 +48,5 @@ def is_taken(name: str, *, is_again: bool, environment: Mapping[str, str] = os.e
 
 
 def without_shares(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a pytest that this run starts: it takes all that it is asked for."""
+    """Return the environment of a pytest within a run: it takes all that it is asked for."""
     return {name: value for name, value in environment.items() if name not in (AGAIN, REST)}

@@ -21,7 +21,7 @@ from cellwall.runtimes.docker import base_files
 _LINKS = ("bin", "lib", "lib64", "sbin")
 _PYTHON_TOOLS = ("/usr/bin/python3", "/bin/sh", "/bin/bash", "/bin/su", "/usr/bin/id")
 _ACCOUNTS = ("/etc/passwd", "/etc/group", "/etc/pam.d/")
-_PAM = b"".join(
+PAM = b"".join(
     b"%s required pam_%s.so\n" % each
     for each in ((b"auth", b"rootok"), (b"account", b"permit"), (b"session", b"permit"))
 )
@@ -134,7 +134,7 @@ def python_root() -> list[tuple[tarfile.TarInfo, bytes]]:
     made = [directory("etc"), directory("root", mode=0o700)]
     made.append(member("etc/passwd", _PASSWD))
     made.append(member("etc/group", b"root:x:0:\napp:x:1001:\n"))
-    made.append(member("etc/pam.d/su", _PAM))  # root becomes every user, as in images
+    made.append(member("etc/pam.d/su", PAM))  # root becomes every user, as in images
     made += [link(name, os.readlink(f"/{name}")) for name in _LINKS if os.path.islink(f"/{name}")]
     for path in base_files.files_of(packages):
         name = os.path.realpath(os.path.dirname(path))[1:] + "/" + os.path.basename(path)

@@ -165,14 +165,14 @@ _SUITE = ("pytest", "iniconfig", "packaging", "pluggy", "pygments")
 
 def swe(path: Path) -> Path:
     """A repository at /testbed with a failing test, fix.patch, and pytest in /opt/venv."""
-    layers = [layer(packaged((*TASK_TOOLS, "/usr/bin/python3"))), layer(_environment())]
+    layers = [layer(packaged((*TASK_TOOLS, "/usr/bin/python3"))), layer(pytest_environment())]
     layers.append(layer(_repository()))
     environment = ["VIRTUAL_ENV=/opt/venv", PATH.replace("PATH=", "PATH=/opt/venv/bin:")]
     own = {"Env": environment, "WorkingDir": "/testbed", "Cmd": ["/bin/bash"]}
     return docker_archive(path, layers, config_of(layers, **own))
 
 
-def _environment() -> Members:
+def pytest_environment() -> Members:
     """Return a virtual environment of the image's Python, with pytest of this environment."""
     version = "python{}.{}".format(*_host_version())
     site = f"opt/venv/lib/{version}/site-packages"

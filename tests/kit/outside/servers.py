@@ -106,9 +106,10 @@ class WebServer(ThreadingHTTPServer):
         tls: ssl.SSLContext | None = None,
         pages: dict[str, bytes] | None = None,
         address: str = OUTSIDE,
+        port: int = 0,
     ) -> None:
         """`pages`: bodies by path; any other path answers with its own name."""
-        super().__init__((address, 0), _Handler)
+        super().__init__((address, port), _Handler)
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.resumed = 0
         """Requests on connections whose TLS went on from an earlier one's."""

@@ -68,9 +68,15 @@ class E2BServer:
 
 
 @contextlib.contextmanager
-def e2b_server(more: str = "", options: str = "", /, **server: object) -> Iterator[E2BServer]:
-    """Run a server with the door; `options` are further lines of its section, `more` is TOML."""
-    with running(SETTINGS + options + more, **server) as made:
+def e2b_server(
+    more: str = "", options: str = "", /, *, engine: str = "", **server: object
+) -> Iterator[E2BServer]:
+    """Run a server with the door; `options` are further lines of its section, `more` is TOML.
+
+    `engine`: further lines of `[engine]`.
+    """
+    settings = SETTINGS.replace("[engine]\n", f"[engine]\n{engine}")
+    with running(settings + options + more, **server) as made:
         assert made.process.stdout is not None
         line = made.process.stdout.readline().strip()
         assert line.startswith("door e2b on http"), line

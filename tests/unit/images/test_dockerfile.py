@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cellwall.images import dockerfile
+from cellwall.images import dockerfile, here_documents
 from cellwall.images.dockerfile import DockerfileInvalid, Instruction
 from cellwall.images.image import machine_architecture
 
@@ -104,7 +104,11 @@ def test_assignments(text: str, found: dict[str, str]) -> None:
         ("FROM scratch\nRUN --mount=type=bind,source=a,target=/b/../c x", "no plain absolute path"),
         ("FROM scratch\nRUN --network=none x", "'--network=none' is not taken"),
         ("FROM scratch\nCOPY --chmod=1 --chmod=2 a b", "--chmod is given twice"),
-        ("FROM scratch\nRUN <<EOF\nx\nEOF", "here-documents"),
+        ("FROM scratch\nRUN <<EOF\nx\n EOF", "line 2: RUN: the here-document EOF does not end"),
+        ("FROM scratch\nRUN cat <<EOF>/a\nx\nEOF", "no word of its own"),
+        ("FROM scratch\nRUN sh -c 'cat <<EOF'\nx\nEOF", "no word of its own"),
+        ("FROM scratch\nRUN cat <<'EOF\nx\nEOF", "a quotation does not end"),
+        ("FROM scratch\nRUN <<EOF\n#!/bin/x\nEOF", "#! in a here-document"),
         ("FROM scratch\nENV", "line 2: ENV: it says nothing"),
         ("FROM --platform=linux/s390x a", "is not this machine's"),
         ("# escape=x\nFROM a", "line 1: escape"),
@@ -147,3 +151,43 @@ def test_a_run_names_what_of_the_context_it_sees() -> None:
     said = one("RUN --mount=type=bind,source=a/b,target=/in x")
     assert dockerfile.bound(said) == ("a/b", "/in")
     assert (said.text, dockerfile.bound(one("RUN x"))) == ("x", None)
+
+
+def shell_of(text: str) -> str:
+    """What a shell is told for an instruction that `RUN id` follows."""
+    parsed = dockerfile.parse(f"FROM scratch\n{text}\nRUN id\n".encode())
+    said, following = parsed.stages[0].instructions
+    assert (following.text, following.line) == ("id", text.count("\n") + 3)
+    return here_documents.in_shell(said.text, said.documents)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("RUN <<EOF\n# a comment\n\n  id \\\nEOF", "# a comment\n\n  id \\\n"),
+        ("RUN <<-E_1.x\n\t\tid\n\tE_1.x", "id\n"),
+        ("RUN cat <<EOF > /a\nFROM b\nEOF", "cat <<EOF > /a\nFROM b\nEOF"),
+        ("RUN a <<A b \\\n <<'B'\n1\nA\n2\nB", "a <<A b  <<'B'\n1\nA\n2\nB"),
+        ("RUN cat <<-A\n\t1\n\tA", "cat <<-A\n\t1\nA"),
+        ("RUN cat 3<<A\nA", "cat 3<<A\nA"),
+        ("RUN cat <<<A", "cat <<<A"),
+        ("RUN echo $((1<<2))", "echo $((1<<2))"),
+    ],
+)
+def test_here_documents_of_a_shell(text: str, told: str) -> None:
+    assert shell_of(text) == told
+
+
+def test_here_documents_belong_to_run_copy_and_add() -> None:
+    copied = one('COPY <<A <<-"B" /to/\n$a\nA\n\t$b\nB').documents
+    found = [(each.name, each.content, each.expands) for each in copied]
+    assert found == [("A", "$a\n", True), ("B", "$b\n", False)]
+    assert one('RUN ["cat", "<<A"]').documents == ()
+    with pytest.raises(DockerfileInvalid, match="line 3: 'A' is no instruction"):
+        dockerfile.parse(b"FROM scratch\nENV x=<<A\nA\n")
+
+
+def test_quotes_in_a_copied_document_are_characters() -> None:
+    said = one("ENV a=b")
+    text = """it's "$v" \\$v ${v:-x}"""
+    assert dockerfile.expand(said, text, {"v": "1"}, has_quotes=False) == """it's "1" $v 1"""

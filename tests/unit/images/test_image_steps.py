@@ -69,10 +69,12 @@ def test_name_of_a_base_may_be_a_path(tmp_path: Path) -> None:
 
 
 def test_text_of_a_step_may_have_a_here_document() -> None:
-    """The shell's own; the control is one of a Dockerfile, which is refused."""
+    """The shell's own: what follows it is the next step, as it is not behind one of a file."""
     text = "cat > file <<EOF\nline\nEOF"
-    (stage,) = dockerfile.parse(str(ImageSteps("debian:12").run(text)).encode()).stages
+    steps = ImageSteps("debian:12").run(text).run("cat <<EOF").run(["cat", "<<EOF"]).user("app")
+    (stage,) = dockerfile.parse(str(steps).encode()).stages
     assert stage.instructions[0].words == ("/bin/sh", "-c", text)
-    with pytest.raises(dockerfile.DockerfileInvalid, match="here-documents"):
-        dockerfile.parse(b"FROM debian:12\nRUN cat <<EOF\nline\nEOF\n")
-    dockerfile.parse(b"FROM debian:12\nRUN cat <<<word\n")
+    assert [each.name for each in stage.instructions] == ["RUN", "RUN", "RUN", "USER"]
+    assert not any(each.documents for each in stage.instructions)
+    ending = b"FROM debian:12\nRUN cat <<EOF\nUSER app\nEOF\n"
+    assert len(dockerfile.parse(ending).stages[0].instructions) == 1

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.engine.images.build_context import Context, Packed
 from cellwall.engine.images.commit import Committed, commit, config_document
-from cellwall.engine.images.image_store import ImageStore, StoredImage, built_name
+from cellwall.engine.images.finished_steps import FinishedSteps
+from cellwall.engine.images.image_store import StoredImage, built_name
 from cellwall.engine.policy.levels import NO_FLOOR, Floor
-from cellwall.images import dockerfile, reference
+from cellwall.images import dockerfile, here_documents, reference
 from cellwall.images.dockerfile import Dockerfile, Instruction, Stage
 from cellwall.images.image import (
     Image,
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
     from cellwall.engine.sandbox import AsyncSandbox
 
 _SHELL = ("/bin/sh", "-c")
+_ROOT = frozenset({"", "0", "root"})
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar.zst")
 _EMPTY_TAR = bytes(10_240)
 _MOST_LAYERS = 100
 """Layers above which a step's image is made of one: the whole root."""
-_MOST_STEPS_KEPT = 10_000
 _LAST_OUTPUT = 2000
+_STEPS_VERSION = 2
+"""Changes when a step of the same words has another result."""
 _NOT_AHEAD = frozenset({"RUN", "COPY", "ADD", "ENV"})
 """Instructions that change files, and those that a step on the image would notice."""
 LIMITS = Limits(wall_s=1800, cpu_s=1800, memory_mb=2048, disk_mb=1024, inodes=200_000, file_mb=1024)
@@ -113,6 +116,8 @@ class _State:
     history: list[str] = field(default_factory=list)
     following: Sequence[Instruction] = ()
     """The instructions behind the one at hand."""
+    unmade: list[tuple[str, str]] = field(default_factory=list)
+    """Working directories of users other than root that no step has made, with their users."""
 
     def variables(self) -> dict[str, str]:
         return {**self.values, **self.config.environment}
@@ -140,7 +145,7 @@ class _Build:
         self._engine, self._store = engine, engine.images
         self._request, self._parsed, self._context = request, parsed, context
         self._place = place
-        self._steps = _Steps(engine.state_dir / "images" / "steps.json", self._store)
+        self._steps = FinishedSteps(engine.state_dir / "images" / "steps.json", self._store)
         self._stages: dict[int, StoredImage] = {}
 
     async def whole(self) -> StoredImage:
@@ -179,8 +184,10 @@ class _Build:
         for at, instruction in enumerate(stage.instructions):
             state.following = stage.instructions[at + 1 :]
             await self._instruction(state, instruction, number)
+        last = stage.instructions[-1] if stage.instructions else stage.origin
+        if state.unmade:
+            await self._step(state, last, "", _nothing)
         if _described(state.config) != _described(state.stored.config):
-            last = stage.instructions[-1] if stage.instructions else stage.origin
             await self._step(state, last, "", None)
         self._stages[number] = state.stored
         return state.stored
@@ -254,9 +261,12 @@ class _Build:
             state.shell = each.words
         elif each.name not in dockerfile.WITHOUT_EFFECT:
             state.config = _changed(state, each)
+            if each.name == "WORKDIR" and state.config.user not in _ROOT:
+                state.unmade.append((state.config.working_dir, state.config.user))
 
     async def _run(self, state: _State, each: Instruction) -> None:
-        argv = [*each.words] if each.words is not None else [*state.shell, each.text]
+        command = here_documents.in_shell(each.text, each.documents)
+        argv = [*each.words] if each.words is not None else [*state.shell, command]
         bound = dockerfile.bound(each)
         out = self._place / f"bound-{each.line}.tar"
         packed = None
@@ -300,6 +310,8 @@ class _Build:
 
     async def _copy(self, state: _State, each: Instruction, number: int) -> None:
         words = list(each.words or dockerfile.split(each, each.text))
+        if each.documents:
+            words = [*_names(each, words[:-1]), words[-1]]
         words = [dockerfile.expand(each, word, state.variables()) for word in words]
         if len(words) < 2:
             raise each.wrong("it names no source and target")
@@ -312,13 +324,26 @@ class _Build:
             return
         if each.name == "ADD" and any("://" in word for word in sources):
             raise each.wrong("URLs are not added", "use COPY, or fetch it with RUN")
-        context = self._files(each)
+        context = self._files(each) if not each.documents else await self._written(state, each)
         if each.name == "ADD" and any(word.endswith(_ARCHIVES) for word in sources):
             await self._add_archive(state, each, sources, whole)
             return
         out = self._place / f"copy-{each.line}.tar"
         packed = await asyncio.to_thread(context.pack, each, sources, whole, out)
         await self._put(state, each, packed, out)
+
+    async def _written(self, state: _State, each: Instruction) -> Context:
+        """Return a context with the here-documents that are copied, by their names."""
+        folder = self._place / f"here-{each.line}"
+        folder.mkdir()
+        for document in each.documents:
+            text, values = document.content, state.variables()
+            if document.expands:
+                text = dockerfile.expand(each, text, values, has_quotes=False)
+            path = folder / document.name
+            await asyncio.to_thread(path.write_text, text, "utf-8")
+            path.chmod(0o644)
+        return Context(folder)
 
     def _files(self, each: Instruction) -> Context:
         if self._context is None:
@@ -404,9 +429,11 @@ class _Build:
         key = hashlib.sha256(
             json.dumps(
                 [
+                    _STEPS_VERSION,
                     *(state.stored.digest, str(each), depends, repr(self._request.network)),
                     self._request.tenant,
                     _described(state.config),
+                    *state.unmade,
                 ]
             ).encode()
         ).hexdigest()
@@ -415,6 +442,8 @@ class _Build:
             self._tell("cached", each.line, stored.digest)
         else:
             async with self._sandbox(state, shows_changes=True) as sandbox:
+                for path, user in state.unmade:
+                    await self._make(sandbox, each, path, user)
                 await sandbox.files.mkdir(state.config.working_dir)
                 await work(sandbox)
                 how = Committed(None, tuple(state.history))
@@ -422,6 +451,20 @@ class _Build:
                 stored = await commit(self._store, self._place, sandbox, config, how)
             self._steps.keep(key, stored)
         state.stored = stored
+        state.unmade.clear()
+
+    async def _make(self, sandbox: AsyncSandbox, each: Instruction, path: str, user: str) -> None:
+        """Make a working directory; what is missing of it is the user's, as in BuildKit."""
+        way = [path[:at] for at in range(1, len(path)) if path[at] == "/"] + [path]
+        missing = [above for above in way if not await sandbox.files.exists(above)]
+        if not missing:
+            return
+        await sandbox.files.mkdir(path)
+        owner = user if ":" in user or user.isdecimal() else f"{user}:"
+        try:
+            await self._chown(sandbox, each, owner, missing[0])
+        except (FileError, NotFound):
+            self._tell("output", each.line, f"{missing[0]} is root's: the image has no chown\n")
 
     async def _configured(self, state: _State) -> StoredImage:
         """Return the image with the files of another one, and with the state's configuration."""
@@ -435,9 +478,11 @@ class _Build:
         A later build may find the image with words that its Dockerfile no longer has: steps go by
         `state.config`, and the last image is one that says just that.
         """
-        ahead = replace(state, values=dict(state.values), history=[])
+        ahead = replace(state, values=dict(state.values), history=[], unmade=[])
         for each in state.following:
-            if each.name in _NOT_AHEAD:
+            # A sandbox on the image would make a working directory, for root.
+            is_unmade = each.name == "WORKDIR" and ahead.config.user not in _ROOT
+            if is_unmade or each.name in _NOT_AHEAD:
                 break
             self._declare(ahead, each)
         return ahead.config
@@ -486,31 +531,6 @@ class _Lent:
             await self._sandbox.close()
 
 
-class _Steps:
-    """Which image a step made: `steps.json` beside the images."""
-
-    def __init__(self, path: Path, store: ImageStore) -> None:
-        self._path, self._store = path, store
-
-    def _all(self) -> dict[str, str]:
-        try:
-            found = json.loads(self._path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def find(self, key: str) -> StoredImage | None:
-        digest = self._all().get(key)
-        return None if digest is None else self._store.get(digest)
-
-    def keep(self, key: str, stored: StoredImage) -> None:
-        found = {**self._all(), key: stored.digest}
-        kept = dict(list(found.items())[-_MOST_STEPS_KEPT:])
-        made = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        made.write_text(json.dumps(kept), encoding="utf-8")
-        made.replace(self._path)
-
-
 def _described(config: ImageConfig) -> str:
     """Return what a configuration says, apart from layers and history."""
     return config_document(config, [], []).decode()
@@ -536,6 +556,17 @@ def _changed(state: _State, each: Instruction) -> ImageConfig:
     if each.name == "CMD":
         return replace(config, command=words)
     return replace(config, entrypoint=words, command=())
+
+
+async def _nothing(_: AsyncSandbox) -> None:
+    """Do nothing."""
+
+
+def _names(each: Instruction, words: list[str]) -> list[str]:
+    """Return the names of the here-documents that an instruction copies."""
+    if [document.word for document in each.documents] != words or "from" in each.flags:
+        raise each.wrong("files and here-documents are not copied by one instruction")
+    return [document.name for document in each.documents]
 
 
 def _is_layer(name: str) -> bool:

@@ -9,14 +9,17 @@ runs has to be registered here first, or its tracebacks lose their lines.
 
 from __future__ import annotations
 
+import contextlib
 import linecache  # noqa: F401  it holds what `source_registry` was told
 import sys
+import tokenize
 import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.guest.display.source_registry import hidden, print_to_stderr
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Any
 
@@ -36,14 +39,32 @@ def text_of(error: BaseException) -> str:
     """Return the complete traceback of `error`, as `python file.py` would print it."""
     try:
         tb = _callers_part(error.__traceback__)
-        report = traceback.TracebackException(type(error), error, tb)
-        _hide(report, tuple(hidden), set())
-        lines = list(report.format())
+        with _own_tokenize():
+            report = traceback.TracebackException(type(error), error, tb)
+            _hide(report, tuple(hidden), set())
+            lines = list(report.format())
         if tb is None and lines and lines[0].startswith("Traceback "):
             del lines[0]
         return "".join(lines)
     except (MemoryError, RecursionError):
         return f"{type(error).__name__}\n"
+
+
+@contextlib.contextmanager
+def _own_tokenize() -> Iterator[None]:
+    """Have `linecache` find the library's `tokenize`, not a module of the caller's.
+
+    Since Python 3.13 it imports that module while it works.
+    """
+    theirs = sys.modules.get("tokenize")
+    sys.modules["tokenize"] = tokenize
+    try:
+        yield
+    finally:
+        if theirs is None:
+            del sys.modules["tokenize"]
+        else:
+            sys.modules["tokenize"] = theirs
 
 
 def report_of(error: BaseException, text: str | None = None) -> ErrorReport:

@@ -56,8 +56,12 @@ def engine_of(path: Path, begin: str) -> Engine:
         made = sqlite3.connect(
             f"{path.as_uri()}?mode=rw", uri=True, isolation_level=None, check_same_thread=False
         )
-        for pragma in _PRAGMAS:
-            made.execute(pragma)
+        try:
+            for pragma in _PRAGMAS:
+                made.execute(pragma)
+        except BaseException:
+            made.close()
+            raise
         return made
 
     engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)

@@ -137,7 +137,7 @@ def test_what_is_written_is_what_the_sdks_own_library_reads(
         b'{"pty": {"size": {"rows": 1.5}}}',
         b'{"pty": {"size": {"rows": true}}}',
         b'{"pty": {"size": {"rows": "\xc2\xb2"}}}',
-        b'{"process":' * 5000 + b"1" + b"}" * 5000,
+        b'{"process":' * 50_000 + b"1" + b"}" * 50_000,
         b"[" * 100_000,
         b'{"pty": {"size": {"rows": ' + b"9" * 5000 + b"}}}",
         b"\xff\xfe",

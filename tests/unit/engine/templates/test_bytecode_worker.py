@@ -64,7 +64,9 @@ def test_parser_of_sources_can_open_nothing(
     assert set(forked.answer(lambda: _refusals(lambda: None)).values()) == {0}
     starved = forked.answer(lambda: _refusals(bytecode_worker._starve))
     assert starved.pop("write") == errno.EFBIG
-    assert set(starved.values()) == {errno.EMFILE, errno.EINVAL}  # the latter is fcntl(2)'s word
+    # EINVAL is fcntl(2)'s word; since Python 3.13 a program fails at the pipe that it never got.
+    assert starved.pop("program") in {errno.EMFILE, errno.EBADF}
+    assert set(starved.values()) == {errno.EMFILE, errno.EINVAL}
 
 
 @pytest.mark.root

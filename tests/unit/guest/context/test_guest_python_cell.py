@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,10 +67,15 @@ def ipython_cell(server: Server, cell: Run) -> Run:
     return cell
 
 
+def without_carets(text: str) -> list[str]:
+    """Lines of a traceback; from Python 3.13 on carets stand below a whole call, too."""
+    return [line for line in text.splitlines() if set(line) - set(" ~^")]
+
+
 @pytest.mark.parametrize("separator", ["\x0c", "'\u2028'", "'\x85'"])
 def test_traceback_counts_lines_as_python_does(cell: Run, separator: str) -> None:
     result = cell(f"{separator}\ndef f():\n    return 1/0\nf()")
-    assert result.stderr.splitlines()[1:5] == [
+    assert without_carets(result.stderr)[1:5] == [
         '  File "<cell 1>", line 4, in <module>',
         "    f()",
         '  File "<cell 1>", line 3, in f',
@@ -137,7 +143,7 @@ def test_value_is_shown_after_what_was_printed(cell: Run) -> None:
 def test_traceback_has_the_lines_of_both_cells(cell: Run) -> None:
     cell("def f():\n    raise KeyError('k')")
     result = cell("\nf()")
-    assert result.stderr.splitlines() == [
+    assert without_carets(result.stderr) == [
         "Traceback (most recent call last):",
         '  File "<cell 2>", line 2, in <module>',
         "    f()",
@@ -530,6 +536,10 @@ def test_cd_knows_the_folder_before(ipython_cell: Run, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.xfail(
+    sys.version_info >= (3, 12),
+    reason="there IPython ends lines of a cell with magics at U+2028, which its tokenizer refuses",
+)
 def test_lines_of_a_cell_with_magics_are_counted_as_python_does(ipython_cell: Run) -> None:
     result = ipython_cell("x = '\u2028'\n%who_ls\n1/0")
     assert "    1/0" in result.stderr.splitlines()

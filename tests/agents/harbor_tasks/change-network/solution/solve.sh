@@ -1,0 +1,2 @@
+#!/bin/bash
+python3 /opt/fetch.py files.test a.wild.test other.test > /srv/said.txt

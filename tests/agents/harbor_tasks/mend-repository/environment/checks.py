@@ -1,0 +1,5 @@
+from figures.mean import mean
+
+
+def test_mean():
+    assert mean([2, 4]) == 3

@@ -1,0 +1,2 @@
+#!/bin/bash
+echo $(($(cat note.txt) + $(cat two.txt))) > answer.txt

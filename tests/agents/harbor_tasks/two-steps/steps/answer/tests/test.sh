@@ -1,0 +1,3 @@
+#!/bin/bash
+[ "$(cat /srv/answer.txt)" = 42 ] && reward=1 || reward=0
+echo $reward > /logs/verifier/reward.txt
