@@ -72,6 +72,12 @@ TARGETS: tuple[Target, ...] = (
            2.0, 1.0),
     Target("mcp_http", "MCP over HTTP, what a tool call costs beyond the library's own, p50", "ms",
            3.0, 2.0),
+    Target("e2b_create", "E2B's SDK, `Sandbox.create()`, p50", "ms", 10, 8),
+    Target("e2b_command", "E2B's SDK, `commands.run('echo ok')`, p50", "ms", 6, 4),
+    Target("e2b_code", "E2B's code interpreter, `run_code('1+1')`, p50", "ms", 5, 4),
+    Target("e2b_idle", "extra memory (PSS) per idle sandbox of E2B's SDK", "MiB", 5, 3),
+    Target("doors", "what a door adds to the native call of the same, the most of three, p50", "ms",
+           1.0, 0.5),
     Target("first_run_cli", "`cellwall run -c 'print(1)'`, nothing running before, p50", "F",
            25, 15),
     Target("first_run_library", "`import cellwall` and the first `run` of a process, p50", "F",
@@ -127,6 +133,8 @@ TARGETS: tuple[Target, ...] = (
     Target("pause", "first pause of a session, p50", "ms", 15, 10),
     Target("pause_resume", "a cell that resumes its sandbox, p50", "ms", 10, 3),
     Target("pause_500", "CPU time of 500 paused sandboxes", "%", 0, 0),
+    Target("hibernated", "disk that a hibernated session takes", "MiB", 5, 3),
+    Target("wake", "wake of a hibernated session and its next cell, p50", "ms", 15, 10),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

@@ -13,11 +13,10 @@ from typing import Any
 from cellwall.apps.timings import PLAIN, TimingError
 from cellwall_bench import bare
 from cellwall_bench.figures import Figure, p50, ratio_of_medians
-from cellwall_bench.http_client import Client, Target, serving
+from cellwall_bench.http_client import Client, Target, serving, wait_parked
 
 CLIENTS = 32
 STRETCHES = 2
-_PARK_S = 20.0
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +34,7 @@ async def fresh(key: str, code: str, template: str, samples: int) -> Figure:
         for _ in range(5):
             _checked(await client.ask("POST", "/execute", body))
         for _ in range(samples):
-            await _wait_parked(client)
+            await wait_parked(client)
             floor.append(bare.once(bare.FLOOR))
             begun = time.perf_counter()
             _checked(await client.ask("POST", "/execute", body))
@@ -79,7 +78,7 @@ async def durable(key: str, samples: int, *, is_cell: bool) -> Figure:
             for client, path, took in zip(clients, paths, times, strict=True):
                 if not is_cell:
                     for each in clients:
-                        await _wait_parked(each)
+                        await wait_parked(each)
                 begun = time.perf_counter()
                 _checked(await client.ask("POST", path, {"code": PLAIN}))
                 if number >= 5:
@@ -107,16 +106,6 @@ def _ratio(key: str, ours: list[float], floor: list[float]) -> Figure:
         f"p50 {p50(ours) * 1000:.2f} ms against {p50(floor) * 1000:.2f} ms; n={len(ours)}",
         {"p50_ms": p50(ours) * 1000, "floor_p50_ms": p50(floor) * 1000},
     )
-
-
-async def _wait_parked(client: Client) -> None:
-    until = time.monotonic() + _PARK_S
-    while time.monotonic() < until:
-        pool = (await client.ask("GET", "/stats"))["server"]["pool"]
-        if pool["parked"] and not pool["starting"] and not pool["destroying"]:
-            return
-        await asyncio.sleep(0.002)
-    raise TimingError("the pool did not fill")
 
 
 async def sustained(key: str, stretch_s: float) -> Figure:

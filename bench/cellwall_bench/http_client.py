@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from cellwall.apps.timings import TimingError
 from cellwall.engine.templates.store import state_dir
 
 _START_S = 60.0
+_PARK_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +155,14 @@ class Client:
             text += (await self._reader.readexactly(size + 2))[:-2]
         await self._reader.readuntil(b"\r\n")
         return [json.loads(line) for line in text.splitlines()]
+
+
+async def wait_parked(client: Client) -> None:
+    """Wait until the server's pool is full and nothing starts or ends. Raises TimingError."""
+    until = time.monotonic() + _PARK_S
+    while time.monotonic() < until:
+        pool = (await client.ask("GET", "/stats"))["server"]["pool"]
+        if pool["parked"] and not pool["starting"] and not pool["destroying"]:
+            return
+        await asyncio.sleep(0.002)
+    raise TimingError("the pool did not fill")

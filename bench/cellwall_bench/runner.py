@@ -20,6 +20,7 @@ from cellwall.model.errors import CellwallError
 from cellwall_bench import (
     bare,
     containers,
+    doors,
     endurance,
     first,
     forks,
@@ -141,6 +142,7 @@ class Bench:
         yield from self._http_rows()
         for key, is_http in (("mcp_stdio", False), ("mcp_http", True)):
             yield key, 0, _tool_call(key, n, is_http=is_http)
+        yield from self._door_rows(n)
         n = max(10, n // 10)
         yield "first_run_cli", 0, lambda _: first.command_line(n)
         yield "first_run_library", 0, lambda _: first.library(n)
@@ -175,6 +177,15 @@ class Bench:
         yield "pause", 0, lambda e: pauses.pause(e, "pause", python, samples)
         yield "pause_resume", 0, lambda e: pauses.resume(e, "pause_resume", python, samples)
         yield "pause_500", 0, lambda e: pauses.crowd(e, "pause_500", python, self.effort.live)
+        yield "hibernated", _PARK, lambda e: pauses.on_disk(e, "hibernated", python, samples)
+        yield "wake", _PARK, lambda e: pauses.wake(e, "wake", python, samples)
+
+    def _door_rows(self, samples: int) -> Iterator[tuple[str, int, Measure]]:
+        yield "e2b_create", 0, lambda _: doors.create("e2b_create", samples)
+        yield "e2b_command", 0, lambda _: doors.command("e2b_command", samples)
+        yield "e2b_code", 0, lambda _: doors.code("e2b_code", samples)
+        yield "e2b_idle", 0, lambda _: doors.idle("e2b_idle")
+        yield "doors", 0, lambda _: doors.added("doors", samples)
 
     def _language_rows(
         self, python: dict[str, Any], data: dict[str, Any], samples: int
