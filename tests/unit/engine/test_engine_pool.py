@@ -6,7 +6,7 @@ A stand-in on purpose: what is tested is who waits for whom, and a real start hi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, cast, get_args
 
 import pytest
@@ -98,10 +98,14 @@ class Scene:
         self.pool = Pool(EngineSettings(**settings))
 
     async def claim(
-        self, purpose: Purpose = "session", start: Start = "fork", **changes: Any
+        self,
+        purpose: Purpose = "session",
+        start: Start = "fork",
+        env: Mapping[str, str] | None = None,
+        **changes: Any,
     ) -> ClaimedSandbox:
         limits = Limits().with_changes(changes)
-        spec = SandboxSpec(new_id(), TEMPLATE, limits, purpose=purpose, start=start)
+        spec = SandboxSpec(new_id(), TEMPLATE, limits, purpose=purpose, start=start, env=env or {})
         return await self.pool.claim(cast("Runtime", self.runtime), spec)
 
     def release(self, live: ClaimedSandbox) -> None:
@@ -130,6 +134,27 @@ def test_claim_takes_a_parked_one_and_applies_its_limits() -> None:
         live = await scene.claim(wall_s=1)
         assert scene.pool.statistics().claims_parked == 1
         assert cast("StandInSandbox", live.runtime_sandbox).limits.wall_s == 1
+
+    play(body)
+
+
+def test_variables_of_a_door_are_parked_and_those_of_a_caller_are_not() -> None:
+    async def body(scene: Scene) -> None:
+        scene.pool.park_with({"SHOWN": "1", "SAVED": "1"})
+        for env, parked in (
+            ({"SHOWN": "1", "SAVED": "1"}, 1),
+            ({"SHOWN": "1"}, 1),
+            ({"SHOWN": "1", "KEY": "secret"}, 0),
+            ({"SHOWN": "other"}, 0),
+        ):
+            before = scene.pool.statistics().claims_parked
+            for _ in range(2):
+                live = await scene.claim(env=env)
+                assert live.spec.env == env
+                await scene.pool.wait_full()
+            assert scene.pool.statistics().claims_parked - before == parked
+        values = [each.spec.env for each in scene.runtime.started if not each.killed]
+        assert sum("secret" in env.values() for env in values) == 2  # the claimed ones alone
 
     play(body)
 

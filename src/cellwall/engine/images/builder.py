@@ -325,7 +325,8 @@ class _Build:
         if each.name == "ADD" and any("://" in word for word in sources):
             raise each.wrong("URLs are not added", "use COPY, or fetch it with RUN")
         context = self._files(each) if not each.documents else await self._written(state, each)
-        if each.name == "ADD" and any(word.endswith(_ARCHIVES) for word in sources):
+        is_archive = each.name == "ADD" and not each.documents
+        if is_archive and any(word.endswith(_ARCHIVES) for word in sources):
             await self._add_archive(state, each, sources, whole)
             return
         out = self._place / f"copy-{each.line}.tar"

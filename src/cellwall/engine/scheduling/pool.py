@@ -25,6 +25,8 @@ from cellwall.runtimes.copies import CopiesSessions
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cellwall.engine.policy.settings import EngineSettings
     from cellwall.runtimes.base import KernelReadings, Runtime, RuntimeSandbox, SandboxSpec
 
@@ -150,6 +152,7 @@ class Pool:
         self._refills = Tasks()
         self._destructions = Tasks()
         self._is_open = True
+        self._usual_env: dict[str, str] = {}
         self._apart: Counter[str] = Counter()
         """Number of claimed sandboxes of no bucket, by the digest of their image, or empty."""
         self._claims_parked = 0
@@ -158,6 +161,14 @@ class Pool:
         """Durations of the sandbox starts."""
         self._failed = 0
         self._tidy: asyncio.TimerHandle | None = None
+
+    def park_with(self, env: Mapping[str, str]) -> None:
+        """Park sandboxes with these variables as well, for claims that give them and no others.
+
+        They must be constants of the program, such as a door's own. With a caller's, the time of a
+        claim would tell another caller whether a guess of their values is right.
+        """
+        self._usual_env.update(env)
 
     # -- claiming --------------------------------------------------------------------------
 
@@ -272,6 +283,7 @@ class Pool:
 
     def _bucket(self, runtime: Runtime, spec: SandboxSpec) -> _Bucket:
         template = spec.template
+        env = self._parked_env(spec)
         key = (
             runtime.name,
             template.digest,
@@ -279,7 +291,7 @@ class Pool:
             spec.purpose,
             spec.language,
             "network" if spec.has_network else "",
-            repr(sorted(spec.own_env.items())),
+            repr(sorted(env.items())),
             repr(spec.image),
             # For copies of a lineage: made ready ahead, with the very limits of their source.
             repr((spec.lineage, spec.limits)) if spec.lineage else "",
@@ -289,13 +301,18 @@ class Pool:
             plain = replace(
                 spec,
                 limits=spec.limits if spec.lineage else self._settings.limits,
-                env=spec.own_env,
+                env=env,
                 demand_hard=False,
                 start="fork",
                 saved=None,
             )
             bucket = self._buckets[key] = _Bucket(runtime, plain)
         return bucket
+
+    def _parked_env(self, spec: SandboxSpec) -> Mapping[str, str]:
+        """Return the variables that sandboxes which are parked for `spec` have."""
+        given = spec.env.items() - spec.own_env.items()
+        return spec.env if given <= self._usual_env.items() else spec.own_env
 
     def _count_claim(self, bucket: _Bucket) -> None:
         now = time.monotonic()

@@ -265,3 +265,19 @@ def test_three_variables_are_all_that_an_unmodified_client_needs(
         monkeypatch.setenv(name, value)
     with Sandbox.create() as sandbox:
         assert sandbox.is_running()
+
+
+def test_sandboxes_are_parked_ahead_but_none_with_a_callers_variables(
+    e2b: E2BServer, options: dict[str, Any]
+) -> None:
+    operator = e2b.server.client()
+
+    def comes_parked(**more: Any) -> bool:
+        before = operator.get("/stats").json()["server"]["pool"]["claims_parked"]
+        made = Sandbox.create(**more, **options)
+        after: int = operator.get("/stats").json()["server"]["pool"]["claims_parked"]
+        made.kill()
+        return after == before + 1
+
+    wait_until(comes_parked, "a sandbox that was parked")
+    assert not any(comes_parked(envs={"KEY": "secret"}) for _ in range(3))

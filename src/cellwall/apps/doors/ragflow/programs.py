@@ -17,8 +17,6 @@ from cellwall.model.limits import Limits
 ARTIFACTS = "artifacts"
 WALL_S = 10.0
 """Seconds of wall time, the default of `SANDBOX_TIMEOUT`."""
-MEMORY_MB = 256
-"""MiB of memory, the default of `SANDBOX_MAX_MEMORY`."""
 
 _PYTHON = """\
 import json as _json, os as _os
@@ -69,7 +67,8 @@ def program_of(body: RunBody, most: Limits) -> tuple[str, dict[str, Any]]:
         "limits": {
             "wall_s": min(WALL_S, most.wall_s),
             "cpu_s": min(WALL_S, most.cpu_s),
-            "memory_mb": min(MEMORY_MB, most.memory_mb),
+            # Memory is the server's: the 256 MiB of `SANDBOX_MAX_MEMORY` are their operator's to
+            # choose, and sandboxes are parked with the server's.
         },
     }
     if body.language == "nodejs":

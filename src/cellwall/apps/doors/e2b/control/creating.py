@@ -52,6 +52,7 @@ class Creating:
 
     def __init__(self, house: House) -> None:
         self._house = house
+        house.state.engine.pool.park_with(_SHOWN)
         self.routes = (
             Route("POST", "/v2/sandboxes", self.create),
             Route("POST", "/sandboxes", self.create),
