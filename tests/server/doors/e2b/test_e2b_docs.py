@@ -11,6 +11,8 @@ from typing import cast
 from cellwall.apps.doors.door import PublicRoute
 from cellwall.apps.doors.e2b.control.templates import absent_routes
 from cellwall.apps.doors.e2b.front.door import E2B, make_door
+from cellwall.engine.policy.settings import EngineSettings
+from cellwall.engine.scheduling.pool import Pool
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.state import State
 from kit.places import ROOT
@@ -21,7 +23,7 @@ _ROW = re.compile(r"\| `([A-Z*]+) (/[^`]*)` \| [^|]+ \| ([^|]+) \|")
 async def opened(folder: Path) -> E2B:
     """Return a door whose server does nothing."""
     state = SimpleNamespace(
-        engine=SimpleNamespace(state_dir=folder),
+        engine=SimpleNamespace(state_dir=folder, pool=Pool(EngineSettings())),
         keys=KeyRing(),
         sandboxes=SimpleNamespace(all={}),
     )

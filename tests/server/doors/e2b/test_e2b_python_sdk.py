@@ -22,7 +22,7 @@ from e2b import (
 from e2b.exceptions import AuthenticationException, BuildException, RateLimitException
 
 from kit.server.e2b_doors import E2BServer
-from kit.servers import BOB
+from kit.servers import ADMIN, BOB
 from kit.waiting import wait_until
 
 ALL = "0.0.0.0/0"
@@ -270,7 +270,7 @@ def test_three_variables_are_all_that_an_unmodified_client_needs(
 def test_sandboxes_are_parked_ahead_but_none_with_a_callers_variables(
     e2b: E2BServer, options: dict[str, Any]
 ) -> None:
-    operator = e2b.server.client()
+    operator = e2b.server.client(ADMIN)
 
     def comes_parked(**more: Any) -> bool:
         before = operator.get("/stats").json()["server"]["pool"]["claims_parked"]
