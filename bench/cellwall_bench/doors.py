@@ -48,11 +48,11 @@ CALLS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 @contextlib.asynccontextmanager
-async def _opened(warm: str) -> AsyncIterator[Target]:
+async def _opened(warm: str, pool_max: int = 16) -> AsyncIterator[Target]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cellwall.toml")
         path.write_text(_SETTINGS, encoding="utf-8")  # noqa: ASYNC240 - before anything runs
-        environ = {"CELLWALL_WARM": warm}
+        environ = {"CELLWALL_WARM": warm, "CELLWALL_POOL_SIZE": str(pool_max)}
         async with serving(("--config", str(path)), environ) as target:
             yield target
 
@@ -112,10 +112,13 @@ async def code(key: str, samples: int) -> Figure:
 
 
 async def idle(key: str) -> Figure:
-    """Measure the memory that one more idle sandbox of E2B's SDK adds to the server's, in MiB."""
+    """Measure the memory that one more idle sandbox of E2B's SDK adds to the server's, in MiB.
+
+    The pool keeps two whatever is in use, so that parked ones are no part of it.
+    """
     from e2b import Sandbox
 
-    async with _opened("python") as target, Client(target) as client:
+    async with _opened("python", pool_max=2) as target, Client(target) as client:
         options = _options(target)
         await asyncio.to_thread(lambda: Sandbox.create(**options).kill())
         await wait_parked(client)
