@@ -272,10 +272,13 @@ def test_sandboxes_are_parked_ahead_but_none_with_a_callers_variables(
 ) -> None:
     operator = e2b.server.client(ADMIN)
 
+    def parked() -> int:
+        return int(operator.get("/stats").json()["server"]["pool"]["claims_parked"])
+
     def comes_parked(**more: Any) -> bool:
-        before = operator.get("/stats").json()["server"]["pool"]["claims_parked"]
+        before = parked()
         made = Sandbox.create(**more, **options)
-        after: int = operator.get("/stats").json()["server"]["pool"]["claims_parked"]
+        after = parked()
         made.kill()
         return after == before + 1
 
