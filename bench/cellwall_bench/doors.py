@@ -35,7 +35,7 @@ Options = Mapping[str, Any]
 _PROGRAM, _MORE = program_of(RunBody(code_b64=_MAIN), Limits())
 _PLAIN = {"code": PLAIN}
 
-CALLS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+_CALLS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "dify": ("/dify/v1/sandbox/run", {"language": "python3", **_PLAIN}, _PLAIN),
     "fusion": ("/fusion/run_code", {"language": "python", **_PLAIN}, _PLAIN),
     "ragflow": (
@@ -60,6 +60,11 @@ async def _opened(warm: str, pool_max: int = 16) -> AsyncIterator[Target]:
 def _options(target: Target) -> Options:
     address = f"http://127.0.0.1:{target.port}/e2b"
     return {"api_url": address, "sandbox_url": address, "api_key": in_e2b_form(target.key)}
+
+
+def _bearer(target: Target) -> Mapping[str, str]:
+    """Return the header in which RAGFlow's door takes the key."""
+    return {"Authorization": f"Bearer {target.key}"}
 
 
 async def create(key: str, samples: int) -> Figure:
@@ -137,10 +142,8 @@ async def added(key: str, samples: int) -> Figure:
     """
     more: dict[str, float] = {}
     texts = []
-    async with _opened("python") as target, contextlib.AsyncExitStack() as stack:
-        bearer = {"Authorization": f"Bearer {target.key}"}
-        client = await stack.enter_async_context(Client(target, bearer))
-        for name, (path, body, native) in CALLS.items():
+    async with _opened("python") as target, Client(target, _bearer(target)) as client:
+        for name, (path, body, native) in _CALLS.items():
             doors, natives = [], []
             for _ in range(samples + _WARM_UP):
                 doors.append(await _asked(client, path, body))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as XML
 
 import pytest
 
-from kit.agents.other_environment import python_of
+from kit.agents.other_environment import python_of, run_suite
 from kit.servers import ALICE, Server
 
 SUITE = Path(__file__).parent / "suites" / "deepagents_suite.py"
@@ -44,27 +42,9 @@ class Result:
 
 def result_of(group: str, chosen: str, folder: Path, **env: str) -> Result:
     report = folder / "report.xml"
-    options = [
-        "-q",
-        "-k",
-        chosen,
-        "-c",
-        os.devnull,
-        "--noconftest",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-    ]
-    options += ["-o", "asyncio_mode=auto", f"--junitxml={report}", "--timeout=60"]
-    done = subprocess.run(
-        [python_of(group, "client"), "-m", "pytest", SUITE, *options],
-        cwd=folder,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    options = ["-k", chosen, "-o", "asyncio_mode=auto", f"--junitxml={report}", "--timeout=60"]
+    python = python_of(group, "client")
+    done = run_suite(python, SUITE, folder, *options, env=env, timeout=300)
     assert report.is_file(), done.stdout + done.stderr
     cases = XML.parse(report).getroot().iter("testcase")
     bad = {case.get("name", ""): case.find("failure") is None and case.find("error") is None

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as XML
 
 import pytest
 
-from kit.agents.other_environment import python_of
+from kit.agents.other_environment import python_of, run_suite
 from kit.places import ROOT
 
 SUITES = Path(__file__).parent / "suites"
@@ -26,27 +26,16 @@ PRINTED = {
     "sandbox": "42\n",
     "mini": "42 3\n",
 }
+QUIET = {"OPENAI_API_KEY": "none", "MSWEA_SILENT_STARTUP": "1"}
 pytestmark = pytest.mark.timeout(580)  # two hundred packages are installed at first
-
-
-def _quiet() -> dict[str, str]:
-    return {**os.environ, "OPENAI_API_KEY": "none", "MSWEA_SILENT_STARTUP": "1"}
 
 
 @pytest.mark.parametrize(("suite", "least"), [("kits", 20), ("sandbox_agent", 8)])
 def test_adapters_pass_their_suite(suite: str, least: int, tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
-    options = ["-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "--tb=short"]
-    options += ["--timeout=100", f"--junitxml={report}"]
-    done = subprocess.run(
-        [python_of(GROUP), "-m", "pytest", SUITES / f"{suite}_suite.py", *options],
-        cwd=tmp_path,
-        env=_quiet(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    options = ["--timeout=100", f"--junitxml={report}"]
+    path = SUITES / f"{suite}_suite.py"
+    done = run_suite(python_of(GROUP), path, tmp_path, *options, env=QUIET, timeout=400)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     cases = list(XML.parse(report).getroot().iter("testcase"))
     assert len(cases) >= least
@@ -62,7 +51,7 @@ def test_examples_print_what_they_say(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [python_of(GROUP), "-c", EXAMPLES[name]],
         cwd=tmp_path,
-        env=_quiet(),
+        env={**os.environ, **QUIET},
         capture_output=True,
         text=True,
         check=False,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +9,11 @@ import pytest
 
 from kit.agents import stand_in
 from kit.agents.harbor_house import FRONT, house
-from kit.agents.other_environment import python_of
+from kit.agents.other_environment import python_of, run_suite
 from kit.server.e2b_doors import e2b_server
 from kit.servers import MANAGER
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(400)]
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest", "--timeout=120")
 SUITE = Path(__file__).with_name("suites") / "verifiers_suite.py"
 
 
@@ -56,15 +53,7 @@ def test_its_runtime_and_its_rollouts(tmp_path: Path) -> None:
             "VERIFIERS_KEY": "none",
             "HOME": str(tmp_path),
         }
-        done = subprocess.run(
-            [str(python), "-m", "pytest", *OPTIONS, str(SUITE)],
-            cwd=tmp_path,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=360,
-        )
+        done = run_suite(python, SUITE, tmp_path, "--timeout=120", env=variables, timeout=360)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         assert "4 passed" in done.stdout
         assert len(model.requests) == len(answers)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from cellwall.engine.templates.package_index import uv_variables
@@ -39,6 +40,32 @@ def python_of(group: str, *extras: str) -> Path:
             _make(place, group, extras)
             stamp.write_text(wanted)
     return place / "bin" / "python"
+
+
+def run_suite(
+    python: Path,
+    suite: Path,
+    place: Path,
+    *options: str,
+    env: Mapping[str, str],
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run a suite, in `place`, by the pytest of such an environment.
+
+    It takes no configuration of this project: neither its conftest nor CI's share of the tests.
+    `env` is added to this process's environment; `timeout` is in seconds.
+    """
+    words: list[str | Path] = [python, "-m", "pytest", suite, "-q", "-c", os.devnull]
+    words += ["--noconftest", "-p", "no:cacheprovider", "--tb=short", *options]
+    return subprocess.run(
+        words,
+        cwd=place,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
 
 
 def fingerprint(group: str, extras: tuple[str, ...]) -> str:

@@ -67,8 +67,8 @@ def program_of(body: RunBody, most: Limits) -> tuple[str, dict[str, Any]]:
         "limits": {
             "wall_s": min(WALL_S, most.wall_s),
             "cpu_s": min(WALL_S, most.cpu_s),
-            # Memory is the server's: the 256 MiB of `SANDBOX_MAX_MEMORY` are their operator's to
-            # choose, and sandboxes are parked with the server's.
+            # Memory stays the server's default, which parked sandboxes have. No client asks for
+            # the 256 MiB of `SANDBOX_MAX_MEMORY`: the executor manager's operator chooses them.
         },
     }
     if body.language == "nodejs":
