@@ -66,7 +66,7 @@ WORK = {
         "1 []",
     ),
     "prints": (
-        "def say():\n  while True: print('x' * 2000, flush=True); time.sleep(0)\nbegin(say)",
+        "def say():\n  while True: print('x' * 9, flush=True); time.sleep(0)\nbegin(say)",
         "print('', flush=True); print('end')",
         "end",
     ),
@@ -113,7 +113,8 @@ def test_copy_goes_on_without_a_thread_that(arena: Arena, kind: str) -> None:
     begin, then, expected = WORK[kind]
 
     async def forked() -> None:
-        async with arena.sandbox() as source:
+        # What a thread may print in a cell's twenty seconds, however fast it prints.
+        async with arena.sandbox(limits={"output_kb": 65_536}) as source:
             await _said(source, f"{BEGIN}\n{COUNTS}\n{begin}\ntime.sleep(0.05)")
             threads = 1 + begin.count("begin(")
             for _ in range(3):
