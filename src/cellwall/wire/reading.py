@@ -22,6 +22,8 @@ from cellwall.model.errors import (
     HostUnsupported,
     ImageComing,
     Interrupted,
+    NodeLost,
+    NodeUnreachable,
     NotFound,
     PortError,
     QuotaExceeded,
@@ -241,6 +243,7 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "conflict": Conflict,
     "idempotency": Conflict,
     "interrupted": Interrupted,
+    "node_lost": NodeLost,
     "gone": NotFound,
     "sandbox_unavailable": SandboxUnavailable,
     "sandbox_broken": SandboxBroken,
@@ -286,6 +289,8 @@ def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
         return _full(error, retry_after_s)
     if code in _PORT:
         return PortError(message, reason=str(error.get("reason", "refused")), remedy=remedy)
+    if code == NodeUnreachable.code:
+        return NodeUnreachable(message, retry_after_s=retry_after_s, remedy=remedy)
     if code == "host_unsupported":
         return HostUnsupported("server", message, remedy=remedy or "ask the operator")
     if code in _PLAIN:
