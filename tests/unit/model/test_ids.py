@@ -24,7 +24,9 @@ def test_id_without_a_node_has_none() -> None:
     assert node_of(made) == ""
 
 
-@pytest.mark.parametrize("text", ["", "a7c2", "a" * 29, "a" * 31, "a" * 29 + "!", "A" * 30, "ä" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "a7c2", "a" * 29, "a" * 31, "a" * 29 + "!", "A" * 30, "ä" * 30]
+)
 def test_what_is_no_id_names_no_node(text: str) -> None:
     assert node_of(text) == ""
 
@@ -36,5 +38,5 @@ def test_name_of_a_node_is_drawn_and_checked() -> None:
 
 @pytest.mark.parametrize("name", ["", "a7c", "a7c2x", "A7C2", "a8c2", "a-c2", "äbcd", "../x"])
 def test_wrong_name_of_a_node_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="node: .* is not the name"):
+    with pytest.raises(UsageError, match=r"node: .* is not the name"):
         check_node(name)
