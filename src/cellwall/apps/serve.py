@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 import uvloop
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from cellwall.engine.policy.settings import EngineSettings
     from cellwall.server.core.request import Message, Receive, Send
     from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.http.endpoint import Endpoint
+    from cellwall.server.http.face import Face
     from cellwall.server.observability.logs import Log
     from cellwall.store.store import Store
 
@@ -142,13 +144,26 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def config_of(settings: ServerSettings, app: Application) -> uvicorn.Config:
-    """Return uvicorn's configuration."""
+class _Config(uvicorn.Config):
+    """uvicorn's configuration with a TLS context of ours."""
+
+    context: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        super().load()
+        if self.context is not None:
+            self.ssl = self.context
+
+
+def config_of(
+    settings: ServerSettings, app: Application, context: ssl.SSLContext | None = None
+) -> uvicorn.Config:
+    """Return uvicorn's configuration; `context` replaces the certificate of the settings."""
     Connection.header_s = settings.header_s
     Connection.most_per_address = settings.most_connections_per_address
     Connection.most = settings.most_connections
     Connection.proxies = settings.proxy_networks
-    return uvicorn.Config(
+    config = _Config(
         app,
         loop="none",
         http=Connection,
@@ -170,6 +185,17 @@ def config_of(settings: ServerSettings, app: Application) -> uvicorn.Config:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
+    config.context = context
+    return config
+
+
+class Role(NamedTuple):
+    """What a server is besides, which decides who may call it: a node of a cluster."""
+
+    context: ssl.SSLContext
+    """TLS of its listener, which lets in whom it serves."""
+    face: Callable[[State], Face]
+    endpoints: Callable[[State], tuple[Endpoint, ...]]
 
 
 async def _store(url: str | None, *, has_journal: bool) -> Store | None:
@@ -254,7 +280,13 @@ class Said:
     """Log of the server; None: no log."""
 
 
-async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | None = None) -> None:
+async def serve(
+    loaded: Loaded,
+    keys: KeyRing,
+    said: Said,
+    directory: Path | None = None,
+    role: Role | None = None,
+) -> None:
     """Serve until a signal ends the server."""
     _raise_descriptor_limit()
     settings = loaded.server
@@ -269,22 +301,22 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
         async with opened(loaded, keys, folder, said.log) as state, listening(state):
             if state.audit is not None:
                 await state.audit.open(facts_of(loaded))
-            await _unlock(state, folder, said)
+            if role is None:
+                await _unlock(state, folder, said)
             with listening_on(settings) as sock, listening_for_doors(settings) as door_socks:
                 state.tasks.spawn(_sweep(state))
                 # Before the turns of waiting items: `_warm` waits for the pool to be full.
                 await _warm(state)
                 await state.open()
-                surfaces = _Surfaces(state, door_socks)
+                surfaces = _Surfaces(state, door_socks, role)
 
                 def on_ready() -> None:
                     said.on_ready(address_of(settings, sock))
                     for name, each in door_socks.items():
                         said.on_door(name, tcp_address_of(settings, each))
 
-                server = _Server(
-                    config_of(settings, surfaces.app), state, on_ready, surfaces.aclose
-                )
+                config = config_of(settings, surfaces.app, None if role is None else role.context)
+                server = _Server(config, state, on_ready, surfaces.aclose)
                 _spare_the_collector()
                 await server.serve(sockets=[sock, *door_socks.values()])
 
@@ -292,9 +324,14 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
 class _Surfaces:
     """Our own protocol, MCP, and the doors that the operator opens, as one application."""
 
-    def __init__(self, state: State, door_socks: Mapping[str, socket.socket]) -> None:
+    def __init__(
+        self, state: State, door_socks: Mapping[str, socket.socket], role: Role | None
+    ) -> None:
         self._mount = Mount(state)
-        own = self._mount.app = create_app(state, self._mount.endpoints)
+        more, face = self._mount.endpoints, None
+        if role is not None:
+            more, face = (*more, *role.endpoints(state)), role.face(state)
+        own = self._mount.app = create_app(state, more, face)
         self._gate: Gate | None = None
         self.app: Application = own
         if state.settings.doors:
@@ -323,13 +360,13 @@ async def _unlock(state: State, directory: Path, said: Said) -> None:
     said.on_key(await first_key(state.store, state.keys, afresh=said.is_key_new))
 
 
-def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:
+def run(loaded: Loaded, keys: KeyRing, said: Said, role: Role | None = None) -> None:
     """Serve on an event loop of its own."""
     keep_big_blocks_apart()
     step_aside()
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(loaded, keys, said))
+        runner.run(serve(loaded, keys, said, role=role))
 
 
 def _spare_the_collector() -> None:

@@ -32,6 +32,7 @@ from cellwall.server.core.settings import ServerSettings
 
 SECTIONS = frozenset(
     {"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust", "doors"}
+    | {"node", "gateway"}  # read by `apps.cluster.settings`
 )
 _NOT_ENGINE = frozenset({"limits", "trust"})
 _NOT_DOOR = frozenset({"options"})

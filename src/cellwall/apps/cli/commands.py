@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _COMMANDS = (
     "run",
     "serve",
+    "node",
+    "gateway",
     "mcp",
     "top",
     "shell",
@@ -31,6 +33,8 @@ _COMMANDS = (
     "demo",
 )
 """Commands whose module has their name and a function `register`, in the order of the help."""
+_ELSEWHERE = {"node": "cluster.node", "gateway": "cluster.gateway"}
+"""The modules of commands that are not named like them."""
 _GROUPS = {
     "sandbox": "sandboxes.group",
     "network": "sandboxes.network",
@@ -41,6 +45,7 @@ _GROUPS = {
     "settings": "settings",
     "keys": "keys",
     "secrets": "secrets",
+    "cluster": "cluster.group",
     "jail": "jail_explain",
 }
 """Groups of commands: the module of each, which has an `app`."""
@@ -61,7 +66,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     made.callback()(options)
     for name in _COMMANDS:
         if not is_known or name == wanted:
-            _module(name).register(made)
+            _module(_ELSEWHERE.get(name, name)).register(made)
     for name, module in _GROUPS.items():
         if not is_known or name == wanted:
             made.add_typer(_module(module).app, name=name)

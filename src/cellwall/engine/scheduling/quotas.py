@@ -238,6 +238,22 @@ class Tenants:
         """Return the name of a tenant's tier."""
         return self._tenants.get(tenant, DEFAULT_TIER)
 
+    def have(self, tenant: str, tier: str) -> None:
+        """Give a tenant the tier that a gateway names; empty: `default`.
+
+        Raises UsageError for a tier that is not known here: its bounds would not be held.
+        """
+        if tier and tier not in self._tiers:
+            raise UsageError(
+                f"tier {tier[:64]!r}: this node does not know it",
+                remedy="give [tiers.NAME] to every node as the gateways have it",
+            )
+        if self._tenants.get(tenant, DEFAULT_TIER) != (tier or DEFAULT_TIER):
+            self._tenants[tenant] = tier or DEFAULT_TIER
+            found = self._uses.get(tenant)
+            if found is not None:
+                found.quotas = self._tiers[tier or DEFAULT_TIER]
+
     def floor(self, tenant: str) -> Floor:
         """Return the isolation that a tenant's requests must have at least."""
         quotas = self._tiers[self.tier(tenant)]

@@ -1,0 +1,1 @@
+"""The processes of a cluster, composed: nodes, gateways, and what is told about them."""

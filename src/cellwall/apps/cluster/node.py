@@ -1,0 +1,70 @@
+"""`cellwall node`: a server that gateways alone reach, below a guard that ends it when they cannot."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cellwall.apps.serve import Role, run
+from cellwall.cluster.certificates import node_context
+from cellwall.cluster.node.face import GatewayKeys, NodeFace
+from cellwall.cluster.node.guard import Heart, guard
+from cellwall.cluster.node.probe import Probe
+from cellwall.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cellwall.apps.cluster.settings import NodeSettings
+    from cellwall.apps.serve import Said
+    from cellwall.apps.settings_loader import Loaded
+    from cellwall.server.http.face import Face
+    from cellwall.server.state import State
+
+_EVERYWHERE = ("0.0.0.0/0", "::/0")
+
+
+def guarded(
+    settings: NodeSettings, serve: Callable[[int], None], forget: Callable[[], None]
+) -> int:
+    """Run `serve` in a process below a guard; return its exit status.
+
+    `serve` gets the descriptor for its beats. `forget`: uses up the node's name.
+    """
+
+    def start(beats: int) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        status = 70
+        try:
+            serve(beats)
+            status = 0
+        finally:
+            os._exit(status)
+
+    return guard(start, settings.fence_s, forget)
+
+
+def serve_as_node(
+    name: str, settings: NodeSettings, loaded: Loaded, said: Said, beats: int
+) -> None:
+    """Serve gateways until a signal ends the server."""
+    if loaded.server.keep_sessions:
+        raise UsageError(
+            "node: keep_sessions would keep sandboxes of a node that is lost",
+            remedy="leave it out",
+        )
+    heart = Heart(beats, settings.fence_s)
+    probe = Probe(name, heart)
+
+    def face(state: State) -> Face:
+        return NodeFace(state.tokens, state.queue.tenants, heart)
+
+    context = node_context(Path(settings.authority), settings.files)
+    role = Role(context, face, lambda _state: probe.endpoints)
+    # Gateways have checked the names and origins that clients use, and count their addresses.
+    server = replace(loaded.server, allowed_hosts=("*",), proxies=_EVERYWHERE)
+    run(replace(loaded, server=server), GatewayKeys(), said, role)

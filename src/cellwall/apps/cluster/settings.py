@@ -1,0 +1,77 @@
+"""The sections `[node]` and `[gateway]` of a settings file, beside those of a server."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cellwall.cluster.certificates import Files
+from cellwall.cluster.gateway.settings import GatewaySettings
+from cellwall.model.errors import UsageError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Settings of a node beside those of its server."""
+
+    authority: str = ""
+    """PEM file of the cluster's authority."""
+    certificate: str = ""
+    """PEM file of this node's certificate, from `cellwall cluster cert`."""
+    key: str = ""
+    """PEM file of its key."""
+    fence_s: float = 10.0
+    """Seconds without a gateway that hears it after which the node ends its sandboxes."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on what is missing."""
+        for name in ("authority", "certificate", "key"):
+            if not getattr(self, name):
+                raise UsageError(
+                    f"node: {name} is not given",
+                    remedy="make it with `cellwall cluster cert`, and name its file in [node]",
+                )
+        if self.fence_s <= 0:
+            raise UsageError(
+                f"node: fence_s = {self.fence_s:g} is not above 0", remedy="give 10, or more"
+            )
+
+    @property
+    def files(self) -> Files:
+        """The certificate and its key."""
+        return Files(Path(self.certificate), Path(self.key))
+
+
+def node_settings(path: Path) -> NodeSettings:
+    """Read `[node]`. Raises UsageError."""
+    return _read(path, "node", NodeSettings)
+
+
+def gateway_settings(path: Path) -> GatewaySettings:
+    """Read `[gateway]`. Raises UsageError."""
+    return _read(path, "gateway", GatewaySettings)
+
+
+def _read(path: Path, section: str, kind: type[_T]) -> _T:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"settings: read {path}: {error.strerror}", remedy="name a readable file"
+        ) from None
+    except ValueError as error:
+        raise UsageError(f"settings: {path}: {error}", remedy="write it as TOML") from None
+    found: dict[str, Any] = document.get(section, {})
+    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    unknown = sorted(set(found) - known)
+    if unknown:
+        raise UsageError(
+            f"settings: {section}: unknown name {unknown[0]!r}",
+            remedy=f"known names: {', '.join(sorted(known))}",
+        )
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    return kind(**values)

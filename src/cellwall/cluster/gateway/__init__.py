@@ -1,0 +1,1 @@
+"""The gateway process: finds the node of every request, and passes its bytes."""

@@ -1,0 +1,84 @@
+"""Who asks a gateway, and how that is said to a node.
+
+The key is checked here and taken out; the node hears the tenant. The invariant: a node never sees a
+tenant's key, and what a client sends under the gateway's own names does not reach it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
+
+from cellwall.server.core.errors import HttpError
+from cellwall.server.core.request import unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cellwall.cluster.gateway.heads import Headers, RequestHead
+    from cellwall.server.auth.keys import Failures, KeyRing, Principal
+
+_PROTOCOLS = b"sec-websocket-protocol"
+
+
+class Caller(NamedTuple):
+    """A caller whose key was checked."""
+
+    said: Headers
+    """What the node is told."""
+    dropped: frozenset[bytes]
+    """Headers of the client's that do not go on."""
+
+
+def caller_of(
+    head: RequestHead, peer: str, keys: KeyRing, tiers: Mapping[str, str], failures: Failures
+) -> Caller:
+    """Return who asks. Raises HttpError: no key, an unknown one, or too many of those."""
+    presented, dropped = _presented(head)
+    principal = None if presented is None else keys.find(presented)
+    if principal is None:
+        wait_s = failures.wait_s(peer or "unix")
+        if wait_s > 0:
+            raise HttpError(
+                429,
+                "rate_limited",
+                "key: too many refused keys from this address",
+                remedy="wait, and use a valid key",
+                headers={"retry-after": str(int(wait_s) + 1)},
+            )
+        raise unauthorized()
+    said = said_of(principal, tiers.get(principal.tenant, ""))
+    rest = _rest_of_protocols(head) if _PROTOCOLS in dropped else b""
+    if rest:
+        said.append((_PROTOCOLS, rest))
+    return Caller(said, dropped)
+
+
+def said_of(principal: Principal, tier: str) -> Headers:
+    """Return the headers by which a node hears of a caller; names may have any letters."""
+    return [
+        (b"cellwall-tenant", quote(principal.tenant, safe="").encode()),
+        (b"cellwall-key-id", principal.key_id.encode()),
+        (b"cellwall-scope", principal.scope.encode()),
+        (b"cellwall-tier", quote(tier, safe="").encode()),
+    ]
+
+
+def _presented(head: RequestHead) -> tuple[str | None, frozenset[bytes]]:
+    """Return the key of a request, and the header that has it."""
+    key = head.named.get(b"x-api-key")
+    if key is not None:
+        return key.decode("latin-1"), frozenset({b"x-api-key"})
+    kind, _, token = head.first(b"authorization").partition(" ")
+    if kind.lower() == "bearer":
+        return token.strip(), frozenset({b"authorization"})
+    if head.upgrade:
+        for each in head.first(_PROTOCOLS).split(","):
+            if each.strip().startswith("key."):
+                return each.strip()[4:], frozenset({_PROTOCOLS})
+    return None, frozenset()
+
+
+def _rest_of_protocols(head: RequestHead) -> bytes:
+    offered = (each.strip() for each in head.first(_PROTOCOLS).split(","))
+    return ", ".join(each for each in offered if not each.startswith("key.")).encode("latin-1")

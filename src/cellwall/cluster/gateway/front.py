@@ -1,0 +1,315 @@
+"""One connection of a client: requests are parsed, and each is given to an exchange.
+
+Made by the listener. Answers go out in the order of the requests. The invariant: bytes after a
+request wait until its answer is whole, and a bounded number of them is held; a client that has sent
+no whole head costs one descriptor and a few KiB, for seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+
+import httptools
+
+from cellwall.cluster.gateway.heads import RequestHead, length_of
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.guards import read_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HEADER_BYTES = 64 * 1024
+_URL_BYTES = 16 * 1024
+_HIGH_BYTES = 256 * 1024
+_WAITING_BYTES = 64 * 1024
+"""Bytes of further requests that are held while one is answered."""
+_REFUSED = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: 124\r\n\r\n"
+    b'{"error":{"code":"usage","message":"request: not proper HTTP/1.1, or too long headers",'
+    b'"remedy":"use an HTTP client","request_id":""}}'
+)
+
+
+class TooMuch(Exception):
+    """Headers or target above the cap, or a request that this is no proxy for."""
+
+
+class Served(Protocol):
+    """What answers one request."""
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of the request's body, or of what follows a switch of protocols."""
+
+    def on_whole(self) -> None:
+        """Take the end of the request."""
+
+    def on_room(self) -> None:
+        """Hear that the client takes data again."""
+
+    def on_full(self) -> None:
+        """Hear that the client takes no more data for the moment."""
+
+    def on_gone(self) -> None:
+        """Take the end of the client's connection."""
+
+
+class ClientLink(asyncio.Protocol):
+    """See the module."""
+
+    header_s: ClassVar[float] = 10.0
+    keep_alive_s: ClassVar[float] = 75.0
+
+    def __init__(
+        self,
+        begin: Callable[[ClientLink, RequestHead, HttpError | None], Served],
+        living: set[ClientLink],
+    ) -> None:
+        """`begin` gets each request's head, and the refusal if its headers are not acceptable."""
+        self._begin = begin
+        self._living = living
+        self._loop = asyncio.get_running_loop()
+        self._transport = cast(asyncio.Transport, None)
+        self._served: Served | None = None
+        self._is_request_whole = True
+        self._keeps_alive = True
+        self._is_tunnel = False
+        self._waiting = bytearray()
+        self._is_held = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.peer = ""
+        """The client's address, without the port; empty for a unix socket."""
+        self.is_closing = False
+        self._fresh_parser()
+
+    def _fresh_parser(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._is_head_whole = False
+
+    # -- answering -------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the answer."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the connection takes another request after this one."""
+        return not self.is_closing and self._is_request_whole and self._keeps_alive
+
+    def done(self) -> None:
+        """Note that the answer is whole: the next request's turn has come."""
+        is_kept, self._served = self.is_kept, None
+        if not is_kept:
+            self.close()
+            return
+        self._time(self.keep_alive_s)
+        if self._is_held:
+            self._is_held = False
+            self._transport.resume_reading()
+        if self._waiting:
+            data = bytes(self._waiting)
+            self._waiting.clear()
+            self.data_received(data)
+
+    def switch(self) -> None:
+        """Pass everything on unparsed from now on."""
+        self._is_tunnel = True
+        if self._waiting and self._served is not None:
+            self._served.on_body(bytes(self._waiting))
+            self._waiting.clear()
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        self.is_closing = True
+        self._transport.close()
+
+    def end_when_idle(self) -> None:
+        """Take no further request."""
+        self.is_closing = True
+        if self._served is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection: the client has to see that the answer is not whole."""
+        self.is_closing = True
+        self._transport.abort()
+
+    def hold(self) -> None:
+        """Read no more of the body for the moment: the node is slow."""
+        self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # -- of asyncio ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first request."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_BYTES)
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if isinstance(peer, tuple) else ""
+        self._living.add(self)
+        self._time(self.header_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the exchange under way."""
+        self.is_closing = True
+        self._living.discard(self)
+        self._no_time()
+        served, self._served = self._served, None
+        if served is not None:
+            served.on_gone()
+
+    def pause_writing(self) -> None:
+        """Have the node's answer wait."""
+        if self._served is not None:
+            self._served.on_full()
+
+    def resume_writing(self) -> None:
+        """Have it go on."""
+        if self._served is not None:
+            self._served.on_room()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends."""
+        if self._is_tunnel:
+            if self._served is not None:
+                self._served.on_body(data)
+            return
+        if self._served is not None and self._is_request_whole:
+            self._keep_waiting(data)
+            return
+        if self._served is None and not self._head_bytes:
+            self._time(self.header_s)
+        self._parse(data)
+
+    def _keep_waiting(self, data: bytes) -> None:
+        self._waiting += data
+        if len(self._waiting) > _WAITING_BYTES and not self._is_held:
+            self._is_held = True
+            self._transport.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgraded(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse()
+
+    def _upgraded(self, rest: bytes) -> None:
+        """Go on after a head with an upgrade: a WebSocket's is done, any other is ignored.
+
+        SECURITY: the parser ends a message with an upgrade at its head, whatever its length says.
+        An upgrade that is ignored is parsed once more, without it, and so is its body; one that is
+        done has no body.
+        """
+        if self._served is not None:
+            if rest:
+                self._keep_waiting(rest)
+            return
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s\r\n" % (method, self._target, version)]
+        lines += [b"%s: %s\r\n" % each for each in self._headers if each[0] != b"upgrade"]
+        self._fresh_parser()
+        self._parse(b"".join([*lines, b"\r\n", rest]))
+
+    def _refuse(self) -> None:
+        self._no_time()
+        if self._served is None:
+            self.write(_REFUSED)
+            self.close()
+        else:
+            self.abort()  # its body is not what its head said
+
+    def _time(self, seconds: float) -> None:
+        self._no_time()
+        self._timer = self._loop.call_later(seconds, self._on_slow)
+
+    def _no_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_slow(self) -> None:
+        self._timer = None
+        self.close()
+
+    # -- of the parser ---------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begin a request; one that comes while another is answered is too early."""
+        if self._served is not None:
+            raise TooMuch
+        self._target, self._headers = b"", []
+        self._head_bytes, self._is_head_whole = 0, False
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the target."""
+        self._target += url
+        self._head_bytes += len(url)
+        if len(self._target) > _URL_BYTES:
+            raise TooMuch
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header; a field after the body is a trailer, and is left out."""
+        self._head_bytes += len(name) + len(value) + 32
+        if self._head_bytes > _HEADER_BYTES:
+            raise TooMuch
+        if not self._is_head_whole:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Give the request to its exchange."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            raise TooMuch
+        named, fault = read_headers(self._headers)
+        upgrade = b""
+        if self._parser.should_upgrade():
+            upgrade = named.get("upgrade", "").lower().encode("latin-1")
+            has_body = "transfer-encoding" in named or named.get("content-length", "0") != "0"
+            if upgrade != b"websocket":
+                return  # `_upgraded` parses the head once more
+            if has_body or method != b"GET":
+                raise TooMuch
+        self._is_head_whole, self._is_request_whole = True, bool(upgrade)
+        self._keeps_alive = self._parser.should_keep_alive()
+        self._no_time()
+        length = 0 if fault else self._length(named)
+        head = RequestHead(
+            method, self._target, self._headers, upgrade, length, dict(self._headers)
+        )
+        self._served = self._begin(self, head, fault)
+
+    def _length(self, named: dict[str, str]) -> int | None:
+        if "transfer-encoding" in named:
+            return None
+        return length_of(self._headers) or 0
+
+    def on_body(self, data: bytes) -> None:
+        """Pass a piece of the body on."""
+        if self._served is not None:
+            self._served.on_body(data)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the request."""
+        if self._parser.should_upgrade():
+            return
+        self._is_request_whole = True
+        if self._served is not None:
+            self._served.on_whole()
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the client understands a body in chunks."""
+        return self._parser.get_http_version() == "1.1"

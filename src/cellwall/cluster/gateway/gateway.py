@@ -1,0 +1,196 @@
+"""The gateway: what a request has to pass before it goes to a node, and what is answered here.
+
+Made by `apps` with the listener. The order of the checks is that of a server's (`http.guards`):
+headers, host and origin, key. The invariant: nothing goes to a node for a caller without a key,
+unless a token of that node's stands for one there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import cellwall
+from cellwall.cluster.gateway.callers import caller_of
+from cellwall.cluster.gateway.exchange import Exchange
+from cellwall.cluster.gateway.heads import ResponseHead, framing_for, response_bytes
+from cellwall.cluster.gateway.routing import way_of
+from cellwall.model.errors import CellwallError
+from cellwall.model.ids import new_id
+from cellwall.server.auth.keys import Failures
+from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.http.face import PUBLIC
+from cellwall.server.http.guards import allowed_hosts, answers_to, name_of_host
+from cellwall.surface.shared.tasks import Tasks
+from cellwall.wire.answer import one_line
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.book import Book
+    from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.front import ClientLink, Served
+    from cellwall.cluster.gateway.heads import Headers, RequestHead
+    from cellwall.cluster.gateway.routing import Way
+    from cellwall.server.auth.keys import KeyRing
+    from cellwall.server.core.settings import ServerSettings
+
+_NOTHING: Mapping[str, str] = {}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Gateway:
+    """See the module."""
+
+    def __init__(self, settings: ServerSettings, keys: KeyRing, book: Book) -> None:
+        """`settings`: those of a server that say who may call, and how."""
+        self.book = book
+        self.tasks = Tasks()
+        self._settings = settings
+        self._keys = keys
+        self._failures = Failures()
+        self._hosts = allowed_hosts(settings)
+        self._origins = frozenset(settings.allowed_origins)
+        self.requests = 0
+
+    # -- beginning -------------------------------------------------------------------------
+
+    def begin(self, client: ClientLink, head: RequestHead, fault: HttpError | None) -> Served:
+        """Begin the way of one request."""
+        self.requests += 1
+        path = head.path
+        way = way_of(head.method.decode("latin-1"), path)
+        try:
+            if fault is not None:
+                raise fault
+            self._check_host(head)
+            caller = self._caller(client, head, way, path)
+            if way.kind == "refused":
+                raise HttpError(
+                    404, "not_found", "path: a gateway has nothing there", remedy="see /docs"
+                )
+        except CellwallError as error:
+            return self._refused(client, head, error)
+        if way.kind == "own":
+            return self._own(client, head, path)
+        exchange = Exchange(self, client, head, way, caller)
+        self.tasks.spawn(exchange.run())
+        return exchange
+
+    def request_id_of(self, head: RequestHead) -> str:
+        """Return the id of a request: the client's, if it has the form of one."""
+        given = head.first(b"x-request-id")
+        return given if _REQUEST_ID.fullmatch(given) else new_id()
+
+    def _caller(self, client: ClientLink, head: RequestHead, way: Way, path: str) -> Caller | None:
+        if path in PUBLIC:
+            return None
+        has_key = b"x-api-key" in head.named or b"authorization" in head.named
+        if way.may_have_token and not has_key:
+            return None
+        return caller_of(head, client.peer, self._keys, self._settings.tenants, self._failures)
+
+    def _check_host(self, head: RequestHead) -> None:
+        host = head.first(b"host")
+        if not answers_to(self._hosts, name_of_host(host)):
+            raise HttpError(
+                403,
+                "host_refused",
+                "host: this gateway does not answer to that name",
+                remedy="use its own address, or let the operator add the name to allowed_hosts",
+            )
+        origin = head.named.get(b"origin")
+        if origin is None or origin.decode("latin-1") in self._origins:
+            return
+        scheme = "https" if self._settings.is_tls else "http"
+        if origin.decode("latin-1") != f"{scheme}://{host}":
+            raise HttpError(
+                403,
+                "origin_refused",
+                "origin: pages from there may not call this gateway",
+                remedy="let the operator add it to allowed_origins",
+            )
+
+    # -- answering here --------------------------------------------------------------------
+
+    def _own(self, client: ClientLink, head: RequestHead, path: str) -> Served:
+        value: dict[str, Any]
+        if path == "/health":
+            value = {"status": "ok", "version": cellwall.__version__}
+        else:
+            value = {"nodes": self.book.shown()}
+        request_id = self.request_id_of(head)
+        return _Answered(client, head, lambda: self.answer(client, head, 200, value, request_id))
+
+    def _refused(self, client: ClientLink, head: RequestHead, error: CellwallError) -> Served:
+        """Refuse a request; its body is not read, so its connection has no other."""
+        request_id = self.request_id_of(head)
+        if head.length != 0:
+            client.is_closing = True
+        return _Answered(client, head, lambda: self.refuse(client, head, error, request_id))
+
+    def refuse(
+        self, client: ClientLink, head: RequestHead, error: CellwallError, request_id: str
+    ) -> None:
+        """Answer with the error envelope."""
+        body = envelope(error, request_id)
+        status, more = status_of(error), headers_of(error)
+        self.answer(client, head, status, body, request_id, more)
+
+    def answer(
+        self,
+        client: ClientLink,
+        head: RequestHead,
+        status: int,
+        value: Mapping[str, Any],
+        request_id: str,
+        more: Mapping[str, str] = _NOTHING,
+    ) -> None:
+        """Answer with JSON."""
+        data = one_line(value).encode()
+        headers: Headers = [(b"content-type", b"application/json")]
+        headers.append((b"x-request-id", request_id.encode()))
+        headers += [
+            (name.encode(), text.encode()) for name, text in more.items() if name != "connection"
+        ]
+        framing = framing_for(len(data), has_chunks=True)
+        made = ResponseHead(status, headers, len(data))
+        if not client.is_kept:
+            client.is_closing = True
+        client.write(response_bytes(made, is_kept=client.is_kept, framing=framing))
+        if head.method != b"HEAD":
+            client.write(data)
+
+
+class _Answered:
+    """A request that is answered here; its body is not looked at."""
+
+    def __init__(self, client: ClientLink, head: RequestHead, answer: Callable[[], None]) -> None:
+        self._client = client
+        self._answer = answer
+        self._is_over = False
+        if head.length == 0 or client.is_closing:
+            asyncio.get_running_loop().call_soon(self._give)
+
+    def _give(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._answer()
+            self._client.done()
+
+    def on_body(self, data: bytes) -> None:
+        """Leave it."""
+
+    def on_whole(self) -> None:
+        """Answer, if that was not done before."""
+        self._give()
+
+    def on_room(self) -> None:
+        """Nothing waits for it."""
+
+    def on_full(self) -> None:
+        """Nothing more comes."""
+
+    def on_gone(self) -> None:
+        """Answer nothing."""
+        self._is_over = True

@@ -1,0 +1,54 @@
+"""What the operator decides about a gateway. Values only; `apps` reads the file.
+
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cellwall.model.errors import UsageError
+
+_MARGIN_S = 3.0
+"""How much longer than a node's fence a gateway waits: the last answer was on its way that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Settings of one gateway."""
+
+    nodes: tuple[str, ...] = ()
+    """Addresses of the nodes, as `10.0.0.5:7443` or `a.example:7443`."""
+    authority: str = ""
+    """PEM file of the cluster's authority."""
+    certificate: str = ""
+    """PEM file of this gateway's certificate, from `cellwall cluster cert`."""
+    key: str = ""
+    """PEM file of its key."""
+    probe_s: float = 1.0
+    """Each node is asked so often whether it is there."""
+    fence_s: float = 10.0
+    """A node that has heard no gateway for so long ends its sandboxes; as the nodes have it."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError on what cannot be."""
+        if not self.nodes:
+            raise UsageError(
+                "gateway: it has no nodes", remedy='give nodes = ["10.0.0.5:7443"] in [gateway]'
+            )
+        for name in ("authority", "certificate", "key"):
+            if not getattr(self, name):
+                raise UsageError(
+                    f"gateway: {name} is not given",
+                    remedy="make it with `cellwall cluster cert`, and name its file in [gateway]",
+                )
+        if not 0 < self.probe_s < self.fence_s:
+            raise UsageError(
+                f"gateway: probe_s = {self.probe_s:g} is not between 0 and fence_s",
+                remedy="probe a node several times in fence_s",
+            )
+
+    @property
+    def lost_after_s(self) -> float:
+        """Seconds without an answer after which a node has ended everything in it."""
+        return self.fence_s + _MARGIN_S

@@ -1,0 +1,72 @@
+"""The face of a node: who asks is what the gateway says, and nothing else.
+
+A node's only listener takes connections of gateways alone (`certificates.node_context`), so what
+comes there was checked. The invariant: this face serves no other listener.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from cellwall.model.errors import UsageError
+from cellwall.server.auth.keys import SCOPES, KeyRing, Principal
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.face import OwnFace
+
+if TYPE_CHECKING:
+    from cellwall.cluster.node.guard import Heart
+    from cellwall.engine.scheduling.quotas import Tenants
+    from cellwall.server.auth.tokens import Tokens
+    from cellwall.server.core.request import Request
+    from cellwall.server.http.face import Find
+
+OPEN = frozenset({"/node"})
+
+
+class NodeFace(OwnFace):
+    """See the module."""
+
+    def __init__(self, tokens: Tokens, tenants: Tenants, heart: Heart) -> None:
+        """`tenants` learns each tenant's tier."""
+        super().__init__(tokens)
+        self._tenants = tenants
+        self._heart = heart
+
+    def principal(self, request: Request, find: Find) -> Principal | None:
+        """Return the caller that the gateway names; None: it names none."""
+        if self._heart.is_over:  # it was stopped or cut off, and its guard is on the way
+            raise HttpError(
+                503,
+                "node_unreachable",
+                "node: no gateway has heard it for too long, and it ends",
+                remedy="create a new sandbox",
+                headers={"connection": "close"},
+            )
+        headers = request.headers
+        tenant, scope = unquote(headers.get("cellwall-tenant", "")), headers.get("cellwall-scope")
+        if not tenant or scope not in SCOPES:
+            return None
+        tier = unquote(headers.get("cellwall-tier", ""))
+        try:
+            self._tenants.have(tenant, tier)
+        except UsageError as error:
+            raise HttpError(503, "capacity", error.message, remedy=error.remedy) from None
+        request.request_id = headers.get("cellwall-request-id", request.request_id)
+        return Principal(tenant, headers.get("cellwall-key-id", ""), scope)
+
+    def is_open(self, request: Request) -> bool:
+        """Report whether the path is public, the probe's, or a token may stand for a key there."""
+        path: str = request.scope["path"]
+        return path in OPEN or super().is_open(request)
+
+
+class GatewayKeys(KeyRing):
+    """The keys of a node: it has none, and accepts what a gateway has accepted.
+
+    A key that was revoked stops at the gateway, which also looks at the key in a token.
+    """
+
+    def is_accepted(self, key_id: str) -> bool:
+        """Report that the gateway has accepted the key."""
+        return True

@@ -1,0 +1,135 @@
+"""The guard of a node: the process above its server, which ends it once no gateway hears the node.
+
+Standard library, one loop, no event loop: it has to do one thing when the server can do nothing.
+The end of the server is the end of its sandboxes, by the kernel. The invariant: a node whose
+answers reached no gateway for `fence_s` has no server, and its name is used up, before a gateway
+says that it is lost.
+
+    SECURITY: without it a node that was cut off would go on with work that others were told is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+_BEAT = struct.Struct("=q")
+"""A server writes the time of the latest answer that a gateway has heard, of CLOCK_BOOTTIME, in
+nanoseconds: a machine that was suspended finds out, too."""
+_NS = 1_000_000_000
+
+
+class Heart:
+    """The server's end: it says to the guard what gateways have heard."""
+
+    def __init__(self, descriptor: int, fence_s: float) -> None:
+        """`descriptor`: the pipe to the guard."""
+        self._descriptor = descriptor
+        self._fence_ns = int(fence_s * _NS)
+        self._heard_ns = 0
+
+    @staticmethod
+    def now() -> str:
+        """Return this node's clock, which an answer carries."""
+        return str(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+    def heard(self, beat: str) -> None:
+        """Note that a gateway has heard the answer of that time; what is no such time is left."""
+        if not (beat.isascii() and beat.isdecimal() and len(beat) < 19):
+            return
+        at_ns = int(beat)
+        if self._heard_ns < at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME):
+            self._heard_ns = at_ns
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                os.write(self._descriptor, _BEAT.pack(at_ns))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the guard is about to end this server."""
+        if not self._heard_ns:
+            return False
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - self._heard_ns > self._fence_ns
+
+
+def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], None]) -> int:
+    """Run a server until it ends by itself or by a signal; return its exit status.
+
+    `start` starts one, given the descriptor for its beats, and returns its pid. `fenced` is called
+    when one was ended because no gateway heard it; another is started then.
+    """
+    with _signals() as woken:
+        while True:
+            read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_inheritable(write, True)
+            pid = start(write)
+            os.close(write)
+            child = os.pidfd_open(pid)
+            try:
+                is_fenced = _watch(read, child, woken, int(fence_s * _NS))
+                if is_fenced:
+                    signal.pidfd_send_signal(child, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
+            finally:
+                os.close(child)
+                os.close(read)
+            if not is_fenced:
+                return os.waitstatus_to_exitcode(status)
+            fenced()
+
+
+def _watch(read: int, child: int, woken: int, fence_ns: int) -> bool:
+    """Wait for the server's end, False, or for its time to be over, True; pass signals on."""
+    heard_ns = 0
+    poll = select.poll()
+    for each in (read, child, woken):
+        poll.register(each, select.POLLIN)
+    while True:
+        left_ns = heard_ns + fence_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if heard_ns and left_ns <= 0:
+            return True
+        # At most a second: after a suspension the timer of `poll` is late, the clock is not.
+        ready = poll.poll(min(1000, left_ns // 1_000_000 + 1) if heard_ns else None)
+        found = {descriptor for descriptor, _ in ready}
+        if child in found:
+            return False
+        if woken in found:
+            for number in os.read(woken, 64):
+                signal.pidfd_send_signal(child, number)
+        if read in found:
+            heard_ns = _latest(read, heard_ns, poll)
+
+
+def _latest(read: int, heard_ns: int, poll: select.poll) -> int:
+    """Return the latest time that the server has written."""
+    data = os.read(read, 1024 * _BEAT.size)
+    if not data:
+        poll.unregister(read)  # the server closed it; its own end tells the rest
+        return heard_ns
+    beats = (at_ns for (at_ns,) in _BEAT.iter_unpack(data))
+    return max(heard_ns, *beats)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """Yield a descriptor from which the numbers of signals are read that are for the server."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, _ignored) for number in numbers}
+    wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield read
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read)
+        os.close(write)
+
+
+def _ignored(_number: int, _frame: object) -> None:
+    """Only wake the loop."""

@@ -1,0 +1,176 @@
+"""Nodes and gateways in processes of their own, on loopback, with an authority of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from cellwall.cluster.certificates import Files, issue_gateway, issue_node, make_authority
+from kit.servers import ALICE, configuration, state_of
+from kit.waiting import wait_until
+
+_HOST = "127.0.0.1"
+
+
+@dataclass
+class Process:
+    """One process of a cluster, which has said where it listens."""
+
+    popen: subprocess.Popen[str]
+    said: str
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.said.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """Kill it, and wait."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self) -> int:
+        """Stop it as an operator would; return its exit status."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+            try:
+                self.popen.wait(20)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+        return self.popen.wait()
+
+
+@dataclass
+class Cluster:
+    """An authority, nodes and gateways."""
+
+    folder: Path
+    authority: Path
+    nodes: dict[str, Process] = field(default_factory=dict)
+    gateways: list[Process] = field(default_factory=list)
+    ports: dict[str, int] = field(default_factory=dict)
+    _clients: list[httpx.Client] = field(default_factory=list)
+
+    def start_node(self, name: str, fence_s: float = 10.0, more: str = "") -> Process:
+        """Start a node, or start it again at its port."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        files = self._files(name)
+        text = configuration(
+            f'{more}\n[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
+            f'key = "{files.key}"\nfence_s = {fence_s}',
+            port=self.ports.get(name, 0),
+        )
+        env = {**os.environ, "CELLWALL_STATE_DIR": str(state_of(folder))}
+        made = _started(folder, "node", text, env)
+        self.nodes[name] = made
+        self.ports[name] = made.port
+        return made
+
+    def start_gateway(self, fence_s: float = 10.0, probe_s: float = 0.2) -> Process:
+        """Start a gateway over all nodes."""
+        name = f"gate-{len(self.gateways)}"
+        folder = self.folder / name
+        folder.mkdir()
+        files = issue_gateway(self.folder / "authority", name)
+        nodes = ", ".join(f'"{_HOST}:{port}"' for port in self.ports.values())
+        text = configuration(
+            f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
+            f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
+            f"fence_s = {fence_s}\nprobe_s = {probe_s}",
+            port=0,
+        )
+        made = _started(folder, "gateway", text, dict(os.environ))
+        self.gateways.append(made)
+        return made
+
+    def client(self, gateway: int = 0, key: str | None = ALICE) -> httpx.Client:
+        """Return a client of a gateway; it is closed with the cluster."""
+        headers = {} if key is None else {"x-api-key": key}
+        base = f"http://{_HOST}:{self.gateways[gateway].port}"
+        made = httpx.Client(base_url=base, headers=headers, timeout=60)
+        self._clients.append(made)
+        return made
+
+    def states(self, gateway: int = 0) -> dict[str, str]:
+        """Return the state of each node by its name, as a gateway has it."""
+        answer = self.client(gateway).get("/nodes").json()["nodes"]
+        return {each["name"] or each["address"]: each["state"] for each in answer}
+
+    def wait_ready(self, count: int, gateway: int = 0) -> None:
+        """Wait until a gateway has so many ready nodes."""
+        wait_until(
+            lambda: list(self.states(gateway).values()).count("ready") == count,
+            f"{count} ready nodes",
+        )
+
+    def stop(self) -> None:
+        """Stop everything."""
+        for client in self._clients:
+            client.close()
+        for each in (*self.gateways, *self.nodes.values()):
+            each.stop()
+
+    def _files(self, name: str) -> Files:
+        folder = self.folder / "authority"
+        if name in self.ports:
+            return Files(folder / f"{name}.pem", folder / f"{name}.key")
+        return issue_node(folder, name, (_HOST,))
+
+
+def _started(folder: Path, command: str, text: str, env: dict[str, str]) -> Process:
+    path = folder / "cellwall.toml"
+    path.write_text(text, encoding="utf-8")
+    log = folder / "log"
+    argv = [sys.executable, "-m", "cellwall.apps.cli.main", command, "--config", str(path)]
+    env.pop("CELLWALL_API_KEY", None)
+    with log.open("a", encoding="utf-8") as stderr:
+        popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True)
+    assert popen.stdout is not None
+    for line in popen.stdout:
+        if "listening on " in line:
+            return Process(popen, line.strip(), log)
+    popen.wait()
+    raise AssertionError(f"{command} did not start: {log.read_text(encoding='utf-8')}")
+
+
+@contextlib.contextmanager
+def cluster(nodes: int = 2, gateways: int = 1, **choices: float) -> Iterator[Cluster]:
+    """Run a cluster for the length of a block."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        authority = make_authority(folder / "authority").certificate
+        made = Cluster(folder, authority)
+        fence = {"fence_s": choices["fence_s"]} if "fence_s" in choices else {}
+        try:
+            for number in range(nodes):
+                made.start_node(f"node-{number}", **fence)
+            for _ in range(gateways):
+                made.start_gateway(**choices)
+            for number in range(gateways):
+                made.wait_ready(nodes, number)
+            yield made
+        finally:
+            made.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def unused_port() -> int:
+    """Return a port of loopback that no process has now."""
+    with socket.socket() as sock:
+        sock.bind((_HOST, 0))
+        return int(sock.getsockname()[1])
