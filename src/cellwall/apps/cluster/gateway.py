@@ -80,11 +80,11 @@ async def _serve(
 
 async def _let_end(living: set[ClientLink], seconds: float) -> None:
     """Let requests under way end for so long; idle connections are closed at once."""
-    until_s = asyncio.get_running_loop().time() + seconds
+    ends = [client.ended for client in living]
     for client in list(living):
         client.end_when_idle()
-    while living and asyncio.get_running_loop().time() < until_s:
-        await asyncio.sleep(0.02)
+    if ends:
+        await asyncio.wait(ends, timeout=seconds)
     for client in list(living):
         client.abort()
 
@@ -106,7 +106,7 @@ def _address(text: str) -> Address:
     return Address(host.strip("[]"), int(port))
 
 
-def _cut(node: Node, _name: str) -> None:
+def _cut(node: Node) -> None:
     """End the connections to a node that is lost: what is held on them has its end."""
     node.links.cut()
 

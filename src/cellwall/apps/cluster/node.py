@@ -1,4 +1,4 @@
-"""`cellwall node`: a server that gateways alone reach, below a guard that ends it when they cannot."""
+"""`cellwall node`: a server for gateways alone, and above it a guard that ends it without them."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ lost stays lost, so no id ever has two truths; and a node gets new work only whi
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -52,11 +53,24 @@ class Node:
     """When it last answered, on the event loop's clock."""
     why: str = ""
     """Why it is not ready."""
+    _turn: asyncio.Future[None] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
         """Its name; empty if it has said none, or has lost it."""
         return "" if self.told is None else self.told.name
+
+    async def turned(self) -> None:
+        """Wait until a probe of it has ended, well or not."""
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._turn)
+
+    def turn(self) -> None:
+        """Wake what waits for a probe."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.set_result(None)
 
 
 @dataclass(slots=True)

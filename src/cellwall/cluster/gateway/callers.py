@@ -24,6 +24,7 @@ _PROTOCOLS = b"sec-websocket-protocol"
 class Caller(NamedTuple):
     """A caller whose key was checked."""
 
+    tenant: str
     said: Headers
     """What the node is told."""
     dropped: frozenset[bytes]
@@ -51,7 +52,7 @@ def caller_of(
     rest = _rest_of_protocols(head) if _PROTOCOLS in dropped else b""
     if rest:
         said.append((_PROTOCOLS, rest))
-    return Caller(said, dropped)
+    return Caller(principal.tenant, said, dropped)
 
 
 def said_of(principal: Principal, tier: str) -> Headers:

@@ -1,8 +1,7 @@
-"""The way of one request through the gateway: to its node and back, in pieces.
+"""One request and its answer: to which nodes it goes, and what a loss on the way means.
 
-Begun by `front` for each request. The invariants: an answer's bytes come from one node alone, and
-once a byte of it was passed on, that node's end is the answer's end; only what certainly did not
-begin is sent to another node; a client that leaves ends what it had asked for.
+Begun by `gateway` for each request; `passage` moves the bytes. The invariants: only what certainly
+did not begin is sent to another node; a client that leaves ends what it had asked for.
 """
 
 from __future__ import annotations
@@ -10,15 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from cellwall.cluster.gateway.book import lost, unreachable
-from cellwall.cluster.gateway.heads import (
-    LAST_CHUNK,
-    chunk,
-    framing_for,
-    request_bytes,
-    response_bytes,
-    switching_bytes,
-)
+from cellwall.cluster.gateway.doubt import Doubt
+from cellwall.cluster.gateway.heads import request_bytes
+from cellwall.cluster.gateway.passage import Passage
 from cellwall.model.errors import CellwallError, NodeUnreachable
 from cellwall.model.ids import new_id
 
@@ -27,22 +20,20 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.front import ClientLink
     from cellwall.cluster.gateway.gateway import Gateway
-    from cellwall.cluster.gateway.heads import Headers, RequestHead, ResponseHead
+    from cellwall.cluster.gateway.heads import Headers, RequestHead
     from cellwall.cluster.gateway.node_link import NodeLink
+    from cellwall.cluster.gateway.passage import End
     from cellwall.cluster.gateway.routing import Way
 
 _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""
 _TRIES = 3
-_FULL = frozenset({b"capacity"})
-
-
-class _Gone(Exception):
-    """The client has left."""
+_SAFE = frozenset({b"GET", b"HEAD"})
+"""Methods that change nothing, so that they may be sent twice."""
 
 
 class Exchange:
-    """One request and its answer."""
+    """See the module."""
 
     def __init__(
         self,
@@ -52,6 +43,7 @@ class Exchange:
         way: Way,
         caller: Caller | None,
     ) -> None:
+        """`caller`: None where a token stands for a key, or none is needed."""
         self._gateway = gateway
         self._client = client
         self._head = head
@@ -63,233 +55,212 @@ class Exchange:
         self._can_repeat = True
         """Whether all of the body so far is in `_pieces`."""
         self._is_whole = head.length == 0 or bool(head.upgrade)
-        self._node: Node | None = None
-        self._link: NodeLink | None = None
-        self._is_tunnel = False
-        self._in_chunks = False
-        self._has_begun = False
-        """Whether a byte of an answer was passed on."""
+        self._passage: Passage | None = None
         self._is_gone = False
-        self._answer: ResponseHead | None = None
-        self._turned_away = bytearray()
-        self._over: asyncio.Future[bool] | None = None
-        """Whether the answer of this try is whole; False: another node may be asked."""
 
     # -- of the client ---------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the body on, and keep it while another node may need it."""
-        if self._is_tunnel:
-            self._send(data)
+        passage = self._passage
+        if passage is not None and passage.is_tunnel:
+            passage.send(data)
             return
-        if self._can_repeat:
-            self._kept_bytes += len(data)
-            self._can_repeat = self._kept_bytes <= _KEPT_BYTES
-            if self._can_repeat:
-                self._pieces.append(data)
-        if self._link is not None:
-            if not self._can_repeat:
-                self._pieces.clear()
-            self._send(data)
+        self._keep(data)
+        if passage is not None:
+            passage.send(data)
         elif not self._can_repeat:
-            self._pieces.append(data)
             self._client.hold()  # until there is a connection
+
+    def _keep(self, data: bytes) -> None:
+        self._kept_bytes += len(data)
+        if self._passage is None or (self._can_repeat and self._kept_bytes <= _KEPT_BYTES):
+            self._pieces.append(data)
+        if self._kept_bytes > _KEPT_BYTES:
+            self._can_repeat = False
+            if self._passage is not None:
+                self._pieces.clear()
 
     def on_whole(self) -> None:
         """Note that the request is whole."""
         self._is_whole = True
-        if self._link is not None:
-            self._link.end()
+        if self._passage is not None:
+            self._passage.whole()
 
     def on_full(self) -> None:
         """Let the node wait: the client is slow."""
-        if self._link is not None:
-            self._link.hold()
+        if self._passage is not None:
+            self._passage.hold()
 
     def on_room(self) -> None:
-        """Go on with whichever side has room again."""
-        if self._link is not None:
-            self._link.go_on()
-        self._client.go_on()
+        """Read the node's answer again."""
+        if self._passage is not None:
+            self._passage.go_on()
 
     def on_gone(self) -> None:
         """End what the client had asked for."""
         self._is_gone = True
-        if self._link is not None:
-            self._link.abort()
-        self._settle(is_whole=True)
-
-    def _send(self, data: bytes) -> None:
-        if self._link is not None:
-            self._link.send(data)
-            if self._link.is_full:
-                self._client.hold()
+        if self._passage is not None:
+            self._passage.leave()
 
     # -- the whole way ---------------------------------------------------------------------
 
     async def run(self) -> None:
         """Bring the request to a node, and its answer back."""
         try:
-            if self._way.kind == "object":
-                await self._at_its_node()
-            elif self._way.kind == "any":
-                await self._ask(self._gateway.book.choose(None, frozenset()), is_last=True)
-            else:
+            if self._way.kind == "new":
                 await self._at_a_chosen_node()
-        except _Gone:
-            pass
+            else:
+                await self._at_one_node()
         except CellwallError as error:
-            self._fail(error)
+            if not self._is_gone:
+                self._gateway.refuse(self._client, self._head, error, self.request_id)
         finally:
             self._client.done()
 
-    async def _at_its_node(self) -> None:
-        way = self._way
-        node = self._gateway.book.of(way.node, way.thing, way.name)
-        await self._ask(node, is_last=True)
+    async def _at_one_node(self) -> None:
+        """Ask the node that has the object, or any; twice, if that can do no harm."""
+        tries = 2 if self._head.method in _SAFE else 1
+        while True:
+            tries -= 1
+            node = self._its_node()
+            doubt = Doubt(self._gateway.book, node)
+            if await self._ask(node, "", may_turn_away=False) != "lost":
+                return
+            await doubt.until_heard()
+            if not tries or not self._can_repeat:
+                raise doubt.broken()
+
+    def _its_node(self) -> Node:
+        way, book = self._way, self._gateway.book
+        if way.kind == "any":
+            return book.choose(None, frozenset())
+        return book.of(way.node, way.thing, way.name)
 
     async def _at_a_chosen_node(self) -> None:
-        """Ask nodes for new work until one takes it."""
-        asked: set[Node] = set()
-        for left in reversed(range(_TRIES)):
-            node = self._gateway.book.choose(None, asked)
+        """Ask nodes for new work until one takes it, or certainly has begun it."""
+        book, asked = self._gateway.book, _no_nodes()
+        known = self._gateway.replayed(self._head, self._caller)
+        left = 1 if known else _TRIES
+        while True:
+            left -= 1
+            node = book.of(known, "request", "") if known else book.choose(None, asked)
             asked.add(node)
-            others = any(n.state == "ready" and n not in asked for n in self._gateway.book.nodes)
-            if await self._ask(node, is_last=left == 0 or not others):
+            has_more = left > 0 and any(
+                each.state == "ready" and each not in asked for each in book.nodes
+            )
+            if not await self._was_refused(node, has_more=has_more):
                 return
 
-    async def _ask(self, node: Node, *, is_last: bool) -> bool:
-        """Ask one node; False if it refused before anything began, and another may be asked."""
-        self._node, self._answer = node, None
-        node.in_flight += 1
+    async def _was_refused(self, node: Node, *, has_more: bool) -> bool:
+        """Ask a node for new work; report whether it did not begin it, and another may."""
+        name, doubt, offered = node.name, Doubt(self._gateway.book, node), new_id(node.name)
+        self._gateway.goes(self._head, self._caller, name)
         try:
-            try:
-                link = await node.links.take()
-            except OSError as error:
-                return self._refused(node, error, is_last=is_last)
-            if self._is_gone:
-                node.links.give_back(link)
-                raise _Gone
-            self._over = asyncio.get_running_loop().create_future()
-            self._is_last = is_last
-            self._begin(node, link)
-            return await self._over
-        finally:
-            node.in_flight -= 1
-            link_used, self._link = self._link, None
-            if link_used is not None:
-                node.links.give_back(link_used)
-
-    def _refused(self, node: Node, error: OSError, *, is_last: bool) -> bool:
-        """Take a connection that was refused: nothing has begun there."""
-        if not is_last and self._can_repeat:
+            end = await self._ask(node, offered, may_turn_away=has_more)
+        except NodeUnreachable:
+            self._gateway.did_not(self._head, self._caller, name)
+            if has_more:
+                return True
+            raise
+        if end == "lost":
+            await doubt.until_heard()
+            said = [] if self._caller is None else self._caller.said
+            if await doubt.has_begun(self._way, offered, said):
+                raise doubt.broken()
+        elif end != "full":
             return False
+        self._gateway.did_not(self._head, self._caller, name)
+        if not has_more or not self._can_repeat:
+            raise doubt.not_begun()
+        return True
+
+    async def _ask(self, node: Node, offered: str, *, may_turn_away: bool) -> End:
+        """Ask one node. Raises NodeUnreachable if nothing has begun there."""
+        node.in_flight += 1
+        link: NodeLink | None = None
+        try:
+            link = await _connected(node)
+            if self._is_gone:
+                return "gone"
+            may = may_turn_away and self._can_repeat
+            passage = Passage(self._client, link, may_turn_away=may)
+            link.ask(
+                passage,
+                self._first(node, offered),
+                self._length,
+                has_answer_body=self._head.method != b"HEAD",
+            )
+            self._begin(passage)
+            return await passage.end
+        finally:
+            self._passage = None
+            node.in_flight -= 1
+            if link is not None:
+                node.links.give_back(link)
+
+    @property
+    def _length(self) -> int | None:
+        return 0 if self._head.upgrade else self._head.length
+
+    def _first(self, node: Node, offered: str) -> bytes:
+        """Return the head for a node."""
+        said: Headers = [(b"cellwall-request-id", self.request_id.encode())]
+        dropped: frozenset[bytes] = frozenset()
+        if self._caller is not None:
+            said += self._caller.said
+            dropped = self._caller.dropped
+        if offered:
+            said.append((b"cellwall-id", offered.encode()))
+        return request_bytes(self._head, str(node.links.address).encode(), said, dropped)
+
+    def _begin(self, passage: Passage) -> None:
+        """Send what there is of the body."""
+        self._passage = passage
+        for piece in self._pieces:
+            passage.send(piece)
+        if not self._can_repeat:
+            self._pieces.clear()
+            self._client.go_on()
+        if self._is_whole and self._length != 0:
+            passage.whole()
+
+
+def _no_nodes() -> set[Node]:
+    return set()
+
+
+async def _connected(node: Node) -> NodeLink:
+    """Return a connection to a node. Raises NodeUnreachable."""
+    try:
+        return await node.links.take()
+    except OSError as error:
         raise NodeUnreachable(
             f"node {node.name}: connect: {error.strerror or error}; nothing has begun",
             retry_after_s=1.0,
             remedy="try again",
         ) from None
 
-    def _begin(self, node: Node, link: NodeLink) -> None:
-        """Send what there is of the request."""
-        head = self._head
-        said: Headers = [(b"cellwall-request-id", self.request_id.encode())]
-        dropped: frozenset[bytes] = frozenset()
-        if self._caller is not None:
-            said += self._caller.said
-            dropped = self._caller.dropped
-        if self._way.kind == "new":
-            said.append((b"cellwall-id", new_id(node.name).encode()))
-        host = str(node.links.address).encode()
-        data = request_bytes(head, host, said, dropped)
-        has_body = head.method != b"HEAD"
-        length = 0 if head.upgrade else head.length
-        link.ask(self, data, length, has_answer_body=has_body)
-        self._link = link
-        for piece in self._pieces:
-            link.send(piece)
-        if not self._can_repeat:
-            self._pieces.clear()
-            self._client.go_on()
-        if self._is_whole and length != 0:
-            link.end()
 
-    # -- of the node -----------------------------------------------------------------------
+class Listing:
+    """A request for a list over all nodes."""
 
-    def on_head(self, head: ResponseHead) -> None:
-        """Pass the head on, unless the node turns the request away and another may have it."""
-        self._answer = head
-        if head.status == 101:
-            self._is_tunnel = True
-            self._has_begun = True
-            self._client.write(switching_bytes(head))
-            self._client.switch()
-            return
-        if head.status == 503 and not self._is_last and self._can_repeat:
-            return  # the body says whether it is full
-        self._pass_head(head)
+    def __init__(self, work: asyncio.Task[None]) -> None:
+        """`work` answers it."""
+        self._work = work
 
-    def _pass_head(self, head: ResponseHead) -> None:
-        self._has_begun = True
-        has_chunks = self._client.has_chunks
-        framing = framing_for(head.length, has_chunks=has_chunks)
-        self._in_chunks = head.length is None and has_chunks
-        is_kept = self._client.is_kept and (head.length is not None or has_chunks)
-        if not is_kept:
-            self._client.is_closing = True
-        self._client.write(response_bytes(head, is_kept=is_kept, framing=framing))
+    def on_body(self, data: bytes) -> None:
+        """Leave it: such a request has none."""
 
-    def on_data(self, data: bytes) -> None:
-        """Pass a piece of the answer on."""
-        self._client.write(chunk(data) if self._in_chunks else data)
+    def on_whole(self) -> None:
+        """Nothing waits for it."""
 
-    def on_end(self) -> None:
-        """Take the end of the answer."""
-        answer = self._answer
-        if answer is not None and not self._has_begun:
-            if _is_full(bytes(self._turned_away)):
-                self._turned_away.clear()
-                self._settle(is_whole=False)
-                return
-            self._pass_head(answer)
-            self.on_data(bytes(self._turned_away))
-        if self._in_chunks:
-            self._client.write(LAST_CHUNK)
-        self._settle(is_whole=True)
+    def on_room(self) -> None:
+        """Nothing waits for it."""
 
-    def on_lost(self) -> None:
-        """Take the end of the connection before that of the answer."""
-        if self._is_tunnel:
-            self._client.close()
-            self._settle(is_whole=True)
-        elif self._has_begun:
-            self._client.abort()
-            self._settle(is_whole=True)
-        elif self._over is not None and not self._over.done():
-            self._over.set_exception(self._unknown())
+    def on_full(self) -> None:
+        """Nothing more comes."""
 
-    def _unknown(self) -> CellwallError:
-        """Return the error for a request whose node ended under it."""
-        node = self._node
-        assert node is not None  # noqa: S101  a connection has one
-        if node.name in self._gateway.book.lost:
-            return lost(node.name)
-        return unreachable(node.name)
-
-    def _settle(self, *, is_whole: bool) -> None:
-        if self._over is not None and not self._over.done():
-            self._over.set_result(is_whole)
-
-    def _fail(self, error: CellwallError) -> None:
-        """Answer with an error, if nothing was answered yet."""
-        if self._is_gone:
-            return
-        if self._has_begun:
-            self._client.abort()
-            return
-        self._gateway.refuse(self._client, self._head, error, self.request_id)
-
-
-def _is_full(body: bytes) -> bool:
-    """Report whether an answer's body says that a node has no room."""
-    return any(b'"code":"%s"' % code in body for code in _FULL)
+    def on_gone(self) -> None:
+        """Ask no further."""
+        self._work.cancel()

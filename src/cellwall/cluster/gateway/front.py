@@ -81,6 +81,8 @@ class ClientLink(asyncio.Protocol):
         self.peer = ""
         """The client's address, without the port; empty for a unix socket."""
         self.is_closing = False
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        """Done when the connection has ended."""
         self._fresh_parser()
 
     def _fresh_parser(self) -> None:
@@ -164,6 +166,7 @@ class ClientLink(asyncio.Protocol):
         """Tell the exchange under way."""
         self.is_closing = True
         self._living.discard(self)
+        self.ended.set_result(None)
         self._no_time()
         served, self._served = self._served, None
         if served is not None:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import cellwall
 from cellwall.cluster.gateway.callers import caller_of
-from cellwall.cluster.gateway.exchange import Exchange
+from cellwall.cluster.gateway.exchange import Exchange, Listing
 from cellwall.cluster.gateway.heads import ResponseHead, framing_for, response_bytes
+from cellwall.cluster.gateway.lists import listed
+from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import way_of
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
@@ -49,6 +51,7 @@ class Gateway:
         self._settings = settings
         self._keys = keys
         self._failures = Failures()
+        self._replays = Replays()
         self._hosts = allowed_hosts(settings)
         self._origins = frozenset(settings.allowed_origins)
         self.requests = 0
@@ -73,9 +76,43 @@ class Gateway:
             return self._refused(client, head, error)
         if way.kind == "own":
             return self._own(client, head, path)
+        if way.kind == "all" and caller is not None:
+            return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
         exchange = Exchange(self, client, head, way, caller)
         self.tasks.spawn(exchange.run())
         return exchange
+
+    async def _list(self, client: ClientLink, head: RequestHead, way: Way, caller: Caller) -> None:
+        """Answer with a list over all nodes."""
+        request_id = self.request_id_of(head)
+        try:
+            said = [*caller.said, (b"cellwall-request-id", request_id.encode())]
+            found = await listed(self.book, way.path, head.target, said)
+            self.answer(client, head, found.status, found.value, request_id)
+        except CellwallError as error:
+            self.refuse(client, head, error, request_id)
+        client.done()
+
+    # -- repeats ---------------------------------------------------------------------------
+
+    def replayed(self, head: RequestHead, caller: Caller | None) -> str:
+        """Return the node to which a request with that key went before; empty: to none."""
+        key = _key_of(head)
+        if not key or caller is None:
+            return ""
+        return self._replays.of(caller.tenant, key, asyncio.get_running_loop().time())
+
+    def goes(self, head: RequestHead, caller: Caller | None, node: str) -> None:
+        """Note the node that is asked to begin a request."""
+        key = _key_of(head)
+        if key and caller is not None:
+            self._replays.goes(caller.tenant, key, node, asyncio.get_running_loop().time())
+
+    def did_not(self, head: RequestHead, caller: Caller | None, node: str) -> None:
+        """Note that it certainly did not begin there."""
+        key = _key_of(head)
+        if key and caller is not None:
+            self._replays.did_not(caller.tenant, key, node)
 
     def request_id_of(self, head: RequestHead) -> str:
         """Return the id of a request: the client's, if it has the form of one."""
@@ -160,6 +197,10 @@ class Gateway:
         client.write(response_bytes(made, is_kept=client.is_kept, framing=framing))
         if head.method != b"HEAD":
             client.write(data)
+
+
+def _key_of(head: RequestHead) -> str:
+    return head.first(b"idempotency-key")
 
 
 class _Answered:

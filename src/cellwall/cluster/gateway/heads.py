@@ -75,7 +75,7 @@ def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 def request_bytes(
     head: RequestHead, host: bytes, said: Headers, dropped: frozenset[bytes]
 ) -> bytes:
-    """Return the head for a node: of the client's headers all but `dropped`, then what is `said`."""
+    """Return the head for a node: the client's headers but `dropped`, then what is `said`."""
     lines = [b"%s %s HTTP/1.1\r\n" % (head.method, head.target)]
     named = head.headers
     lines += [

@@ -21,7 +21,7 @@ _OWN = frozenset({"/health", "/nodes"})
 _ANY = frozenset(
     {"/openapi.json", "/docs", "/docs/style.css", "/templates", "/languages", "/runtimes"}
 )
-_ALL = frozenset({"/sandboxes", "/executions", "/snapshots"})
+_ALL = frozenset({"/sandboxes", "/snapshots"})
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
@@ -39,18 +39,15 @@ class Way(NamedTuple):
     """The object's id."""
     may_have_token: bool = False
     """Whether a token of the node's may stand for a key."""
+    path: str = ""
+    """Where new work, or a list, was asked for."""
 
 
 def way_of(method: str, path: str) -> Way:
     """Return where a request goes."""
-    if path in _OWN:
-        return Way("own")
-    if path in _ANY and method in ("GET", "HEAD"):
-        return Way("any")
-    if (method, path) in _NEW:
-        return Way("new")
-    if path in _ALL and method in ("GET", "HEAD"):
-        return Way("all")
+    kind = _kind_of(method, path)
+    if kind is not None:
+        return Way(kind, path=path)
     signed = _SIGNED.fullmatch(path)
     if signed:
         token = signed[1]
@@ -60,3 +57,14 @@ def way_of(method: str, path: str) -> Way:
         has_token = _PORTS.match(path) is not None
         return Way("object", node_of(found[2]), found[1], found[2], may_have_token=has_token)
     return Way("refused")
+
+
+def _kind_of(method: str, path: str) -> Kind | None:
+    """Return the kind of a path without an id."""
+    if path in _OWN:
+        return "own"
+    if (method, path) in _NEW:
+        return "new"
+    if method in {"GET", "HEAD"}:
+        return "any" if path in _ANY else "all" if path in _ALL else None
+    return None

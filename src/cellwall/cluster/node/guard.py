@@ -5,7 +5,7 @@ The end of the server is the end of its sandboxes, by the kernel. The invariant:
 answers reached no gateway for `fence_s` has no server, and its name is used up, before a gateway
 says that it is lost.
 
-    SECURITY: without it a node that was cut off would go on with work that others were told is over.
+    SECURITY: without it a node that was cut off would go on with what others were told is over.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _latest(read: int, heard_ns: int, poll: select.poll) -> int:
     if not data:
         poll.unregister(read)  # the server closed it; its own end tells the rest
         return heard_ns
-    beats = (at_ns for (at_ns,) in _BEAT.iter_unpack(data))
+    beats: list[int] = [at_ns for (at_ns,) in _BEAT.iter_unpack(data)]
     return max(heard_ns, *beats)
 
 

@@ -154,10 +154,9 @@ def cluster(nodes: int = 2, gateways: int = 1, **choices: float) -> Iterator[Clu
     try:
         authority = make_authority(folder / "authority").certificate
         made = Cluster(folder, authority)
-        fence = {"fence_s": choices["fence_s"]} if "fence_s" in choices else {}
         try:
             for number in range(nodes):
-                made.start_node(f"node-{number}", **fence)
+                made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
             for _ in range(gateways):
                 made.start_gateway(**choices)
             for number in range(gateways):

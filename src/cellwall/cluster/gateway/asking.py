@@ -1,0 +1,71 @@
+"""A small question to one node, whose whole answer is taken: a probe, a list, an id."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.heads import Headers, ResponseHead
+    from cellwall.cluster.gateway.links import Links
+
+_MOST_BYTES = 16 << 20
+
+
+class Whole(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+async def ask(links: Links, target: bytes, said: Headers, method: bytes = b"GET") -> Whole:
+    """Ask a node. Raises OSError if there is no whole answer."""
+    link = await links.take()
+    answer = _Answer()
+    lines = [b"%s %s HTTP/1.1\r\n" % (method, target)]
+    lines.append(b"host: %s\r\n" % str(links.address).encode())
+    lines += [b"%s: %s\r\n" % each for each in said]
+    lines.append(b"\r\n")
+    try:
+        link.ask(answer, b"".join(lines), 0, has_answer_body=True)
+        return await answer.whole
+    finally:
+        links.give_back(link)
+
+
+class _Answer:
+    """Gathers one answer."""
+
+    def __init__(self) -> None:
+        self.whole: asyncio.Future[Whole] = asyncio.get_running_loop().create_future()
+        self._status = 0
+        self._headers: Headers = []
+        self._body = bytearray()
+
+    def on_head(self, head: ResponseHead) -> None:
+        """Note status and headers."""
+        self._status, self._headers = head.status, head.headers
+
+    def on_data(self, data: bytes) -> None:
+        """Gather the body."""
+        self._body += data
+        if len(self._body) > _MOST_BYTES:
+            self._fail("its answer is too long")
+
+    def on_end(self) -> None:
+        """Have it whole."""
+        if not self.whole.done():
+            self.whole.set_result(Whole(self._status, self._headers, bytes(self._body)))
+
+    def on_lost(self) -> None:
+        """Have none."""
+        self._fail("it ended the connection")
+
+    def on_room(self) -> None:
+        """Nothing waits for it."""
+
+    def _fail(self, why: str) -> None:
+        if not self.whole.done():
+            self.whole.set_exception(ConnectionError(why))

@@ -1,0 +1,87 @@
+"""What became of a request whose connection to its node ended before an answer began.
+
+The node is asked once it answers again: gateways give the ids of new work, so it knows whether
+that began. The invariant: what is not known is never called "not begun".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cellwall.cluster.gateway.asking import ask
+from cellwall.cluster.gateway.book import lost
+from cellwall.model.errors import CellwallError, Interrupted, NodeUnreachable
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.heads import Headers
+    from cellwall.cluster.gateway.routing import Way
+
+_PATHS = {"/execute": b"/executions/", "/sandboxes": b"/sandboxes/"}
+_ASK_S = 2.0
+
+
+class Doubt:
+    """The doubt about one request, from before it is sent."""
+
+    def __init__(self, book: Book, node: Node) -> None:
+        """Note which node it is now; it may have another name afterwards."""
+        self._book = book
+        self._node = node
+        self._name = node.name
+        self._generation = "" if node.told is None else node.told.generation
+
+    async def until_heard(self) -> None:
+        """Wait until the node answers again. Raises NodeLost if it is lost instead."""
+        heard_s = self._node.answered_s
+        while self._node.answered_s == heard_s:
+            if self._name in self._book.lost:
+                raise lost(self._name)
+            await self._node.turned()
+        if self._name in self._book.lost:
+            raise lost(self._name)
+
+    @property
+    def has_restarted(self) -> bool:
+        """Whether the node's server is another one now: all of the former's work is over."""
+        told = self._node.told
+        return told is None or told.generation != self._generation
+
+    async def has_begun(self, way: Way, offered: str, said: Headers) -> bool:
+        """Report whether the node knows the id that was offered to it. Raises NodeUnreachable."""
+        target = _PATHS[way.path] + offered.encode()
+        try:
+            async with asyncio.timeout(_ASK_S):
+                answer = await ask(self._node.links, target, said)
+        except OSError:
+            raise self._unknown() from None
+        if answer.status not in (200, 404, 410):
+            raise self._unknown()
+        return answer.status != 404
+
+    def broken(self) -> CellwallError:
+        """Return the error for what had begun, or may have."""
+        if self._name in self._book.lost:
+            return lost(self._name)
+        if self.has_restarted:
+            return Interrupted(
+                f"node {self._name}: its server ended during this request",
+                remedy="it is not run again by itself; send it anew if that does no harm",
+            )
+        return self._unknown()
+
+    def not_begun(self) -> NodeUnreachable:
+        """Return the error for what certainly did not begin, and that no other node can have."""
+        return NodeUnreachable(
+            f"node {self._name}: the connection to it broke; nothing has begun",
+            retry_after_s=1.0,
+            remedy="send it again",
+        )
+
+    def _unknown(self) -> NodeUnreachable:
+        return NodeUnreachable(
+            f"node {self._name}: the connection to it broke; how far the request came is not known",
+            retry_after_s=1.0,
+            remedy="look at what it should have done before you send it again",
+        )

@@ -1,0 +1,84 @@
+"""Lists over all nodes: each node's part is asked for, and they are one list again.
+
+The invariant: a list that lacks a node's part says so, in `incomplete`, with the node's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs
+
+from cellwall.cluster.gateway.asking import ask
+from cellwall.model.errors import CapacityError
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.asking import Whole
+    from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.heads import Headers
+
+_PART_S = 5.0
+"""Longest time for one node's part."""
+_LIMIT = 100
+"""`limit` of a list where a request names none."""
+
+
+class Listed(NamedTuple):
+    """The answer to a request for a list."""
+
+    status: int
+    value: Mapping[str, Any]
+
+
+async def listed(book: Book, path: str, target: bytes, said: Headers) -> Listed:
+    """Return the list at `path` over all nodes that have objects. Raises CapacityError."""
+    nodes = list(book.answering())
+    missing = book.silent()
+    if not nodes and not missing:
+        raise CapacityError(
+            "nodes: none of them answers now", retry_after_s=1.0, remedy="try again in a moment"
+        )
+    parts = await asyncio.gather(*(_part(node, target, said) for node in nodes))
+    found: list[Mapping[str, Any]] = []
+    for node, part in zip(nodes, parts, strict=True):
+        if part is None:
+            missing.append(node.name)
+        elif part.status != 200:
+            return Listed(part.status, json.loads(part.body))  # each refuses it alike
+        else:
+            found.append(json.loads(part.body))
+    value = _MERGES[path](found, target)
+    return Listed(200, {**value, "incomplete": missing} if missing else value)
+
+
+async def _part(node: Node, target: bytes, said: Headers) -> Whole | None:
+    try:
+        async with asyncio.timeout(_PART_S):
+            return await ask(node.links, target, said)
+    except OSError:  # TimeoutError is one
+        return None
+
+
+def _sandboxes(parts: list[Mapping[str, Any]], target: bytes) -> dict[str, Any]:
+    """Merge pages, the newest first; the cursor of `next` is the same on every node."""
+    query = parse_qs(target.partition(b"?")[2].decode("latin-1"))
+    limit = int(query.get("limit", [str(_LIMIT)])[-1])
+    found = [each for part in parts for each in part["sandboxes"]]
+    found.sort(key=lambda each: (each["created_at"], each["id"]), reverse=True)
+    page = found[:limit]
+    has_more = len(found) > limit or any(part["next"] is not None for part in parts)
+    more = f"{page[-1]['created_at']!r}-{page[-1]['id']}" if has_more and page else None
+    return {"sandboxes": page, "next": more}
+
+
+def _snapshots(parts: list[Mapping[str, Any]], _target: bytes) -> dict[str, Any]:
+    found = [each for part in parts for each in part["snapshots"]]
+    return {"snapshots": sorted(found, key=lambda each: (each["created_at"], each["id"]))}
+
+
+_MERGES: Mapping[str, Callable[[list[Mapping[str, Any]], bytes], dict[str, Any]]] = {
+    "/sandboxes": _sandboxes,
+    "/snapshots": _snapshots,
+}

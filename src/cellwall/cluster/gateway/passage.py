@@ -1,0 +1,143 @@
+"""One request at one node: its bytes go there, the answer's come back, with the slower side's pace.
+
+Made by `exchange`, which decides where, and what a loss means. The invariant: once a byte of an
+answer was passed on, that node's end is the answer's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+from cellwall.cluster.gateway.heads import (
+    LAST_CHUNK,
+    chunk,
+    framing_for,
+    response_bytes,
+    switching_bytes,
+)
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.front import ClientLink
+    from cellwall.cluster.gateway.heads import ResponseHead
+    from cellwall.cluster.gateway.node_link import NodeLink
+
+End = Literal["whole", "full", "lost", "cut", "gone"]
+"""`whole`: the answer was passed on; `full`: the node has no room, and nothing was passed on;
+`lost`: the connection ended before an answer began; `cut`: it ended in the middle of one, and the
+client was cut off; `gone`: the client has left."""
+
+_FULL = b'"code":"capacity"'
+_REFUSAL_BYTES = 64 * 1024
+
+
+class Passage:
+    """See the module."""
+
+    def __init__(self, client: ClientLink, link: NodeLink, *, may_turn_away: bool) -> None:
+        """`may_turn_away`: a node without room is not the client's answer."""
+        self._client = client
+        self._link = link
+        self._may_turn_away = may_turn_away
+        self._refusal: ResponseHead | None = None
+        self._refused = bytearray()
+        self._in_chunks = False
+        self._has_begun = False
+        self.is_tunnel = False
+        self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+
+    # -- to the node -----------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Pass a piece of the request on; its client waits while the node does not take more."""
+        self._link.send(data)
+        if self._link.is_full:
+            self._client.hold()
+
+    def whole(self) -> None:
+        """Note that the request is whole."""
+        self._link.end()
+
+    def hold(self) -> None:
+        """Read no more of the answer: the client is slow."""
+        self._link.hold()
+
+    def go_on(self) -> None:
+        """Read again."""
+        self._link.go_on()
+
+    def leave(self) -> None:
+        """End it, because the client has left: the node ends what was asked."""
+        self._link.abort()
+        self._over("gone")
+
+    # -- from the node ---------------------------------------------------------------------
+
+    def on_head(self, head: ResponseHead) -> None:
+        """Pass the head on, unless it may be that of a node without room."""
+        if head.status == 101:
+            self.is_tunnel = self._has_begun = True
+            self._client.write(switching_bytes(head))
+            self._client.switch()
+        elif head.status == 503 and self._may_turn_away:
+            self._refusal = head  # its body says whether it is full
+        else:
+            self._pass_head(head)
+
+    def _pass_head(self, head: ResponseHead) -> None:
+        self._has_begun = True
+        has_chunks = self._client.has_chunks
+        self._in_chunks = head.length is None and has_chunks
+        is_kept = self._client.is_kept and (head.length is not None or has_chunks)
+        if not is_kept:
+            self._client.is_closing = True
+        framing = framing_for(head.length, has_chunks=has_chunks)
+        self._client.write(response_bytes(head, is_kept=is_kept, framing=framing))
+
+    def on_data(self, data: bytes) -> None:
+        """Pass a piece of the answer on."""
+        if self._refusal is not None and not self._has_begun:
+            self._refused += data
+            if len(self._refused) > _REFUSAL_BYTES:
+                self._pass_refusal()
+        else:
+            self._client.write(chunk(data) if self._in_chunks else data)
+
+    def on_end(self) -> None:
+        """Take the end of the answer."""
+        if self._refusal is not None and not self._has_begun:
+            if _FULL in self._refused:
+                self._over("full")
+                return
+            self._pass_refusal()
+        if self._in_chunks:
+            self._client.write(LAST_CHUNK)
+        self._over("whole")
+
+    def _pass_refusal(self) -> None:
+        refusal, data = self._refusal, bytes(self._refused)
+        self._refusal = None
+        if refusal is not None:
+            self._pass_head(refusal)
+            self.on_data(data)
+
+    def on_lost(self) -> None:
+        """Take the end of the connection before that of the answer."""
+        if self.end.done():
+            return
+        if self.is_tunnel:
+            self._client.close()
+            self._over("whole")
+        elif self._has_begun:
+            self._client.abort()
+            self._over("cut")
+        else:
+            self._over("lost")
+
+    def on_room(self) -> None:
+        """Read the client again: the node takes more."""
+        self._client.go_on()
+
+    def _over(self, end: End) -> None:
+        if not self.end.done():
+            self.end.set_result(end)
