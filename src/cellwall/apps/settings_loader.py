@@ -34,7 +34,7 @@ SECTIONS = frozenset(
     {"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust", "doors"}
     | {"node", "gateway"}  # read by `apps.cluster.settings`
 )
-_NOT_ENGINE = frozenset({"limits", "trust"})
+_NOT_ENGINE = frozenset({"limits", "trust", "node"})
 _NOT_DOOR = frozenset({"options"})
 _NO_NAMES: frozenset[str] = frozenset()
 _NOT_SERVER = frozenset({"most", "tiers", "tenants", "doors"})

@@ -252,12 +252,8 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "host_refused": AccessDenied,
     "origin_refused": AccessDenied,
 }
-_PASSING = frozenset(
-    {"capacity", "quota", "rate_limited", "store_busy", "store_full", "image_coming"}
-    | {NodeUnreachable.code}
-)
-"""Codes of errors that name a wait."""
-_PORT = frozenset({"port", "port_unreachable", "port_protocol"})
+_CAPACITY = ("capacity", "quota", "rate_limited", "store_busy", "store_full", "image_coming")
+_PORT = ("port", "port_unreachable", "port_protocol")
 
 
 def error_of(error: Json, status: int = 500, retry_after_s: float = 1.0) -> CellwallError:
@@ -267,11 +263,9 @@ def error_of(error: Json, status: int = 500, retry_after_s: float = 1.0) -> Cell
     return made
 
 
-def _full(error: Json, retry_after_s: float) -> CapacityError | NodeUnreachable:
-    message, remedy = str(error.get("message", "")), error.get("remedy")
+def _full(error: Json, retry_after_s: float) -> CapacityError:
+    message, remedy = _said(error)
     made: CapacityError
-    if error.get("code") == NodeUnreachable.code:
-        return NodeUnreachable(message, retry_after_s=retry_after_s, remedy=remedy)
     if "quota" in error:
         quota = str(error["quota"])
         made = QuotaExceeded(quota, message, retry_after_s=retry_after_s, remedy=remedy)
@@ -284,17 +278,45 @@ def _full(error: Json, retry_after_s: float) -> CapacityError | NodeUnreachable:
     return made
 
 
+def _file(error: Json, _retry_after_s: float) -> CellwallError:
+    message, remedy = _said(error)
+    return FileError(message, reason=str(error.get("reason", "invalid")), remedy=remedy)
+
+
+def _port(error: Json, _retry_after_s: float) -> CellwallError:
+    message, remedy = _said(error)
+    return PortError(message, reason=str(error.get("reason", "refused")), remedy=remedy)
+
+
+def _node(error: Json, retry_after_s: float) -> CellwallError:
+    message, remedy = _said(error)
+    return NodeUnreachable(message, retry_after_s=retry_after_s, remedy=remedy)
+
+
+def _host(error: Json, _retry_after_s: float) -> CellwallError:
+    message, remedy = _said(error)
+    return HostUnsupported("server", message, remedy=remedy or "ask the operator")
+
+
+_WITH_MORE: Mapping[str, Callable[[Json, float], CellwallError]] = {
+    "file": _file,
+    **dict.fromkeys(_CAPACITY, _full),
+    **dict.fromkeys(_PORT, _port),
+    "node_unreachable": _node,
+    "host_unsupported": _host,
+}
+"""What makes the errors that say more than a message and a remedy."""
+
+
+def _said(error: Json) -> tuple[str, str | None]:
+    return str(error.get("message", "")), error.get("remedy")
+
+
 def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
-    code, message = str(error.get("code", "")), str(error.get("message", ""))
-    remedy = error.get("remedy")
-    if code == "file":
-        return FileError(message, reason=str(error.get("reason", "invalid")), remedy=remedy)
-    if code in _PASSING:
-        return _full(error, retry_after_s)
-    if code in _PORT:
-        return PortError(message, reason=str(error.get("reason", "refused")), remedy=remedy)
-    if code == "host_unsupported":
-        return HostUnsupported("server", message, remedy=remedy or "ask the operator")
+    code = str(error.get("code", ""))
+    message, remedy = _said(error)
+    if code in _WITH_MORE:
+        return _WITH_MORE[code](error, retry_after_s)
     if code in _PLAIN:
         made = _PLAIN[code](message, remedy=remedy)
         if isinstance(made, Conflict):

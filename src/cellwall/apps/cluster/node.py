@@ -13,6 +13,7 @@ from cellwall.cluster.node.face import GatewayKeys, NodeFace
 from cellwall.cluster.node.guard import Heart, guard
 from cellwall.cluster.node.probe import Probe
 from cellwall.model.errors import UsageError
+from cellwall.model.ids import AUTO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ _EVERYWHERE = ("0.0.0.0/0", "::/0")
 
 
 def guarded(
-    settings: NodeSettings, serve: Callable[[int], None], forget: Callable[[], None]
+    settings: NodeSettings, serve: Callable[[int], None], forget: Callable[[], object]
 ) -> int:
     """Run `serve` in a process below a guard; return its exit status.
 
@@ -48,17 +49,27 @@ def guarded(
     return guard(start, settings.fence_s, forget)
 
 
-def serve_as_node(
-    name: str, settings: NodeSettings, loaded: Loaded, said: Said, beats: int
-) -> None:
-    """Serve gateways until a signal ends the server."""
+def named(loaded: Loaded) -> Loaded:
+    """Return the settings of a node: it has a name, and no sandbox of it outlives its server.
+
+    Raises UsageError.
+    """
     if loaded.server.keep_sessions:
         raise UsageError(
-            "node: keep_sessions would keep sandboxes of a node that is lost",
-            remedy="leave it out",
+            "node: keep_sessions would keep sandboxes of a node that is lost", remedy="leave it out"
         )
+    if loaded.server.node not in {"", AUTO}:
+        raise UsageError(
+            "node: a node that was fenced takes another name, so it draws its names itself",
+            remedy="leave [server] node out",
+        )
+    return replace(loaded, server=replace(loaded.server, node=AUTO))
+
+
+def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int) -> None:
+    """Serve gateways until a signal ends the server."""
     heart = Heart(beats, settings.fence_s)
-    probe = Probe(name, heart)
+    probe = Probe(heart)
 
     def face(state: State) -> Face:
         return NodeFace(state.tokens, state.queue.tenants, heart)

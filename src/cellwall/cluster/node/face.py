@@ -52,6 +52,7 @@ class NodeFace(OwnFace):
             self._tenants.have(tenant, tier)
         except UsageError as error:
             raise HttpError(503, "capacity", error.message, remedy=error.remedy) from None
+        request.origin.offered_id = headers.get("cellwall-id", "")
         request.request_id = headers.get("cellwall-request-id", request.request_id)
         return Principal(tenant, headers.get("cellwall-key-id", ""), scope)
 

@@ -56,7 +56,7 @@ class Heart:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - self._heard_ns > self._fence_ns
 
 
-def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], None]) -> int:
+def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], object]) -> int:
     """Run a server until it ends by itself or by a signal; return its exit status.
 
     `start` starts one, given the descriptor for its beats, and returns its pid. `fenced` is called

@@ -21,9 +21,8 @@ _TEMPLATES_S = 10.0
 class Probe:
     """The route of probes; one of a server's run."""
 
-    def __init__(self, name: str, heart: Heart) -> None:
-        """`name` is the node's."""
-        self._name = name
+    def __init__(self, heart: Heart) -> None:
+        """Nothing is known of the templates yet."""
         self._heart = heart
         self._generation = new_id()
         self._templates: list[str] = []
@@ -49,7 +48,7 @@ class Probe:
         await self._look(request)
         await request.answer(
             {
-                "name": self._name,
+                "name": request.state.engine.settings.node,
                 "generation": self._generation,
                 "state": "draining" if request.state.is_stopping else "ready",
                 "templates": self._templates,

@@ -32,30 +32,29 @@ def node(
     name. See docs/cluster.md.
     """
     check_server()
-    from cellwall.apps.cluster.node import guarded, serve_as_node
+    from cellwall.apps.cluster.node import guarded, named, serve_as_node
     from cellwall.apps.cluster.settings import node_settings
+    from cellwall.apps.node_name import draw
     from cellwall.apps.serve import Said
     from cellwall.apps.settings_loader import load
-    from cellwall.cluster.node.name import forget, name_of
     from cellwall.engine.templates.store import state_dir as default_state_dir
     from cellwall.server.observability.logs import set_up
 
     if state_dir is not None:
         os.environ["CELLWALL_STATE_DIR"] = str(state_dir.absolute())
     settings = node_settings(config)
-    loaded = load(config, {})
+    loaded = named(load(config, {}))
     folder = default_state_dir()
 
     def serve(beats: int) -> None:
-        name = name_of(folder)
         log = set_up(log_level, loaded.server.log_format)
         said = Said(
-            on_ready=lambda address: typer.echo(f"node {name} listening on {address}"),
+            on_ready=lambda address: typer.echo(f"node listening on {address}"),
             log=log,
         )
         try:
-            serve_as_node(name, settings, loaded, said, beats)
+            serve_as_node(settings, loaded, said, beats)
         finally:
             log.close()
 
-    raise typer.Exit(guarded(settings, serve, lambda: forget(folder)))
+    raise typer.Exit(guarded(settings, serve, lambda: draw(folder)))
