@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,10 @@ from cellwall.apps.serve import Role, run
 from cellwall.cluster.certificates import node_context
 from cellwall.cluster.node.face import GatewayKeys, NodeFace
 from cellwall.cluster.node.guard import Heart, guard
+from cellwall.cluster.node.offers import Offers
 from cellwall.cluster.node.probe import Probe
+from cellwall.linux.syscalls.libc import do_all
+from cellwall.linux.syscalls.process import prepare_parent_death_signal
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import AUTO
 
@@ -35,12 +39,18 @@ def guarded(
     `serve` gets the descriptor for its beats. `forget`: uses up the node's name.
     """
 
+    guard_pid = os.getpid()
+
     def start(beats: int) -> int:
         pid = os.fork()
         if pid:
             return pid
         status = 70
         try:
+            # A server without its guard would go on when no gateway hears it.
+            do_all((prepare_parent_death_signal(signal.SIGKILL),))
+            if os.getppid() != guard_pid:
+                os._exit(status)
             serve(beats)
             status = 0
         finally:
@@ -69,13 +79,13 @@ def named(loaded: Loaded) -> Loaded:
 def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int) -> None:
     """Serve gateways until a signal ends the server."""
     heart = Heart(beats, settings.fence_s)
-    probe = Probe(heart)
+    probe, offers = Probe(heart), Offers()
 
     def face(state: State) -> Face:
-        return NodeFace(state.tokens, state.queue.tenants, heart)
+        return NodeFace(state.tokens, state.queue.tenants, heart, offers)
 
     context = node_context(Path(settings.authority), settings.files)
-    role = Role(context, face, lambda _state: probe.endpoints)
+    role = Role(context, face, lambda _state: (*probe.endpoints, *offers.endpoints))
     # Gateways have checked the names and origins that clients use, and count their addresses.
     server = replace(loaded.server, allowed_hosts=("*",), proxies=_EVERYWHERE)
     run(replace(loaded, server=server), GatewayKeys(), said, role)

@@ -7,6 +7,7 @@ that began. The invariant: what is not known is never called "not begun".
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.asking import ask
@@ -15,10 +16,8 @@ from cellwall.model.errors import CellwallError, Interrupted, NodeUnreachable
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
-    from cellwall.cluster.gateway.heads import Headers
-    from cellwall.cluster.gateway.routing import Way
 
-_PATHS = {"/execute": b"/executions/", "/sandboxes": b"/sandboxes/"}
+_IDS = b"/node/ids/"
 _ASK_S = 2.0
 
 
@@ -48,17 +47,17 @@ class Doubt:
         told = self._node.told
         return told is None or told.generation != self._generation
 
-    async def has_begun(self, way: Way, offered: str, said: Headers) -> bool:
-        """Report whether the node knows the id that was offered to it. Raises NodeUnreachable."""
-        target = _PATHS[way.path] + offered.encode()
+    async def has_begun(self, offered: str) -> bool:
+        """Report whether anything began, or may yet, under the id that was offered to the node.
+
+        Of what did not the node has refused the id. Raises NodeUnreachable if it does not say.
+        """
         try:
             async with asyncio.timeout(_ASK_S):
-                answer = await ask(self._node.links, target, said)
-        except OSError:
+                answer = await ask(self._node.links, _IDS + offered.encode(), [])
+            return bool(json.loads(answer.body)["has_begun"])
+        except (OSError, ValueError, KeyError):
             raise self._unknown() from None
-        if answer.status not in (200, 404, 410):
-            raise self._unknown()
-        return answer.status != 404
 
     def broken(self) -> CellwallError:
         """Return the error for what had begun, or may have."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""
 _TRIES = 3
+_REQUEST_ID = b"x-request-id"
 _SAFE = frozenset({b"GET", b"HEAD"})
 """Methods that change nothing, so that they may be sent twice."""
 
@@ -165,8 +166,7 @@ class Exchange:
             raise
         if end == "lost":
             await doubt.until_heard()
-            said = [] if self._caller is None else self._caller.said
-            if await doubt.has_begun(self._way, offered, said):
+            if await doubt.has_begun(offered):
                 raise doubt.broken()
         elif end != "full":
             return False
@@ -205,11 +205,11 @@ class Exchange:
 
     def _first(self, node: Node, offered: str) -> bytes:
         """Return the head for a node."""
-        said: Headers = [(b"cellwall-request-id", self.request_id.encode())]
-        dropped: frozenset[bytes] = frozenset()
+        said: Headers = [(_REQUEST_ID, self.request_id.encode())]
+        dropped = frozenset({_REQUEST_ID})
         if self._caller is not None:
             said += self._caller.said
-            dropped = self._caller.dropped
+            dropped |= self._caller.dropped
         if offered:
             said.append((b"cellwall-id", offered.encode()))
         return request_bytes(self._head, str(node.links.address).encode(), said, dropped)

@@ -86,7 +86,7 @@ class Gateway:
         """Answer with a list over all nodes."""
         request_id = self.request_id_of(head)
         try:
-            said = [*caller.said, (b"cellwall-request-id", request_id.encode())]
+            said = [*caller.said, (b"x-request-id", request_id.encode())]
             found = await listed(self.book, way.path, head.target, said)
             self.answer(client, head, found.status, found.value, request_id)
         except CellwallError as error:

@@ -69,7 +69,7 @@ def _sandboxes(parts: list[Mapping[str, Any]], target: bytes) -> dict[str, Any]:
     found.sort(key=lambda each: (each["created_at"], each["id"]), reverse=True)
     page = found[:limit]
     has_more = len(found) > limit or any(part["next"] is not None for part in parts)
-    more = f"{page[-1]['created_at']!r}-{page[-1]['id']}" if has_more and page else None
+    more = f"{page[-1]['created_at']}~{page[-1]['id']}" if has_more and page else None
     return {"sandboxes": page, "next": more}
 
 

@@ -16,20 +16,22 @@ from cellwall.server.http.face import OwnFace
 
 if TYPE_CHECKING:
     from cellwall.cluster.node.guard import Heart
+    from cellwall.cluster.node.offers import Offers
     from cellwall.engine.scheduling.quotas import Tenants
     from cellwall.server.auth.tokens import Tokens
     from cellwall.server.core.request import Request
     from cellwall.server.http.face import Find
 
-OPEN = frozenset({"/node"})
+_OPEN = "/node"
 
 
 class NodeFace(OwnFace):
     """See the module."""
 
-    def __init__(self, tokens: Tokens, tenants: Tenants, heart: Heart) -> None:
-        """`tenants` learns each tenant's tier."""
+    def __init__(self, tokens: Tokens, tenants: Tenants, heart: Heart, offers: Offers) -> None:
+        """`tenants` learns each tenant's tier, `offers` the ids of what may begin."""
         super().__init__(tokens)
+        self._offers = offers
         self._tenants = tenants
         self._heart = heart
 
@@ -52,14 +54,15 @@ class NodeFace(OwnFace):
             self._tenants.have(tenant, tier)
         except UsageError as error:
             raise HttpError(503, "capacity", error.message, remedy=error.remedy) from None
-        request.origin.offered_id = headers.get("cellwall-id", "")
-        request.request_id = headers.get("cellwall-request-id", request.request_id)
+        offered = headers.get("cellwall-id", "")
+        if offered:
+            self._offers.take(request, offered)
         return Principal(tenant, headers.get("cellwall-key-id", ""), scope)
 
     def is_open(self, request: Request) -> bool:
-        """Report whether the path is public, the probe's, or a token may stand for a key there."""
+        """Report whether the path is public, for gateways, or a token may stand for a key there."""
         path: str = request.scope["path"]
-        return path in OPEN or super().is_open(request)
+        return path == _OPEN or path.startswith(f"{_OPEN}/") or super().is_open(request)
 
 
 class GatewayKeys(KeyRing):

@@ -52,6 +52,7 @@ class Request:
     """One request and its answer; see the module."""
 
     __slots__ = (
+        "__weakref__",
         "_body_read",
         "_gone",
         "_send",

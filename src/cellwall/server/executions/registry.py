@@ -300,6 +300,10 @@ class Executions:
 
     # -- finding ---------------------------------------------------------------------------
 
+    def has(self, execution_id: str) -> bool:
+        """Report whether an execution of that id, of any owner, waits or is in memory."""
+        return execution_id in self._all or execution_id in self._queued
+
     async def find(self, owner: str, execution_id: str) -> ExecutionRecord | KeptExecution | None:
         """Return the owner's execution of that id, or None."""
         record = self._all.get(execution_id)

@@ -149,10 +149,11 @@ class SandboxRecord:
         self._log: deque[dict[str, Any]] = deque(maxlen=_LOG_RECORDS)
         self._logged = 0
         self._shown = dict(shown)
+        self.created_at, self.ended_at = (sandbox.created_at, None) if sandbox else times
+        self.created = rfc3339(self.created_at)
+        """When it was created, as lists show and order it."""
         if sandbox is None:
-            self.created_at, self.ended_at = times
             return
-        self.created_at, self.ended_at = sandbox.created_at, None
         self._shown = {**_fixed(sandbox), **shown}
         self.log("created", template=self.template)
         sandbox.on_ended(self._on_ended)
@@ -285,7 +286,7 @@ class SandboxRecord:
             "status": self.status,
             "language": self.language,
             "template": self._shown["template"],
-            "created_at": rfc3339(self.created_at),
+            "created_at": self.created,
             "expires_at": rfc3339(self._ends_at),
             "isolation": self._shown["isolation"],
             "trust": self._shown.get("trust"),
@@ -342,6 +343,10 @@ class Sandboxes:
     def live(self) -> int:
         """Number of sandboxes that have not ended."""
         return sum(record.ended_at is None for record in self._all.values())
+
+    def has(self, sandbox_id: str) -> bool:
+        """Report whether there is a sandbox of that id, of any owner, or one is being created."""
+        return sandbox_id in self._all or sandbox_id in self._offered
 
     def begin(self, offered_id: str = "") -> None:
         """Reserve room for a sandbox about to be created, and the id that was offered for it.

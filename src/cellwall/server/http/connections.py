@@ -79,7 +79,7 @@ class Connections:
         """Cut the requests whose keys are no longer accepted; return their number."""
         if not self._requests:
             return 0
-        gone = self._requests.keys() - self._ring.accepted()
+        gone = {each for each in self._requests if not self._ring.is_accepted(each)}
         requests = [request for key_id in gone for request in self._requests[key_id]]
         for request in requests:
             request.abort()

@@ -5,7 +5,7 @@ Contexts, commands and files have modules of their own.
 
 from __future__ import annotations
 
-import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.parts.contexts import MAIN
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Request
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.idempotency import Use
+
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 async def create(request: Request) -> None:
@@ -174,24 +177,23 @@ def _is_in(record: SandboxRecord, state: str) -> bool:
     return record.status == state or (state == "live" and record.status != "stopped")
 
 
-def _place(record: SandboxRecord) -> tuple[float, str]:
-    return record.created_at, record.id
+def _place(record: SandboxRecord) -> tuple[str, str]:
+    return record.created, record.id
 
 
 def _cursor(record: SandboxRecord) -> str:
-    """Return a cursor from which `_place_of` gets the record's place, also after its removal."""
-    return f"{record.created_at!r}-{record.id}"
+    """Return a cursor from which `_place_of` gets the record's place, also after its removal.
+
+    It is made of what a list shows, so that the cursor of a list over many nodes fits each.
+    """
+    return f"{record.created}~{record.id}"
 
 
-def _place_of(cursor: str) -> tuple[float, str]:
-    at, dash, sandbox_id = cursor.partition("-")
-    try:
-        found = float(at)
-    except ValueError:
-        found = math.nan
-    if not dash or not math.isfinite(found):
+def _place_of(cursor: str) -> tuple[str, str]:
+    created, mark, sandbox_id = cursor.partition("~")
+    if not mark or not _MOMENT.fullmatch(created):
         raise UsageError("after: it is no cursor of this list", remedy="give what `next` said")
-    return found, sandbox_id
+    return created, sandbox_id
 
 
 async def get(request: Request) -> None:

@@ -1,0 +1,72 @@
+"""The ids that gateways offer for new work, and what a node says of one when a gateway asks.
+
+A gateway whose connection broke asks whether its request began. The invariant: an id of which the
+node has said that it did not begin never begins afterwards, however late its request comes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.endpoint import Answer, Endpoint
+
+if TYPE_CHECKING:
+    from cellwall.server.core.request import Request
+
+_MOST = 100_000
+"""Ids that are kept as refused; each stands for a connection that broke."""
+
+
+class Offers:
+    """The offers of one server's run."""
+
+    def __init__(self) -> None:
+        self._under_way: WeakValueDictionary[str, Request] = WeakValueDictionary()
+        self._refused: OrderedDict[str, None] = OrderedDict()
+
+    def take(self, request: Request, offered: str) -> None:
+        """Note a request that would begin something under an id. Raises HttpError."""
+        if offered in self._refused:
+            raise HttpError(
+                409,
+                "conflict",
+                f"id {offered[:40]}: a gateway was told that it did not begin",
+                remedy="send it again under another id",
+            )
+        self._under_way[offered] = request
+        request.origin.offered_id = offered
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The route by which gateways ask, which they alone reach."""
+        return (
+            Endpoint(
+                "GET",
+                "/node/ids/{offered}",
+                self._settle,
+                "Whether anything began under an id, for gateways",
+                {200: Answer("Whether it did; if not, it never will.")},
+                access="public",
+                tags=("server",),
+            ),
+        )
+
+    async def _settle(self, request: Request) -> None:
+        offered = request.params["offered"]
+        is_known = await self._is_known(request, offered)
+        await request.answer({"has_begun": is_known})
+
+    async def _is_known(self, request: Request, offered: str) -> bool:
+        """Report whether an id is known; if not, it is refused before anything is awaited again."""
+        state = request.state
+        is_stored = await state.ledger.find(offered) is not None
+        is_here = state.executions.has(offered) or state.sandboxes.has(offered)
+        if is_stored or is_here or offered in self._under_way:
+            return True
+        self._refused[offered] = None
+        if len(self._refused) > _MOST:
+            self._refused.popitem(last=False)
+        return False

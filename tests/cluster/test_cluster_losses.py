@@ -1,0 +1,139 @@
+"""A node that ends, hangs or is away: each loss is an answer, and no program runs twice.
+
+The witness is the node's own: a file that each program writes outside would need a way out, so each
+prints its number, and what a node had begun is asked of its store after its restart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from cellwall.model.ids import node_of
+from kit.cluster.processes import Cluster, cluster
+from kit.servers import descendants, run_cell
+from kit.waiting import is_alive, wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+FENCE_S = 3.0
+
+
+def _server_of(made: Cluster, name: str) -> int:
+    """Return the pid of the server below a node's guard."""
+    guard = made.nodes[name].popen.pid
+    children = [pid for pid in descendants(guard) if _parent(pid) == guard]
+    assert len(children) == 1, children
+    return children[0]
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def _session_on(client: httpx.Client, name: str) -> str:
+    """Return the path of a session that lives on a node."""
+    while True:
+        made = client.post("/sandboxes", json={}).json()["id"]
+        if node_of(made) == name:
+            return f"/sandboxes/{made}"
+        client.delete(f"/sandboxes/{made}")
+
+
+def _name_of(made: Cluster, node: str) -> str:
+    shown = made.client().get("/nodes").json()["nodes"]
+    port = made.ports[node]
+    return next(str(each["name"]) for each in shown if each.get("address", "").endswith(f":{port}"))
+
+
+def test_killed_node_is_an_answer_and_its_sessions_end() -> None:
+    with cluster(2, fence_s=FENCE_S) as made:
+        alice = made.client()
+        first, second = (_name_of(made, each) for each in ("node-0", "node-1"))
+        lost, kept = _session_on(alice, first), _session_on(alice, second)
+        run_cell(alice, kept, "x = 7")
+        made.nodes["node-0"].kill()
+        # New work goes to the other at once.
+        for _ in range(10):
+            answer = alice.post("/execute", json={"code": "print(1)"})
+            assert answer.json()["stdout"] == "1\n", answer.text
+        assert run_cell(alice, kept, "print(x)")["stdout"] == "7\n"
+        refused = alice.get(lost)
+        assert refused.status_code in {503, 410}, refused.text
+        wait_until(lambda: alice.get(lost).status_code == 410, "the loss is told")
+        error = alice.get(lost).json()["error"]
+        assert error["code"] == "node_lost"
+        assert "the program was not the reason" in error["message"]
+        # Every id of that name has this end, so nothing is told of other tenants.
+        unknown = alice.get(f"/sandboxes/{first}{'a' * 26}")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (410, "node_lost")
+
+
+def test_hung_node_is_ended_by_its_guard_before_its_loss_is_told() -> None:
+    with cluster(2, fence_s=FENCE_S) as made:
+        alice = made.client()
+        first = _name_of(made, "node-0")
+        session = _session_on(alice, first)
+        run_cell(alice, session, "import subprocess; p = subprocess.Popen(['sleep', '600'])")
+        server = _server_of(made, "node-0")
+        below = descendants(server)
+        assert len(below) > 3
+        os.kill(server, signal.SIGSTOP)
+        wait_until(lambda: alice.get(session, timeout=60).status_code == 410, "the loss is told")
+        assert not [pid for pid in (server, *below) if is_alive(pid)]
+        # The node is there again, under another name.
+        made.wait_ready(2)
+        assert _name_of(made, "node-0") != first
+        assert made.states()[first] == "lost"
+
+
+def test_programs_under_way_have_their_end_when_a_node_is_killed() -> None:
+    with cluster(2, fence_s=FENCE_S) as made:
+        alice = made.client()
+        first = _name_of(made, "node-0")
+        codes = [f"import time; time.sleep(0.05); print({number})" for number in range(120)]
+
+        def run(code: str) -> httpx.Response:
+            return alice.post("/execute", json={"code": code})
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(run, code) for code in codes]
+            answers[20].result()
+            made.nodes["node-0"].kill()
+            found = [each.result() for each in answers]
+        lost = 0
+        for number, answer in enumerate(found):
+            if answer.status_code == 200 and answer.json()["verdict"] == "ok":
+                assert answer.json()["stdout"] == f"{number}\n"
+                continue
+            assert answer.json()["error"]["code"] == "node_lost", answer.text
+            assert first in answer.json()["error"]["message"]
+            lost += 1
+        assert lost <= 8  # those that were under way there
+
+
+def test_node_that_restarts_tells_what_it_had_begun() -> None:
+    with cluster(1, fence_s=30.0) as made:
+        alice = made.client()
+        name = _name_of(made, "node-0")
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(
+                alice.post, "/execute", json={"code": "import time; time.sleep(600)"}
+            )
+            wait_until(lambda: _running(made), "it runs")
+            made.nodes["node-0"].kill()
+            made.start_node("node-0", 30.0)
+            found = answer.result()
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "interrupted")
+        assert _name_of(made, "node-0") == name
+        answer_after = alice.post("/execute", json={"code": "print(2)"})
+        assert answer_after.json()["stdout"] == "2\n"
+
+
+def _running(made: Cluster) -> bool:
+    return int(made.client().get("/nodes").json()["nodes"][0]["in_flight"]) > 0
