@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""
 _TRIES = 3
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
 _SAFE = frozenset({b"GET", b"HEAD"})
 """Methods that change nothing, so that they may be sent twice."""
@@ -56,6 +57,7 @@ class Exchange:
         self._can_repeat = True
         """Whether all of the body so far is in `_pieces`."""
         self._is_whole = head.length == 0 or bool(head.upgrade)
+        self._waits = head.first(b"expect").lower() == "100-continue"
         self._passage: Passage | None = None
         self._is_gone = False
 
@@ -215,8 +217,11 @@ class Exchange:
         return request_bytes(self._head, str(node.links.address).encode(), said, dropped)
 
     def _begin(self, passage: Passage) -> None:
-        """Send what there is of the body."""
+        """Send what there is of the body, and ask a client for it that waits to be asked."""
         self._passage = passage
+        if self._waits and not self._is_whole:
+            self._waits = False
+            self._client.write(_CONTINUE)
         for piece in self._pieces:
             passage.send(piece)
         if not self._can_repeat:

@@ -8,6 +8,8 @@ no whole head costs one descriptor and a few KiB, for seconds.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 import httptools
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _HEADER_BYTES = 64 * 1024
 _URL_BYTES = 16 * 1024
 _HIGH_BYTES = 256 * 1024
+_MOST_NEXT = 64
+"""Requests that may come together."""
 _WAITING_BYTES = 64 * 1024
 """Bytes of further requests that are held while one is answered."""
 _REFUSED = (
@@ -55,6 +59,20 @@ class Served(Protocol):
         """Take the end of the client's connection."""
 
 
+@dataclass(slots=True)
+class _Parsed:
+    """A request as far as it was parsed."""
+
+    head: RequestHead
+    fault: HttpError | None
+    keeps_alive: bool
+    has_chunks: bool
+    """Whether the client understands a body in chunks."""
+    is_whole: bool
+    pieces: list[bytes] = field(default_factory=list)
+    """What has come of its body before its turn."""
+
+
 class ClientLink(asyncio.Protocol):
     """See the module."""
 
@@ -72,8 +90,10 @@ class ClientLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport = cast(asyncio.Transport, None)
         self._served: Served | None = None
-        self._is_request_whole = True
-        self._keeps_alive = True
+        self._current: _Parsed | None = None
+        """The request that is served."""
+        self._next: deque[_Parsed] = deque()
+        """Requests that came together with it."""
         self._is_tunnel = False
         self._waiting = bytearray()
         self._is_held = False
@@ -102,19 +122,47 @@ class ClientLink(asyncio.Protocol):
     @property
     def is_kept(self) -> bool:
         """Whether the connection takes another request after this one."""
-        return not self.is_closing and self._is_request_whole and self._keeps_alive
+        current = self._current
+        if current is None or self.is_closing:
+            return False
+        return current.is_whole and current.keeps_alive
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the client understands a body in chunks."""
+        return self._current is not None and self._current.has_chunks
 
     def done(self) -> None:
         """Note that the answer is whole: the next request's turn has come."""
-        is_kept, self._served = self.is_kept, None
+        is_kept, self._served, self._current = self.is_kept, None, None
         if not is_kept:
             self.close()
+        elif self._next:
+            self._loop.call_soon(self._serve_next)
+        else:
+            self._time(self.keep_alive_s)
+            self._loop.call_soon(self._take_waiting)
+
+    def _serve_next(self) -> None:
+        """Begin a request that came together with the one before."""
+        if self.is_closing:
             return
-        self._time(self.keep_alive_s)
+        following = self._next.popleft()
+        self._serve(following)
+        pieces, following.pieces = following.pieces, []
+        for piece in pieces:
+            if self._served is not None:
+                self._served.on_body(piece)
+        if following.is_whole and self._served is not None:
+            self._served.on_whole()
+        self._take_waiting()
+
+    def _take_waiting(self) -> None:
+        """Parse what has come meanwhile, if its turn has come."""
         if self._is_held:
             self._is_held = False
             self._transport.resume_reading()
-        if self._waiting:
+        if self._waiting and not self.is_closing:
             data = bytes(self._waiting)
             self._waiting.clear()
             self.data_received(data)
@@ -169,6 +217,7 @@ class ClientLink(asyncio.Protocol):
         self.ended.set_result(None)
         self._no_time()
         served, self._served = self._served, None
+        self._next.clear()
         if served is not None:
             served.on_gone()
 
@@ -188,7 +237,7 @@ class ClientLink(asyncio.Protocol):
             if self._served is not None:
                 self._served.on_body(data)
             return
-        if self._served is not None and self._is_request_whole:
+        if self._next or (self._current is not None and self._current.is_whole):
             self._keep_waiting(data)
             return
         if self._served is None and not self._head_bytes:
@@ -216,7 +265,7 @@ class ClientLink(asyncio.Protocol):
         An upgrade that is ignored is parsed once more, without it, and so is its body; one that is
         done has no body.
         """
-        if self._served is not None:
+        if self._current is not None:  # a WebSocket's head, which is served
             if rest:
                 self._keep_waiting(rest)
             return
@@ -228,7 +277,7 @@ class ClientLink(asyncio.Protocol):
 
     def _refuse(self) -> None:
         self._no_time()
-        if self._served is None:
+        if self._current is None:
             self.write(_REFUSED)
             self.close()
         else:
@@ -250,8 +299,8 @@ class ClientLink(asyncio.Protocol):
     # -- of the parser ---------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begin a request; one that comes while another is answered is too early."""
-        if self._served is not None:
+        """Begin a request."""
+        if len(self._next) >= _MOST_NEXT:
             raise TooMuch
         self._target, self._headers = b"", []
         self._head_bytes, self._is_head_whole = 0, False
@@ -281,18 +330,31 @@ class ClientLink(asyncio.Protocol):
         if self._parser.should_upgrade():
             upgrade = named.get("upgrade", "").lower().encode("latin-1")
             has_body = "transfer-encoding" in named or named.get("content-length", "0") != "0"
+            if self._current is not None:
+                raise TooMuch  # a switch that came together with another request
             if upgrade != b"websocket":
                 return  # `_upgraded` parses the head once more
             if has_body or method != b"GET":
                 raise TooMuch
-        self._is_head_whole, self._is_request_whole = True, bool(upgrade)
-        self._keeps_alive = self._parser.should_keep_alive()
-        self._no_time()
+        self._is_head_whole = True
         length = 0 if fault else self._length(named)
-        head = RequestHead(
-            method, self._target, self._headers, upgrade, length, dict(self._headers)
+        headers = self._headers
+        found = _Parsed(
+            RequestHead(method, self._target, headers, upgrade, length, dict(headers)),
+            fault,
+            self._parser.should_keep_alive(),
+            self._parser.get_http_version() == "1.1",
+            is_whole=bool(upgrade),
         )
-        self._served = self._begin(self, head, fault)
+        if self._current is not None:
+            self._next.append(found)
+        else:
+            self._no_time()
+            self._serve(found)
+
+    def _serve(self, found: _Parsed) -> None:
+        self._current = found
+        self._served = self._begin(self, found.head, found.fault)
 
     def _length(self, named: dict[str, str]) -> int | None:
         if "transfer-encoding" in named:
@@ -300,19 +362,19 @@ class ClientLink(asyncio.Protocol):
         return length_of(self._headers) or 0
 
     def on_body(self, data: bytes) -> None:
-        """Pass a piece of the body on."""
-        if self._served is not None:
+        """Pass a piece of the body on, or keep it until its request's turn."""
+        if self._next:
+            self._next[-1].pieces.append(data)
+        elif self._served is not None:
             self._served.on_body(data)
 
     def on_message_complete(self) -> None:
         """Note the end of the request."""
         if self._parser.should_upgrade():
             return
-        self._is_request_whole = True
-        if self._served is not None:
-            self._served.on_whole()
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether the client understands a body in chunks."""
-        return self._parser.get_http_version() == "1.1"
+        if self._next:
+            self._next[-1].is_whole = True
+        elif self._current is not None:
+            self._current.is_whole = True
+            if self._served is not None:
+                self._served.on_whole()

@@ -194,9 +194,8 @@ class Gateway:
         made = ResponseHead(status, headers, len(data))
         if not client.is_kept:
             client.is_closing = True
-        client.write(response_bytes(made, is_kept=client.is_kept, framing=framing))
-        if head.method != b"HEAD":
-            client.write(data)
+        first = response_bytes(made, is_kept=client.is_kept, framing=framing)
+        client.write(first if head.method == b"HEAD" else first + data)
 
 
 def _key_of(head: RequestHead) -> str:
