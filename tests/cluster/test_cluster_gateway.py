@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+import cellwall
 from cellwall.model.ids import node_of
 from kit.cluster.processes import Cluster, cluster
-from kit.servers import ADMIN, BOB, run_cell
+from kit.servers import ADMIN, ALICE, BOB, run_cell
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -126,6 +127,26 @@ def test_files_go_and_come_whole(alice: httpx.Client) -> None:
     alice.delete(made)
 
 
-def test_operator_sees_stats_of_no_single_node(two: Cluster) -> None:
-    answer = two.client(key=ADMIN).get("/stats")
-    assert answer.status_code == 404
+def test_states_of_nodes_are_the_operators(two: Cluster, alice: httpx.Client) -> None:
+    assert alice.get("/nodes").status_code == 403
+    assert len(two.client(key=ADMIN).get("/nodes").json()["nodes"]) == 2
+
+
+def test_numbers_are_those_of_all_nodes_together(two: Cluster, alice: httpx.Client) -> None:
+    made = [alice.post("/sandboxes", json={}).json()["id"] for _ in range(4)]
+    assert alice.get("/stats").json()["sandboxes"] == 4
+    assert alice.get("/quota").json()["use"]["sandboxes"] == 4
+    assert two.client(key=ADMIN).get("/stats").json()["server"]["sandboxes"] >= 4
+    for each in made:
+        alice.delete(f"/sandboxes/{each}")
+
+
+def test_sdk_works_by_the_gateways_address_alone(two: Cluster) -> None:
+    address = f"http://127.0.0.1:{two.gateways[0].port}"
+    with cellwall.connect(address, ALICE) as client:
+        assert client.run("print(6 * 7)").stdout == "42\n"
+        with client.Sandbox() as sandbox:
+            sandbox.run("x = 1")
+            sandbox.files.write("a.txt", "hello")
+            assert sandbox.run("print(x, open('a.txt').read())").stdout == "1 hello\n"
+            assert sandbox.commands.run("echo $((6*7))").stdout == "42\n"

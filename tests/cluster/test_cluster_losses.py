@@ -15,7 +15,7 @@ import pytest
 
 from cellwall.model.ids import node_of
 from kit.cluster.processes import Cluster, cluster
-from kit.servers import descendants, run_cell
+from kit.servers import ADMIN, descendants, run_cell
 from kit.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -46,7 +46,7 @@ def _session_on(client: httpx.Client, name: str) -> str:
 
 
 def _name_of(made: Cluster, node: str) -> str:
-    shown = made.client().get("/nodes").json()["nodes"]
+    shown = made.client(key=ADMIN).get("/nodes").json()["nodes"]
     port = made.ports[node]
     return next(str(each["name"]) for each in shown if each.get("address", "").endswith(f":{port}"))
 
@@ -136,4 +136,4 @@ def test_node_that_restarts_tells_what_it_had_begun() -> None:
 
 
 def _running(made: Cluster) -> bool:
-    return int(made.client().get("/nodes").json()["nodes"][0]["in_flight"]) > 0
+    return int(made.client(key=ADMIN).get("/nodes").json()["nodes"][0]["in_flight"]) > 0

@@ -6,12 +6,11 @@ import json
 import socket
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from websockets.sync.client import connect
 
 from kit.cluster.processes import Cluster, cluster
-from kit.servers import ALICE, new_sandbox, read_all, run_cell
+from kit.servers import ADMIN, ALICE, new_sandbox, read_all, run_cell
 from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
@@ -116,16 +115,15 @@ def test_head_has_the_length_and_no_body(one: Cluster) -> None:
 
 
 def test_client_that_leaves_ends_what_it_asked_for(one: Cluster) -> None:
-    client = one.client()
     head, body = _execute("import time; time.sleep(600)")
     with _connected(one) as sock:
         sock.sendall(head.encode() + body)
-        wait_until(lambda: _in_flight(client) == 1, "it runs")
-    wait_until(lambda: _in_flight(client) == 0, "it has ended")
+        wait_until(lambda: _in_flight(one) == 1, "it runs")
+    wait_until(lambda: _in_flight(one) == 0, "it has ended")
 
 
-def _in_flight(client: httpx.Client) -> int:
-    return int(client.get("/nodes").json()["nodes"][0]["in_flight"])
+def _in_flight(made: Cluster) -> int:
+    return int(made.client(key=ADMIN).get("/nodes").json()["nodes"][0]["in_flight"])
 
 
 def test_terminal_goes_through_in_both_directions(one: Cluster) -> None:

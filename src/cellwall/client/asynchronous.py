@@ -252,6 +252,15 @@ class AsyncClient(AsyncClosing):
         """Return the server's numbers: the object of `GET /stats`."""
         return await self._transport.json(Ask("GET", "/stats"))
 
+    async def nodes(self) -> list[dict[str, Any]]:
+        """Return a cluster's nodes as its gateway knows them; the key's scope has to be `admin`.
+
+        Each has `name`, `state` and `why`; those that are not lost `address` and `in_flight`, too.
+        Raises NotFound if the server is no gateway.
+        """
+        found: list[dict[str, Any]] = (await self._transport.json(Ask("GET", "/nodes")))["nodes"]
+        return found
+
     # -- life ------------------------------------------------------------------------------
 
     async def aclose(self) -> None:

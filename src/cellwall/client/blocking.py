@@ -173,6 +173,10 @@ class Client(Closing):
         """Return the server's numbers: the object of `GET /stats`."""
         return self._thread.call(lambda client, _put: client.statistics())
 
+    def nodes(self) -> builtins.list[dict[str, Any]]:
+        """Return a cluster's nodes as its gateway knows them; as `AsyncClient.nodes`."""
+        return self._thread.call(lambda client, _put: client.nodes())
+
     def close(self) -> None:
         """Close the connections; sandboxes live on, calls of other threads end as `Conflict`.
 

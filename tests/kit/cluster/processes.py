@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from cellwall.cluster.certificates import Files, issue_gateway, issue_node, make_authority
-from kit.servers import ALICE, configuration, state_of
+from kit.servers import ADMIN, ALICE, configuration, state_of
 from kit.waiting import wait_until
 
 _HOST = "127.0.0.1"
@@ -108,7 +108,7 @@ class Cluster:
 
     def states(self, gateway: int = 0) -> dict[str, str]:
         """Return the state of each node by its name, as a gateway has it."""
-        answer = self.client(gateway).get("/nodes").json()["nodes"]
+        answer = self.client(gateway, ADMIN).get("/nodes").json()["nodes"]
         return {each["name"] or each["address"]: each["state"] for each in answer}
 
     def wait_ready(self, count: int, gateway: int = 0) -> None:

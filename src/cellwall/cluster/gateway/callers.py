@@ -24,7 +24,7 @@ _PROTOCOLS = b"sec-websocket-protocol"
 class Caller(NamedTuple):
     """A caller whose key was checked."""
 
-    tenant: str
+    principal: Principal
     said: Headers
     """What the node is told."""
     dropped: frozenset[bytes]
@@ -53,7 +53,7 @@ def caller_of(
     rest = _rest_of_protocols(head) if _PROTOCOLS in dropped else b""
     if rest:
         said.append((_PROTOCOLS, rest))
-    return Caller(principal.tenant, said, dropped)
+    return Caller(principal, said, dropped)
 
 
 def said_of(principal: Principal, tier: str) -> Headers:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cellwall.server.core.settings import ServerSettings
 
 _NOTHING: Mapping[str, str] = {}
+_NODES = "/nodes"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -68,6 +69,10 @@ class Gateway:
                 raise fault
             self._check_host(head)
             caller = self._caller(client, head, way, path)
+            if path == _NODES and (caller is None or not caller.principal.may("admin")):
+                raise HttpError(
+                    403, "forbidden", "key: admin is needed for that", remedy="use another key"
+                )
             if way.kind == "refused":
                 raise HttpError(
                     404, "not_found", "path: a gateway has nothing there", remedy="see /docs"
@@ -100,19 +105,21 @@ class Gateway:
         key = _key_of(head)
         if not key or caller is None:
             return ""
-        return self._replays.of(caller.tenant, key, asyncio.get_running_loop().time())
+        return self._replays.of(caller.principal.tenant, key, asyncio.get_running_loop().time())
 
     def goes(self, head: RequestHead, caller: Caller | None, node: str) -> None:
         """Note the node that is asked to begin a request."""
         key = _key_of(head)
         if key and caller is not None:
-            self._replays.goes(caller.tenant, key, node, asyncio.get_running_loop().time())
+            self._replays.goes(
+                caller.principal.tenant, key, node, asyncio.get_running_loop().time()
+            )
 
     def did_not(self, head: RequestHead, caller: Caller | None, node: str) -> None:
         """Note that it certainly did not begin there."""
         key = _key_of(head)
         if key and caller is not None:
-            self._replays.did_not(caller.tenant, key, node)
+            self._replays.did_not(caller.principal.tenant, key, node)
 
     def request_id_of(self, head: RequestHead) -> str:
         """Return the id of a request: the client's, if it has the form of one."""

@@ -78,7 +78,37 @@ def _snapshots(parts: list[Mapping[str, Any]], _target: bytes) -> dict[str, Any]
     return {"snapshots": sorted(found, key=lambda each: (each["created_at"], each["id"]))}
 
 
+def _stats(parts: list[Mapping[str, Any]], _target: bytes) -> dict[str, Any]:
+    """Add the numbers of all nodes; the time that they run is the shortest."""
+    if not parts:
+        return {}
+    uptime_s = min(part["uptime_s"] for part in parts)
+    found: dict[str, Any] = _added([dict(part) for part in parts])
+    return {**found, "uptime_s": uptime_s}
+
+
+def _quota(parts: list[Mapping[str, Any]], _target: bytes) -> dict[str, Any]:
+    """Add what of a tenant's quotas is in use; each node holds them for itself."""
+    if not parts:
+        return {}
+    return {**parts[0], "use": _added([part["use"] for part in parts])}
+
+
+def _added(values: list[Any]) -> Any:  # noqa: ANN401 - of JSON
+    """Add numbers, and dictionaries by their keys; of what cannot be added the first is taken."""
+    first = values[0]
+    if isinstance(first, dict):
+        alike = [each for each in values if isinstance(each, dict)]
+        keys = list(dict.fromkeys(key for each in alike for key in each))
+        return {key: _added([each[key] for each in alike if key in each]) for key in keys}
+    if isinstance(first, bool) or not isinstance(first, (int, float)):
+        return first
+    return sum(each for each in values if isinstance(each, (int, float)))
+
+
 _MERGES: Mapping[str, Callable[[list[Mapping[str, Any]], bytes], dict[str, Any]]] = {
     "/sandboxes": _sandboxes,
     "/snapshots": _snapshots,
+    "/stats": _stats,
+    "/quota": _quota,
 }

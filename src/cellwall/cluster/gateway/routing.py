@@ -21,7 +21,7 @@ _OWN = frozenset({"/health", "/nodes"})
 _ANY = frozenset(
     {"/openapi.json", "/docs", "/docs/style.css", "/templates", "/languages", "/runtimes"}
 )
-_ALL = frozenset({"/sandboxes", "/snapshots"})
+_ALL = frozenset({"/sandboxes", "/snapshots", "/stats", "/quota"})
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cellwall.apps.cli.console.remote import AsJson, Key, Url, connected
+
 app = typer.Typer(
     help="The authority of a cluster, its certificates, and how its nodes are.",
     no_args_is_help=True,
@@ -47,3 +49,22 @@ def cert(
         files = issue_node(folder, name, tuple(address or ()))
     typer.echo(f"certificate: {files.certificate}")
     typer.echo(f"key: {files.key}")
+
+
+@app.command("status", short_help="Show the nodes as a gateway knows them.")
+def status(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Show the nodes as a gateway knows them: names, states, its requests to them.
+
+    The key needs the scope `admin`.
+    """
+    import json
+
+    from cellwall.apps.cli.console.table import show
+
+    with connected(url, key) as client:
+        nodes = client.nodes()
+    if as_json:
+        typer.echo(json.dumps(nodes, indent=2))
+        return
+    columns = ("name", "state", "address", "in_flight", "why")
+    show(columns, [tuple(str(each.get(column, "")) for column in columns) for each in nodes])
