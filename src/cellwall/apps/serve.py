@@ -36,6 +36,7 @@ from cellwall.apps.listeners import (
 )
 from cellwall.apps.mcp.transport.mount import Mount
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
+from cellwall.apps.node_name import name_of
 from cellwall.apps.state_lock import locked
 from cellwall.apps.store_place import open_store, store_disk, store_url
 from cellwall.engine.engine import Engine
@@ -221,6 +222,12 @@ def _with_snapshots(loaded: Loaded, directory: Path) -> EngineSettings:
     return replace(settings, snapshots_dir=str(directory.absolute() / "snapshots"))
 
 
+def _with_node(loaded: Loaded, folder: Path) -> Loaded:
+    """Return the settings with the server's name among several, if it has one."""
+    node = name_of(loaded.server.node, folder)
+    return replace(loaded, engine=replace(loaded.engine, node=node)) if node else loaded
+
+
 async def _sweep(state: State) -> None:
     """Remove leftovers of killed servers; the owner label protects running ones."""
     report = await state.engine.sweep()
@@ -266,6 +273,7 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
         check_doors(settings)
     folder = directory or state_dir()
     with locked(folder):
+        loaded = _with_node(loaded, folder)
         async with opened(loaded, keys, folder, said.log) as state, listening(state):
             if state.audit is not None:
                 await state.audit.open(facts_of(loaded))

@@ -33,7 +33,7 @@ from cellwall.server.core.settings import ServerSettings
 SECTIONS = frozenset(
     {"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust", "doors"}
 )
-_NOT_ENGINE = frozenset({"limits", "trust"})
+_NOT_ENGINE = frozenset({"limits", "trust", "node"})
 _NOT_DOOR = frozenset({"options"})
 _NO_NAMES: frozenset[str] = frozenset()
 _NOT_SERVER = frozenset({"most", "tiers", "tenants", "doors"})

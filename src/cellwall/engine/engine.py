@@ -40,7 +40,7 @@ from cellwall.engine.state.hibernation import check_wishes
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
-from cellwall.model.ids import new_id
+from cellwall.model.ids import accepted_id
 from cellwall.runtimes.base import (
     ImageRoot,
     KeepsSandboxes,
@@ -298,6 +298,7 @@ class Engine:
         hibernate_s: float | None = None,
         resume: str = "auto",
         tenant: str = "",
+        sandbox_id: str = "",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
 
@@ -316,6 +317,7 @@ class Engine:
         after which its session is written to disk and its processes end, as far as nothing is
         lost; None is the operator's choice. `resume`: `auto` if a request to a paused one resumes
         it, `manual` if it is refused. `tenant`: whose it is, for the records of its connections.
+        `sandbox_id`: an unused id that it gets (`accepted_id`); empty is a fresh one.
         """
         pauses = check_choice(auto_pause_s, resume, self.settings, hibernate_s)
         box = box_of(tools)
@@ -327,7 +329,7 @@ class Engine:
             built = await self.template(template)
             chosen = await self._runtimes.choose(IsolationRequest(isolation, runtime, trust, floor))
             spec = SandboxSpec(
-                new_id(),
+                accepted_id(sandbox_id, self.settings.node),
                 built,
                 found,
                 env=egress.variables | check_env(env or {}),
@@ -340,6 +342,7 @@ class Engine:
                 spec = with_way_out(spec, policy, needs_one=bool(wanted))
                 live = await self._claim(chosen, spec)
             live.trust = trust
+            live.be_called(sandbox_id)
             if spec.has_network:
                 await self._opened(live, chosen, egress, wanted, tenant)
             if auto_pause_s is not None or hibernate_s is not None:
@@ -356,7 +359,11 @@ class Engine:
         """Return a claimed sandbox as the one that its owner holds, kept if this engine keeps."""
         sandbox = self._held(live, runtime, box, owner)
         if self._keeps_sandboxes:
-            await self._kept(sandbox)
+            try:
+                sandbox.keep()
+            except BaseException:
+                await sandbox.close()
+                raise
         return sandbox
 
     def _held(
@@ -403,13 +410,6 @@ class Engine:
             return await self._made(
                 live, runtime, heritage.tools, (heritage.tenant, heritage.pauses)
             )
-
-    async def _kept(self, sandbox: AsyncSandbox) -> None:
-        try:
-            sandbox.keep()
-        except BaseException:
-            await sandbox.close()
-            raise
 
     async def take_over(self) -> Arrivals:
         """Take over the sandboxes that an earlier process of this state directory has left.

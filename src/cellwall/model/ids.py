@@ -16,6 +16,8 @@ _LENGTH = 26
 NODE_LENGTH = 4
 """Number of letters of a node's name; 32 ** 4 names are enough for ever, and one is never used
 again."""
+AUTO = "auto"
+"""What a setting says in the place of a name that is to be drawn; no node is called so."""
 
 
 def new_id(node: str = "") -> str:
@@ -28,14 +30,35 @@ def is_id(text: str, node: str = "") -> bool:
     return len(text) == len(node) + _LENGTH and text.startswith(node) and _is_of_letters(text)
 
 
+def accepted_id(offered: str, node: str) -> str:
+    """Return an id that the object's maker did not draw itself; a fresh one for an empty text.
+
+    Raises UsageError unless it is an id that begins with the name of `node`, which there must be.
+    """
+    if not offered:
+        return new_id(node)
+    if not node or not is_id(offered, node):
+        raise UsageError(
+            f"id: {offered[:40]!r} is not one of this node's",
+            remedy=f"offer the node's name and {_LENGTH} of the letters a to z and digits 2 to 7",
+        )
+    return offered
+
+
 def new_node() -> str:
     """Return a fresh name of a node."""
-    return _drawn(NODE_LENGTH)
+    drawn = _drawn(NODE_LENGTH)
+    return new_node() if drawn == AUTO else drawn
+
+
+def is_node(name: str) -> bool:
+    """Report whether a text has the form of a name of a node."""
+    return len(name) == NODE_LENGTH and _is_of_letters(name) and name != AUTO
 
 
 def check_node(name: str) -> str:
     """Return a name of a node. Raises UsageError if it has not the form of one."""
-    if len(name) != NODE_LENGTH or not _is_of_letters(name):
+    if not is_node(name):
         raise UsageError(
             f"node: {name[:32]!r} is not the name of a node",
             remedy=f"give {NODE_LENGTH} of the letters a to z and the digits 2 to 7",

@@ -45,6 +45,7 @@ from cellwall.server.observability.observer import Observer
 from cellwall.server.observability.redaction import Redactor
 from cellwall.server.recovery.recovery import recover
 from cellwall.server.secrets.vault import Vault
+from cellwall.store import key_file
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from cellwall.store.store import Store
 
 _EXPIRE_EVERY_S = 15.0
+_TOKEN_KEY = "tokens.key"  # noqa: S105 - the name of a file
+"""Name of the file in the state directory whose key signs tokens, so that they outlive a server
+whose sandboxes do; without it every token of before opens nothing."""
 _SHARE = 8
 """Divisor: a tenant may have this part of the connections, unless its tier says otherwise."""
 
@@ -114,11 +118,12 @@ class State:
             self.queue,
             self.ledger,
             partial(revived, engine, settings, self.doors, self.queue.tenants.floor),
+            engine.settings.node,
         )
         self.executions.on_ended = self.notices.ended
         self.sandboxes = Sandboxes(settings, store, self.tasks, self.kept)
         self.replays = Replays(store)
-        self.tokens = Tokens(secrets.token_bytes(32), keys.is_accepted)
+        self.tokens = Tokens(_token_key(engine, store), keys.is_accepted, engine.settings.node)
         self.began_at = time.time()
         self.is_stopping = False
         self.requests = 0
@@ -176,6 +181,13 @@ class State:
             self._timer.cancel()
         await self.tasks.cancel()
         await self.notices.aclose()
+
+
+def _token_key(engine: Engine, store: Store | None) -> bytes:
+    """Return the key that signs tokens: kept like what they open, or of this server alone."""
+    if store is None:
+        return secrets.token_bytes(32)
+    return key_file.read(engine.state_dir / _TOKEN_KEY, "signed tokens", may_make=True)
 
 
 def _tiers(settings: ServerSettings) -> dict[str, Quotas]:

@@ -1,4 +1,4 @@
-"""Files with a key of the operator's, by which secrets and snapshots are encrypted at rest.
+"""Files with a key of a server's: secrets and snapshots are encrypted by one, tokens signed.
 
 The file has 64 hexadecimal digits, and its owner alone may read it. The invariant: a file that
 others may read, or that holds no key, is refused with what to do; a key is never in the store.
@@ -21,7 +21,7 @@ _ONLY_OURS = 0o600
 def read(path: Path, of: str, *, may_make: bool = False) -> bytes:
     """Return the key in a file; with `may_make` the file is made if there is none.
 
-    `of`: what is encrypted by it, for messages. Raises `UsageError`.
+    `of`: what is encrypted or signed by it, for messages. Raises `UsageError`.
     """
     try:
         return _read(path, of)

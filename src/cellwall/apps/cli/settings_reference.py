@@ -45,8 +45,9 @@ _ENGINE_VARIABLES = {
     "image_credentials": "CELLWALL_IMAGE_CREDENTIALS",
     "network_authorities": "CELLWALL_NETWORK_AUTHORITIES",
 }
-_OF_ONE = frozenset({("doors.NAME", "options")})
-"""Fields for settings that only one of several has; its own page lists them."""
+_OF_ONE = frozenset({("doors.NAME", "options"), ("engine", "node")})
+"""Fields for settings that only one of several has, whose own page lists them; and those that have
+their value from another setting."""
 _IN_TOML = {"digest": "sha256"}
 _OF_THE_MACHINE = {
     ("most", "memory_mb"): "half of the machine's, 512 to 16384",

@@ -25,7 +25,7 @@ from cellwall.engine.attempts.tool_calls import Calls
 from cellwall.engine.attempts.verdicts import Cause, Evidence, classify
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.execution import Execution
-from cellwall.model.ids import new_id
+from cellwall.model.ids import new_id, node_of
 from cellwall.model.outcome import Outcome, Usage
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.shared import callbacks
@@ -469,7 +469,7 @@ def finish(
     """Build the answer of an execution."""
     recorder, spec = attempt.recorder, attempt.live.spec
     return Execution(
-        id=new_id(),
+        id=new_id(node_of(spec.sandbox_id)),
         language=language,
         stdout=recorder.stdout.text,
         stderr=recorder.stderr.text,

@@ -140,6 +140,11 @@ class ClaimedSandbox:
         self._earlier_cpu_s = 0.0
         """CPU seconds of its processes before it was hibernated."""
 
+    def be_called(self, sandbox_id: str) -> None:
+        """Have the id that it was claimed for, which its runtime does not know; empty: as it is."""
+        if sandbox_id:
+            self.spec = replace(self.spec, sandbox_id=sandbox_id)
+
     @property
     def is_alive(self) -> bool:
         """Whether it can take requests."""

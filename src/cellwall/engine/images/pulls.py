@@ -30,7 +30,7 @@ class PullState:
 
     name: str
     meant: Reference
-    id: str = field(default_factory=new_id)
+    id: str
     come_bytes: int = 0
     all_bytes: int = 0
     """Number of bytes that will come; 0 until that is known."""
@@ -53,8 +53,9 @@ class PullState:
 class Pulls:
     """The pulls of one engine."""
 
-    def __init__(self, store: ImageStore, tasks: Tasks, most: int) -> None:
-        """`most`: how many images come at once; further ones wait."""
+    def __init__(self, store: ImageStore, tasks: Tasks, most: int, node: str = "") -> None:
+        """`most`: how many images come at once; further ones wait. `node` begins their ids."""
+        self._node = node
         self._store = store
         self._tasks = tasks
         self._gate = asyncio.Semaphore(most)
@@ -76,7 +77,7 @@ class Pulls:
                 retry_after_s=30,
                 remedy="try again later",
             )
-        made = PullState(name, meant)
+        made = PullState(name, meant, new_id(self._node))
         self._all[made.id] = self._coming[name] = made
         self._tasks.spawn(self._bring(made))
         return made

@@ -14,6 +14,7 @@ from typing import Any
 from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
 from cellwall.engine.policy.pause_choice import check_seconds
 from cellwall.model.errors import UsageError
+from cellwall.model.ids import check_node
 from cellwall.model.limits import Limits
 from cellwall.model.network import MODES
 from cellwall.model.outcome import IsolationLevel
@@ -125,6 +126,9 @@ class EngineSettings:
     checkpoints."""
     compile_cache_days: float = 30.0
     """Days after its last use that something compiled is kept."""
+    node: str = ""
+    """Name of the node that ids of what is made here begin with; empty: they begin with none. A
+    server has it from its own setting `node`."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a name of a runtime, level or trust that is not known."""
@@ -150,6 +154,8 @@ class EngineSettings:
                 remedy="give the path of a PEM file",
             )
         check_seconds("settings: hibernate_s", self.hibernate_s)  # a kept sandbox has it as its own
+        if self.node:
+            check_node(self.node)
         if self.image_registries:
             self._check_images()
         if self.packages is None:

@@ -107,7 +107,7 @@ class Programs:
         template = await self._host.template(request.template)
         runtime = await self._host.choose(request.isolation_request)
         spec = SandboxSpec(
-            new_id(),
+            new_id(self._host.settings.node),
             template,
             work.limits,
             env=work.env,
@@ -174,7 +174,8 @@ class Programs:
         """Do `job` in a fresh sandbox, and in another if the first ended before anything ran."""
         for tries_left in reversed(range(_TRIES)):
             try:
-                return await self._try(runtime, replace(spec, sandbox_id=new_id()), watch, job)
+                fresh = replace(spec, sandbox_id=new_id(self._host.settings.node))
+                return await self._try(runtime, fresh, watch, job)
             except NotBegun:
                 if not tries_left:
                     raise

@@ -367,7 +367,7 @@ class Pool:
                     future.set_result(None)
 
     async def _park(self, bucket: _Bucket) -> None:
-        spec = replace(bucket.spec, sandbox_id=new_id(), is_awaited=False)
+        spec = replace(bucket.spec, sandbox_id=new_id(self._settings.node), is_awaited=False)
         try:
             async with self._gate.passing(is_claim=False):
                 if len(bucket.parked) >= self._target(bucket):

@@ -30,7 +30,7 @@ from cellwall.model.errors import (
     NotFound,
     SandboxBroken,
 )
-from cellwall.model.ids import new_id
+from cellwall.model.ids import accepted_id, new_id
 from cellwall.model.snapshot import (
     CopyChoice,
     Fork,
@@ -112,6 +112,8 @@ class Host(NamedTuple):
     discard: Callable[[ClaimedSandbox, Runtime], None]
     durable: DurableSnapshots | None
     """What keeps snapshots beyond the engine, if it has a place for them."""
+    node: str
+    """Name of the node that its ids begin with; empty: none."""
     revive: Callable[[Header, Floor], Awaitable[tuple[Runtime, Heritage]]]
     """Returns what a snapshot of an ended engine is restored with, as far as it is allowed now."""
 
@@ -232,7 +234,7 @@ class Copies:
         choice: CopyChoice,
     ) -> Snapshot:
         """Write a session down and keep it. Raises as `fork`."""
-        snapshot_id = new_id()
+        snapshot_id = new_id(self._host.node)
         name = snapshot_id if name is None else check_name(name)
         check_expiry(expires_s)
         written = await self._write_down(source, heritage, choice)
@@ -276,16 +278,23 @@ class Copies:
 
     @counted
     async def restore(
-        self, wanted: str, tenant: str, *, reseed: bool = True, floor: Floor = NO_FLOOR
+        self,
+        wanted: str,
+        tenant: str,
+        *,
+        reseed: bool = True,
+        floor: Floor = NO_FLOOR,
+        sandbox_id: str = "",
     ) -> AsyncSandbox:
         """Return a new sandbox that is the session of a snapshot, by its id or its name.
 
-        `floor`: the operator's demand on the tenant. Raises NotFound, and Conflict with the reason
-        if a snapshot of an ended engine cannot go on in this one.
+        `floor`: the operator's demand on the tenant. `sandbox_id` as for a new one. Raises
+        NotFound, and Conflict with the reason if a snapshot of an ended engine cannot go on in
+        this one.
         """
         written = await self._loaded(self._find(wanted, tenant), floor)
         try:
-            return await self._revived(written, reseed=reseed)
+            return await self._revived(written, reseed=reseed, sandbox_id=sandbox_id)
         finally:
             written.let_go()
 
@@ -458,10 +467,12 @@ class Copies:
                 raise _short("copy the session", error) from error
             raise
 
-    async def _revived(self, written: Written, *, reseed: bool) -> AsyncSandbox:
+    async def _revived(
+        self, written: Written, *, reseed: bool, sandbox_id: str = ""
+    ) -> AsyncSandbox:
         """Return a fresh sandbox that has become a session, as one of its owner's."""
         runtime, heritage = written.runtime, written.heritage
-        live = await self.become(written, reseed=reseed)
+        live = await self.become(written, reseed=reseed, sandbox_id=sandbox_id)
         made = await self._host.adopt(live, runtime, heritage)
         made.contexts.take_over(written.contexts)
         return made
@@ -474,12 +485,16 @@ class Copies:
         """Destroy a claimed sandbox."""
         self._host.discard(live, runtime)
 
-    async def become(self, written: Written, *, reseed: bool) -> ClaimedSandbox:
+    async def become(
+        self, written: Written, *, reseed: bool, sandbox_id: str = ""
+    ) -> ClaimedSandbox:
         """Return a claimed sandbox that has become a session, and keeps it written as it lives."""
         runtime, heritage = written.runtime, written.heritage
-        spec = replace(heritage.spec, sandbox_id=new_id(), saved=None)
+        own = accepted_id(sandbox_id, self._host.node)
+        spec = replace(heritage.spec, sandbox_id=own, saved=None)
         spec = written.copier.spec_of(spec, written.files, written.image, reseed=reseed)
         live = await self._host.claim(runtime, spec)
+        live.be_called(sandbox_id)
         if written.image.has_session:
             # A copy can keep the image open: as long as it lives the engine's locks stay on it, or
             # what one copy locked would be a message to another.

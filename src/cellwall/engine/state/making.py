@@ -45,6 +45,7 @@ def copies_of(
             adopt=adopt,
             discard=discard,
             durable=durable,
+            node=settings.node,
             revive=Reviver(engine, runtimes).revive,
         )
     )

@@ -30,7 +30,7 @@ from cellwall.engine.state.snapshot_header import (
     encoded,
 )
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
-from cellwall.model.ids import is_id
+from cellwall.model.ids import is_id, node_of
 
 if TYPE_CHECKING:
     from cellwall.engine.state.part_seal import PartSeal
@@ -152,7 +152,8 @@ class SnapshotFiles:
     def ids(self) -> set[str]:
         """Return the ids of what is stored."""
         with contextlib.suppress(FileNotFoundError):
-            return {each.name for each in os.scandir(self._folder) if is_id(each.name)}
+            names = [each.name for each in os.scandir(self._folder)]
+            return {name for name in names if is_id(name, node_of(name))}
         return set()
 
     def header(self, snapshot: str) -> Header | None:

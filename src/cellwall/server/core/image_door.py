@@ -42,7 +42,8 @@ class ImageDoor:
         """The pulls of this server."""
         from cellwall.engine.images.pulls import Pulls
 
-        return Pulls(self._engine.images, self._tasks, self._settings.most_pulls)
+        node = self._engine.settings.node
+        return Pulls(self._engine.images, self._tasks, self._settings.most_pulls, node)
 
     def check(self, tenant: str, image: str | None, user: str | None) -> None:
         """Raise `UsageError` for an image that the tenant may not name; None is no image."""

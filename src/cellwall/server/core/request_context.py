@@ -26,6 +26,9 @@ class Origin:
     """Id of the execution that was done for the request inside this process, if there was one."""
     ended_at: float | None = None
     """When the execution it asked for had ended, in seconds since the epoch."""
+    offered_id: str = ""
+    """Id that the execution or sandbox it asks for gets; empty: a fresh one. Only a listener that
+    is there for such offers sets it, never a part of a request of ours or a foreign protocol's."""
 
 
 ORIGIN: ContextVar[Origin | None] = ContextVar("cellwall_origin", default=None)

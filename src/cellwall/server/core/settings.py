@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 
 from cellwall.engine.scheduling.quotas import Quotas
 from cellwall.model.errors import UsageError
+from cellwall.model.ids import AUTO, check_node
 from cellwall.model.limits import Limits
 from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.passed_headers import is_never_passed
@@ -62,6 +63,10 @@ def _network(text: str) -> Network:
 class ServerSettings:
     """Settings of one server."""
 
+    node: str = ""
+    """Name of this server among several, four of the letters a to z and the digits 2 to 7, with
+    which ids and signed tokens begin; `auto`: one that is drawn once and kept in the state
+    directory. Empty: a server alone, ids begin with no name."""
     host: str = "127.0.0.1"
     """Address to bind. Anything but loopback needs a key of the operator's, and TLS or a word."""
     port: int = 8080
@@ -251,6 +256,8 @@ class ServerSettings:
                     f"settings: {each.name} = {value!r} is not a number from 0",
                     remedy="run `cellwall settings`, or see docs/settings.md",
                 )
+        if self.node and self.node != AUTO:
+            check_node(self.node)
         self._check_words()
         self._check_images()
         if self.keep_sessions and self.store == "none":

@@ -42,6 +42,8 @@ class Order:
     """Use of the idempotency key, which becomes durable with the acceptance."""
     tools: RemoteTools | None = None
     """The client's tools, the same object that `work` uses."""
+    offered_id: str = ""
+    """Id that it gets, as `Origin.offered_id`; empty: a fresh one."""
 
     @property
     def outlives(self) -> bool:

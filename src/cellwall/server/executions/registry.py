@@ -17,7 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.scheduling.admission import Cost
-from cellwall.model.ids import new_id
+from cellwall.model.errors import Conflict
+from cellwall.model.ids import accepted_id
 from cellwall.server.core.errors import stopping
 from cellwall.server.core.request_context import ORIGIN, Origin
 from cellwall.server.core.times import steady
@@ -55,8 +56,10 @@ class Executions:
         queue: FairQueue,
         ledger: Ledger,
         revive: Revive,
+        node: str = "",
     ) -> None:
-        """`revive` rebuilds an order from its row and body on disk."""
+        """`revive` rebuilds an order from its row and body on disk. `node` begins the ids."""
+        self._node = node
         self._settings = settings
         self._tasks = tasks
         self._queue = queue
@@ -91,12 +94,13 @@ class Executions:
         Raises as `FairQueue.ask`, at once and without cost, when the queue has no room for it.
         """
         self._check_open(order)
+        execution_id = self._id_of(order)
         turn = Turn()
         if order.cost is None:
             turn.is_given = True
         else:
             turn.waiting = self._queue.ask(order.owner, order.cost, turn.give)
-        record = self._add(new_id(), order.owner, order.request_id, order.asked)
+        record = self._add(execution_id, order.owner, order.request_id, order.asked)
         record.replay = order.replay
         record.tools = order.tools
         record.turn = turn
@@ -112,7 +116,7 @@ class Executions:
         if self._ledger.store is None or order.cost is None:
             return self.start(order).id
         self._check_open(order)
-        item = Queued(new_id(), order.owner, self._on_turn)
+        item = Queued(self._id_of(order), order.owner, self._on_turn)
         item.waiting = self._queue.ask(order.owner, order.cost, item.on_turn)
         self._queued[item.id] = item
         try:
@@ -164,6 +168,21 @@ class Executions:
         record.on_tool_call = partial(self._ledger.recorder.tool_called, record)
         self._all[execution_id] = record
         return record
+
+    async def check_unused(self, execution_id: str) -> None:
+        """Raise `Conflict` if an execution has had an offered id, in memory or on disk.
+
+        What begins next with that id must begin without a pause of the caller's.
+        """
+        if await self._ledger.find(execution_id) is not None:
+            raise _used(execution_id)
+
+    def _id_of(self, order: Order) -> str:
+        """Return the id of an order that is about to begin; raises UsageError, `Conflict`."""
+        execution_id = accepted_id(order.offered_id, self._node)
+        if execution_id in self._all or execution_id in self._queued:
+            raise _used(execution_id)
+        return execution_id
 
     def _check_open(self, order: Order) -> None:
         if self._is_stopping:
@@ -360,6 +379,13 @@ class Executions:
         return [
             each for each in self._all.values() if each.task is not None and not each.ended.done()
         ]
+
+
+def _used(execution_id: str) -> Conflict:
+    return Conflict(
+        f"execution {execution_id}: there is one of this id",
+        remedy="ask for that one, or offer a fresh id",
+    )
 
 
 async def _wait_some(records: list[ExecutionRecord], timeout_s: float) -> None:

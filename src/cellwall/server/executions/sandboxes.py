@@ -15,7 +15,7 @@ from dataclasses import asdict
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import CapacityError, SandboxUnavailable
+from cellwall.model.errors import CapacityError, Conflict, SandboxUnavailable
 from cellwall.model.ids import new_id
 from cellwall.model.network import NO_NETWORK
 from cellwall.server.core.times import rfc3339, steady
@@ -45,8 +45,11 @@ _LOG_RECORDS = 1000
 class CommandRecord(Job):
     """One command in a sandbox."""
 
-    def __init__(self, owner: str, request_id: str, spool_bytes: int, argv: list[str]) -> None:
-        super().__init__(new_id(), owner, request_id, spool_bytes)
+    def __init__(
+        self, owner: str, request_id: str, spool_bytes: int, argv: list[str], node: str = ""
+    ) -> None:
+        """`node` is the one that the id of its sandbox begins with."""
+        super().__init__(new_id(node), owner, request_id, spool_bytes)
         self.argv = argv
         self.terminal: Window | None = None
         """Size of the terminal the command runs on; None without a terminal."""
@@ -326,6 +329,8 @@ class Sandboxes:
         self._tasks = tasks
         self._all: dict[str, SandboxRecord] = {}
         self._starting = 0
+        self._offered: set[str] = set()
+        """Ids that were offered for sandboxes that are about to be created."""
         self.ended_commands = EndedCommands(settings.retained_bytes)
 
     @property
@@ -338,8 +343,16 @@ class Sandboxes:
         """Number of sandboxes that have not ended."""
         return sum(record.ended_at is None for record in self._all.values())
 
-    def begin(self) -> None:
-        """Reserve room for a sandbox about to be created; `CapacityError` when there is none."""
+    def begin(self, offered_id: str = "") -> None:
+        """Reserve room for a sandbox about to be created, and the id that was offered for it.
+
+        Raises `CapacityError` when there is none, `Conflict` if a sandbox has that id.
+        """
+        if offered_id and (offered_id in self._all or offered_id in self._offered):
+            raise Conflict(
+                f"sandbox {offered_id}: there is one of this id",
+                remedy="ask for that one, or offer a fresh id",
+            )
         if self.live + self._starting >= self._settings.most_sandboxes:
             raise CapacityError(
                 "sandboxes: there are as many as this server may have",
@@ -347,10 +360,13 @@ class Sandboxes:
                 remedy="delete one, or wait until one's life is over",
             )
         self._starting += 1
+        if offered_id:
+            self._offered.add(offered_id)
 
-    def begun(self, record: SandboxRecord | None) -> None:
+    def begun(self, record: SandboxRecord | None, offered_id: str = "") -> None:
         """Release the reservation; `record` is the created sandbox, None if creation failed."""
         self._starting -= 1
+        self._offered.discard(offered_id)
         if record is not None:
             self._all[record.id] = record
 

@@ -47,7 +47,7 @@ _SHAPES = re.compile(
 )
 _PLACES = re.compile(
     r"([Bb]earer )[^\s\"',;]{8,}"
-    r"|(/signed/)[\w-]{16,}"
+    r"|(/signed/)[\w.-]{16,}"
     r"|((?:token|password|passwd|secret|api_?key)=)[^\s&\"',;]{4,}"
     r"|(://)[^\s/@:\"']+:[^\s/@\"']+(?=@)"
 )

@@ -9,6 +9,7 @@ import signal as signals
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
+from cellwall.model.ids import node_of
 from cellwall.server.commands.following import follow
 from cellwall.server.core.request import ClientGone
 from cellwall.server.executions.idempotency import gone
@@ -98,7 +99,8 @@ async def started(request: Request, owner: SandboxRecord, body: CommandBody) -> 
     stdin = decode.stdin(body)
     asked_for = body.command or body.argv or []
     shown = ["/bin/bash", "-c", _short(body.command)] if body.command else body.argv or []
-    record = CommandRecord(request.owner, request.request_id, request.settings.spool_bytes, shown)
+    spool_bytes, node = request.settings.spool_bytes, node_of(owner.id)
+    record = CommandRecord(request.owner, request.request_id, spool_bytes, shown, node)
     made = await owner.sandbox.commands.start(
         asked_for,
         cwd=body.cwd,

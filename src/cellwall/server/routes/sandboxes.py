@@ -19,7 +19,7 @@ from cellwall.server.executions.promised import bind
 from cellwall.server.executions.remote_tools import RemoteTools
 from cellwall.server.executions.sandboxes import SandboxRecord
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of, sandbox
-from cellwall.server.routes.execute import again, give, leaving
+from cellwall.server.routes.execute import again, give, leaving, offered
 from cellwall.server.schemas import decode, responses
 from cellwall.server.schemas.network import value_of
 from cellwall.server.schemas.requests import (
@@ -93,7 +93,8 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
         body = body.model_copy(update=own)
     state.volumes.check(body.volumes)
     await state.images.wait_here(body.image)
-    state.sandboxes.begin()
+    offered_id = request.origin.offered_id
+    state.sandboxes.begin(offered_id)
     state.observer.created(request.owner)
     record: SandboxRecord | None = None
     try:
@@ -112,7 +113,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
         }
         record = SandboxRecord(request.owner, made, facts)
     finally:
-        state.sandboxes.begun(record)
+        state.sandboxes.begun(record, offered_id)
     return record
 
 
@@ -142,6 +143,7 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             hibernate_s=body.hibernate_s,
             resume=body.resume,
             tenant=request.owner,
+            sandbox_id=request.origin.offered_id,
         )
     except BaseException:
         promise.release()
@@ -263,6 +265,7 @@ async def execute(request: Request) -> None:
             await again(request, use.thing_id, form)
             return
         order = await _order(request, body, use, is_streamed=form != "json")
+        order = await offered(request, order)
         record = request.state.executions.start(order)
         request.holding().until(record.ended)
         if use is not None:

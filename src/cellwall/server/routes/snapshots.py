@@ -118,21 +118,21 @@ def _promises(
     return found, None
 
 
-def _place(request: Request, cost: Cost) -> Promise:
+def _place(request: Request, cost: Cost, offered_id: str = "") -> Promise:
     """Return a place for one sandbox: on the server, and in what is promised. CapacityError."""
     sandboxes = request.state.sandboxes
-    sandboxes.begin()
+    sandboxes.begin(offered_id)
     try:
         return request.state.queue.hold(request.owner, cost)
     except BaseException:
-        sandboxes.begun(None)
+        sandboxes.begun(None, offered_id)
         raise
 
 
-def _give_back(request: Request, promise: Promise) -> None:
+def _give_back(request: Request, promise: Promise, offered_id: str = "") -> None:
     """Give a place back for which no sandbox was made."""
     promise.release()
-    request.state.sandboxes.begun(None)
+    request.state.sandboxes.begun(None, offered_id)
 
 
 async def _all_kept(
@@ -200,7 +200,7 @@ async def _record(
     try:
         record = SandboxRecord(request.owner, made, facts)
     finally:
-        state.sandboxes.begun(record)
+        state.sandboxes.begun(record, made.id)
     audit = state.audit
     try:
         replay = () if use is None else use.changes(record.id)
@@ -292,7 +292,8 @@ async def _restored(request: Request, body: schemas.RestoreBody, use: Use | None
     state.kept.check(request.owner, 0)
     limits = copies.limits(found.id, request.owner)
     decode.check_allowed(limits, state.engine.settings.limits, state.settings.most)
-    promise = _place(request, Cost.of(limits))
+    offered_id = request.origin.offered_id
+    promise = _place(request, Cost.of(limits), offered_id)
     try:
         made = await request.unless_gone(
             copies.restore(
@@ -300,13 +301,14 @@ async def _restored(request: Request, body: schemas.RestoreBody, use: Use | None
                 request.owner,
                 reseed=body.reseed,
                 floor=state.queue.tenants.floor(request.owner),
+                sandbox_id=offered_id,
             )
         )
         if request.is_gone:
             await made.close()
             raise ClientGone
     except BaseException:
-        _give_back(request, promise)
+        _give_back(request, promise, offered_id)
         raise
     return await _record(request, made, promise, _facts(found.template, {}), use)
 

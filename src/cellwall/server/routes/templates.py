@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
+from cellwall.model.ids import new_id
 from cellwall.server.auth.ownership import owned
 from cellwall.server.core.errors import failure
 from cellwall.server.core.times import rfc3339
@@ -55,7 +56,8 @@ async def build(request: Request) -> None:
         further = door.check_tags(name, body.tags)
         await door.check_room(request.owner, (name, *further))
         asked, clipped = template_parts.request_of(body, state.settings.most)
-        begun = await door.begin(BuildState(request.owner, name, further), asked, context, held)
+        build = BuildState(request.owner, name, further, new_id(request.state.engine.settings.node))
+        begun = await door.begin(build, asked, context, held)
         begun.clipped = clipped
     if body.wait:
         await request.wait(begun.ended, body.wait)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.engine.parts.commands import no_terminal
 from cellwall.model.errors import Conflict, UsageError
+from cellwall.model.ids import node_of
 from cellwall.server.commands.following import follow
 from cellwall.server.commands.terminal_seat import Client, Seat
 from cellwall.server.core.disconnects import cancel_on_disconnect
@@ -40,7 +41,8 @@ async def terminal(request: Request) -> None:
     size, line = (query.rows, query.cols), query.command or _SHELL
     made = await owner.sandbox.commands.start(line, pty=size, cwd=query.cwd, user=query.user)
     argv = ["/bin/bash", "-l"] if query.command is None else ["/bin/bash", "-c", query.command]
-    record = CommandRecord(request.owner, request.request_id, request.settings.spool_bytes, argv)
+    spool_bytes, node = request.settings.spool_bytes, node_of(owner.id)
+    record = CommandRecord(request.owner, request.request_id, spool_bytes, argv, node)
     record.terminal = Window(rows=query.rows, cols=query.cols)
     record.detach_s = min(query.detach_s, request.settings.detach_s)
     record.seat = Seat(request.state, owner, record, made)
