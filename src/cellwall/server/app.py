@@ -42,6 +42,7 @@ from cellwall.server.routes import (
 
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
+    from cellwall.server.http.face import Face
     from cellwall.server.state import State
 
 _HANDLERS: tuple[Endpoint, ...] = (
@@ -88,6 +89,9 @@ class Router:
         await serve(endpoint, request)
 
 
-def create_app(state: State, more: tuple[Endpoint, ...] = ()) -> Guard:
-    """Return the application over `state`; `more` are endpoints of a surface built on it."""
-    return Guard(state, Router((*ENDPOINTS, *more)))
+def create_app(state: State, more: tuple[Endpoint, ...] = (), face: Face | None = None) -> Guard:
+    """Return the application over `state`; `more` are endpoints of a surface built on it.
+
+    `face`: how a listener of its own finds out who asks; None: as ours does.
+    """
+    return Guard(state, Router((*ENDPOINTS, *more)), face)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import Interrupted
 from cellwall.model.outcome import INTERRUPTED as CUT_SHORT
 from cellwall.model.outcome import OUR_FAILURE
+from cellwall.server.core.errors import INTERRUPTING
 from cellwall.server.core.times import rfc3339
 from cellwall.server.executions.job import Job
 from cellwall.server.executions.turns import Turn
@@ -181,7 +182,7 @@ def interrupted(reason: str) -> Interrupted:
 
 def failed(error: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an answer which say that cellwall failed, not the program."""
-    is_interrupted = error["code"] == Interrupted.code
+    is_interrupted = error["code"] in INTERRUPTING
     return {
         "status": "error",
         "verdict": INTERRUPTED if is_interrupted else "sandbox_error",
