@@ -18,11 +18,13 @@ import pytest
 from cellwall.apps.serve import opened
 from cellwall.apps.settings_loader import load
 from cellwall.model.ids import new_id, node_of
+from cellwall.runtimes.jail.sandbox import JailSandbox
 from cellwall.server.app import create_app
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.auth.tokens import node_of_token
 from cellwall.server.http.face import OwnFace
 from kit.server.crashes import house
+from kit.server.kept_house import change_record, kept
 from kit.servers import ALICE, configuration, error_of, new_sandbox, running, state_of
 
 if TYPE_CHECKING:
@@ -191,6 +193,41 @@ def test_parked_sandbox_gets_the_offered_id(tmp_path: Path) -> None:
                 assert (await client.delete(f"/sandboxes/{each}")).json()["message"] == "deleted"
 
     served(tmp_path, work, node=NODE)
+
+
+def test_kept_sandbox_has_its_offered_id_in_the_next_server(tmp_path: Path) -> None:
+    """Also if that cannot take it over: its owner is told why."""
+    ids = [new_id(NODE), new_id(NODE)]
+    runtimes: list[str] = []
+
+    async def make(state: State) -> None:
+        async with client_of(state, is_trusted=True) as client:
+            await client.post("/sandboxes", json={})
+            await state.engine.pool.wait_full()
+            for each in ids:
+                assert (await asked(client, "/sandboxes", {}, each)).json()["id"] == each
+                await client.post(f"/sandboxes/{each}/execute", json={"code": "x = 41"})
+                sandbox = state.engine.sandbox(each)
+                assert sandbox is not None
+                held = sandbox.live.runtime_sandbox
+                assert isinstance(held, JailSandbox)
+                runtimes.append(held._spec.sandbox_id)
+
+    async def look(state: State) -> None:
+        async with client_of(state, is_trusted=True) as client:
+            said = await client.post(f"/sandboxes/{ids[0]}/execute", json={"code": "print(x + 1)"})
+            assert said.json()["stdout"] == "42\n"
+            gone = (await client.get(f"/sandboxes/{ids[1]}")).json()
+            assert gone["status"] == "stopped"
+            assert gone["ended_because"].startswith("upgraded")
+            again = await asked(client, "/sandboxes", {}, ids[1])
+            assert again.status_code == 409
+
+    with kept(tmp_path) as it:
+        served(tmp_path, make, node=NODE, keep_sessions=True)
+        assert not set(runtimes) & set(ids)  # they were parked under ids of their own
+        change_record(it, runtimes[1], policy=lambda _: "0" * 64)
+        served(tmp_path, look, node=NODE, keep_sessions=True)
 
 
 def test_offer_in_a_public_request_is_not_one(tmp_path: Path) -> None:
