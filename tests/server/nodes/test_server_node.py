@@ -146,6 +146,7 @@ async def asked(
 def test_offered_ids_are_taken_from_the_trusted_listener_once(tmp_path: Path) -> None:
     async def work(state: State) -> None:
         async with client_of(state, is_trusted=True) as client:
+            offered = ""
             for path, body, name in (
                 ("/execute", {"code": "1"}, "execution_id"),
                 ("/execute", {"code": "1", "background": True}, "execution_id"),
