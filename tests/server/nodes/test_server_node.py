@@ -23,9 +23,11 @@ from cellwall.server.app import create_app
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.auth.tokens import node_of_token
 from cellwall.server.http.face import OwnFace
+from kit.images import registry
+from kit.images.archives import layer, small_root
 from kit.server.crashes import house
 from kit.server.kept_house import change_record, kept
-from kit.servers import ALICE, configuration, error_of, new_sandbox, running, state_of
+from kit.servers import ALICE, MANAGER, configuration, error_of, new_sandbox, running, state_of
 
 if TYPE_CHECKING:
     from cellwall.server.auth.keys import Principal
@@ -78,6 +80,20 @@ def test_ids_and_tokens_begin_with_the_name() -> None:
         for kind in ("sandboxes", "executions"):
             for other in (new_id(NODE), new_id("b7c2"), new_id()):
                 assert client.get(f"/{kind}/{other}").status_code == 404
+
+
+def test_pulls_and_builds_begin_with_the_name() -> None:
+    with registry.running() as stocked:
+        stocked.add("team/base:1", [layer(small_root())])
+        name, more = stocked.name("team/base:1"), f"[engine]\n{stocked.setting()}"
+        permitted = {"images": [f"{stocked.host}/team/*"], "templates_mb": 500}
+        with running(more, node=NODE, warm=[], **permitted) as server:
+            client = server.client(MANAGER)
+            pull = client.post("/images", json={"image": name, "wait": 40}).json()
+            build = client.post("/templates", json={"name": "a", "from_image": name, "wait": 40})
+            assert build.status_code in {200, 202}, build.text
+            assert [node_of(each) for each in (pull["id"], build.json()["id"])] == [NODE, NODE]
+            assert client.get(f"/images/pulls/{pull['id']}").json()["id"] == pull["id"]
 
 
 def test_server_alone_has_ids_without_a_name(tmp_path: Path) -> None:
