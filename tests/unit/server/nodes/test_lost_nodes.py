@@ -39,6 +39,7 @@ def test_verdict_says_whether_the_program_was_cut_short(
         status,
         error.code,
     )
+    assert ("the program was not the reason" in str(value["error"])) is (type(error) is NodeLost)
     assert isinstance(end, dict)
     assert (end["verdict"], end["failure"]["code"]) == (verdict, error.code)
     with pytest.raises(type(error)):
