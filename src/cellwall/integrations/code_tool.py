@@ -127,7 +127,7 @@ class CodeTool(Closing):
     def _refusal(self, error: cellwall.CellwallError) -> Answer:
         """Return the model's answer for `error`, or raise an error that a model cannot correct."""
         if isinstance(error, cellwall.SandboxUnavailable) and self._keeper.is_own:
-            return Answer.refusal(cellwall.SandboxUnavailable(error.message, remedy=_NEXT))
+            return Answer.refusal(type(error)(error.message, remedy=_NEXT))
         if isinstance(error, BadCall | cellwall.Conflict):
             return Answer.refusal(error)
         raise error

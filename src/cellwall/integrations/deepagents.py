@@ -19,7 +19,7 @@ from cellwall.integrations.shared.closing import Closing
 from cellwall.integrations.shared.commands import NOTHING_RAN
 from cellwall.integrations.shared.extras import missing
 from cellwall.integrations.shared.keeper import Files, Keeper
-from cellwall.model.for_model import error_for_model
+from cellwall.model.for_model import error_for_model, whose_fault
 from cellwall.model.ids import new_id
 
 try:
@@ -137,7 +137,8 @@ class CellwallBackend(Closing, BaseSandbox):
     def _refusal(self, error: cellwall.CellwallError) -> ExecuteResponse:
         """Return the model's answer for `error`, or raise an error that a model cannot correct."""
         if isinstance(error, cellwall.SandboxUnavailable) and self._keeper.is_own:
-            return ExecuteResponse(output=f"{error.message}. {_ENDED}", exit_code=NOTHING_RAN)
+            why = f"{error.message}.{whose_fault(error)}"
+            return ExecuteResponse(output=f"{why} {_ENDED}", exit_code=NOTHING_RAN)
         if isinstance(error, cellwall.UsageError | cellwall.Conflict):
             return ExecuteResponse(output=error_for_model(error), exit_code=NOTHING_RAN)
         raise error

@@ -84,6 +84,16 @@ _NEXT = {
     ),
 }
 
+NODE_LOST = (
+    "The machine that had it was lost with all that was there; the program was not the reason, and "
+    "how far it came is not known."
+)
+NODE_UNREACHABLE = (
+    "The machine that has it does not answer now; the program is not the reason, and what runs "
+    "there may go on."
+)
+"""Sentences on the ends that no program can bring about: for one who judges the program by them."""
+
 _NO_NETWORK = (
     "there is no network unless the sandbox was given some: "
     "write the data as a file into the sandbox, or work without it."

@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model import advice
-from cellwall.model.errors import CapacityError, CellwallError, UsageError
+from cellwall.model.errors import (
+    CapacityError,
+    CellwallError,
+    NodeLost,
+    NodeUnreachable,
+    UsageError,
+)
 from cellwall.model.excerpts import cut_middle, plain, shares
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
@@ -76,14 +82,24 @@ def error_for_model(error: BaseException) -> str:
         return (
             "Not done: an unexpected failure of cellwall. Next: try once more, then tell the user."
         )
-    said = f"Not done: {_sentence(error.message)}"
+    said = f"{'Lost' if isinstance(error, NodeLost) else 'Not done'}: {_sentence(error.message)}"
+    said += whose_fault(error)
     if error.remedy:
         said += f" Next: {_sentence(error.remedy)}"
     if isinstance(error, CapacityError):
         said += f" There may be room again in {error.retry_after_s:.0f} s."
+    if isinstance(error, NodeUnreachable):
+        said += f" It may answer again in {error.retry_after_s:.0f} s."
     if error.request_id:
         said += f" (request {error.request_id})"
     return said
+
+
+def whose_fault(error: CellwallError) -> str:
+    """Return, behind a space, that a machine and not the program was the reason, if one was."""
+    if isinstance(error, NodeLost):
+        return f" {advice.NODE_LOST}"
+    return f" {advice.NODE_UNREACHABLE}" if isinstance(error, NodeUnreachable) else ""
 
 
 def _sentence(text: str) -> str:

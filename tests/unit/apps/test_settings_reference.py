@@ -18,6 +18,7 @@ VARIABLES = [each for each in ALL if each.variable]
 _SAMPLES = {"list of texts": "a,b", "text": "sample"}
 _CHOSEN = {
     "log_format": "json",
+    "node": "a7c2",
     "audit": "flag",
     "runtimes": "jail,process",
     "least_isolation": "kernel",

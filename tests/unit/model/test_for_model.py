@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cellwall.model import advice
-from cellwall.model.errors import CapacityError, NotFound, UsageError
+from cellwall.model.errors import CapacityError, NodeLost, NodeUnreachable, NotFound, UsageError
 from cellwall.model.excerpts import cut_middle, plain, shares
 from cellwall.model.execution import CommandResult, Execution, ExecutionError
 from cellwall.model.for_model import (
@@ -321,3 +321,18 @@ def test_the_text_of_hostile_html_takes_linear_time(piece: str) -> None:
     began = time.process_time()
     html_text(piece * (1_000_000 // len(piece)))
     assert time.process_time() - began < 5
+
+
+def test_loss_of_a_machine_is_told_as_no_fault_of_the_program() -> None:
+    remedy = "run it again if that does no harm"
+    lost = error_for_model(NodeLost("execution 7: its node a7c2 was lost", remedy=remedy))
+    assert lost == (
+        "Lost: execution 7: its node a7c2 was lost. The machine that had it was lost with all that "
+        "was there; the program was not the reason, and how far it came is not known. "
+        "Next: run it again if that does no harm."
+    )
+    away = NodeUnreachable("sandbox 7: its node a7c2 does not answer", retry_after_s=4.6)
+    said = error_for_model(away)
+    assert said.startswith("Not done: sandbox 7: its node a7c2 does not answer. The machine that")
+    assert "the program is not the reason" in said
+    assert said.endswith("It may answer again in 5 s.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cellwall.model import ids
 from cellwall.model.errors import UsageError
-from cellwall.model.ids import check_node, is_id, new_id, new_node, node_of
+from cellwall.model.ids import accepted_id, check_node, is_id, new_id, new_node, node_of
 
 
 def test_id_begins_with_the_name_of_its_node() -> None:
@@ -36,7 +37,40 @@ def test_name_of_a_node_is_drawn_and_checked() -> None:
     assert check_node("a7c2") == "a7c2"
 
 
-@pytest.mark.parametrize("name", ["", "a7c", "a7c2x", "A7C2", "a8c2", "a-c2", "äbcd", "../x"])
+@pytest.mark.parametrize(
+    "name", ["", "a7c", "a7c2x", "A7C2", "a8c2", "a-c2", "äbcd", "../x", "auto"]
+)
 def test_wrong_name_of_a_node_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"node: .* is not the name"):
         check_node(name)
+
+
+def test_word_of_the_setting_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["auto", "auto", "a7c2"])
+    monkeypatch.setattr(ids, "_drawn", lambda _length: next(drawn))
+    assert new_node() == "a7c2"
+
+
+def test_id_that_was_offered_is_taken() -> None:
+    offered = new_id("a7c2")
+    assert accepted_id(offered, "a7c2") == offered
+    assert node_of(accepted_id("", "a7c2")) == "a7c2"
+    assert is_id(accepted_id("", ""))
+
+
+@pytest.mark.parametrize(
+    ("offered", "node"),
+    [
+        (new_id("b7c2"), "a7c2"),
+        (new_id(), "a7c2"),
+        (new_id(), ""),
+        (new_id("a7c2"), ""),
+        ("a7c2" + "A" * 26, "a7c2"),
+        ("a7c2/../" + "a" * 22, "a7c2"),
+        ("a7c2", "a7c2"),
+    ],
+)
+def test_id_that_is_not_of_this_node_is_refused(offered: str, node: str) -> None:
+    with pytest.raises(UsageError, match=r"id: .* is not one of this node's") as refused:
+        accepted_id(offered, node)
+    assert refused.value.remedy

@@ -17,7 +17,7 @@ from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
 from cellwall.server.auth.keys import Failures, Principal
-from cellwall.server.auth.tokens import Tokens
+from cellwall.server.auth.tokens import Tokens, node_of_token
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http.endpoint import parsed
@@ -64,6 +64,31 @@ def test_token_ends_with_the_key_that_signed_it() -> None:
 def test_no_other_bytes_are_a_token(raw: bytes) -> None:
     with pytest.raises(NotFound):
         tokens_of().opened("file", raw.decode("latin-1"))
+
+
+def test_token_of_a_node_begins_with_its_name_which_is_signed() -> None:
+    def of(node: str) -> Tokens:
+        return Tokens(KEY, {"k1"}.__contains__, node)
+
+    token, _ = of("a7c2").sign(SIGNER, "file", {"path": "a"}, 60)
+    plain, _ = of("").sign(SIGNER, "file", {"path": "a"}, 60)
+    assert (token[:5], node_of_token(token), node_of_token(plain)) == ("a7c2.", "a7c2", "")
+    assert of("a7c2").opened("file", token)["path"] == of("").opened("file", plain)["path"] == "a"
+    for theirs, text in (
+        (of("b7c2"), token), (of("b7c2"), "b7c2" + token[4:]), (of(""), token),
+        (of(""), token[5:]), (of("a7c2"), token[5:]), (of("a7c2"), "a7c2." + token),
+        (of("a7c2"), plain), (of("a7c2"), "a7c2." + plain),
+        (of("a7c2"), token[:9] + "." + token[9:]),
+    ):  # fmt: skip
+        with pytest.raises(NotFound):
+            theirs.opened("file", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ".", "a7c2", "auto.x", "A7C2.x", "a7c.x", "a7c2x.y", "/a7c2."]
+)
+def test_what_does_not_begin_with_a_name_and_a_dot_names_no_node(text: str) -> None:
+    assert node_of_token(text) == ""
 
 
 # -- ranges and names ----------------------------------------------------------------------------
@@ -172,7 +197,7 @@ def test_every_error_has_the_one_shape(error: CellwallError) -> None:
     assert 400 <= status_of(error) < 600
     if type(error) is not CellwallError and status_of(error) == 500:
         assert error.code == "sandbox_broken"
-    if isinstance(error, CapacityError):
+    if isinstance(error, (CapacityError, model_errors.NodeUnreachable)):
         assert headers_of(error) == {"retry-after": "3"}
 
 

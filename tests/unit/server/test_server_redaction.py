@@ -103,6 +103,7 @@ def test_values_that_stand_where_secrets_stand_are_taken_out() -> None:
     clean = Redactor().clean
     assert clean("https://ada:hunter2@example.org/x") == f"https://{REDACTED}@example.org/x"
     assert clean("GET /signed/" + "Ab_9" * 10) == f"GET /signed/{REDACTED}"
+    assert clean("GET /signed/a7c2." + "Ab_9" * 10) == f"GET /signed/{REDACTED}"
     assert clean("Authorization: Bearer abcdefgh12345") == f"Authorization: Bearer {REDACTED}"
     assert clean("?password=hunter2&x=1") == f"?password={REDACTED}&x=1"
 

@@ -103,6 +103,11 @@ class _Arrival:
         return self.descriptors[_PIDFD]
 
     @property
+    def owners_id(self) -> str:
+        """The id by which its owner knows it, which need not be the runtime's."""
+        return self.name if self.record is None else str(self.record.owner.get("id") or self.name)
+
+    @property
     def lines(self) -> list[int]:
         """The channel, then the standby lines in the order in which they were made."""
         assert self.record is not None  # noqa: S101  for the type checker only
@@ -255,7 +260,7 @@ class KeptSandboxes:
             arrival.discard()
             self.keeper.drop(name)
             reason = _UPGRADED if isinstance(error, Upgraded) else "its server ended"
-            return NotTakenOver(name, f"{reason}: {error}")
+            return NotTakenOver(arrival.owners_id, f"{reason}: {error}")
         except BaseException:
             fds.close_all(arrival.descriptors)
             raise

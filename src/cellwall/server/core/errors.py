@@ -19,6 +19,7 @@ from cellwall.model.errors import (
     FileError,
     HostUnsupported,
     Interrupted,
+    NodeLost,
     NodeUnreachable,
     NotFound,
     PortError,
@@ -72,6 +73,9 @@ _STATUS: dict[type[CellwallError], int] = {
     SandboxBroken: 500,
     ChannelLost: 410,
 }
+INTERRUPTING = frozenset({Interrupted.code, NodeLost.code})
+"""Codes of failures by which an execution that had begun is `interrupted`: not the program was the
+reason, and how far it came is not known."""
 _FILE_STATUS = {
     "not_found": 404,
     "exists": 409,

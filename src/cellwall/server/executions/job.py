@@ -12,11 +12,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import Interrupted
 from cellwall.model.execution import Event
 from cellwall.model.outcome import Verdict
 from cellwall.server.core.error_log import drop_traceback, log_failure
-from cellwall.server.core.errors import failure, status_of
+from cellwall.server.core.errors import INTERRUPTING, failure, status_of
 from cellwall.server.core.times import steady
 from cellwall.server.streaming.spool import Spool
 
@@ -92,7 +91,7 @@ class Job:
         if failed is None:
             cancelled = {"verdict": Verdict.CANCELLED.value, "outcome": None, "failure": None}
             return {"type": "end", **cancelled} if event is None else event
-        is_interrupted = failed["code"] == Interrupted.code
+        is_interrupted = failed["code"] in INTERRUPTING
         verdict = Verdict.INTERRUPTED if is_interrupted else Verdict.SANDBOX_ERROR
         outcome = None if event is None or event.outcome is None else event.outcome.as_json()
         return {"type": "end", "verdict": verdict.value, "outcome": outcome, "failure": failed}

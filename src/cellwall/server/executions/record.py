@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import Interrupted
+from cellwall.model import advice
+from cellwall.model.errors import Interrupted, NodeLost
 from cellwall.model.outcome import INTERRUPTED as CUT_SHORT
 from cellwall.model.outcome import OUR_FAILURE
+from cellwall.server.core.errors import INTERRUPTING
 from cellwall.server.core.times import rfc3339
 from cellwall.server.executions.job import Job
 from cellwall.server.executions.turns import Turn
@@ -181,12 +183,15 @@ def interrupted(reason: str) -> Interrupted:
 
 def failed(error: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an answer which say that cellwall failed, not the program."""
-    is_interrupted = error["code"] == Interrupted.code
+    is_interrupted = error["code"] in INTERRUPTING
+    message = str(error["message"])
+    if error["code"] == NodeLost.code:
+        message = f"{message}. {advice.NODE_LOST}"
     return {
         "status": "error",
         "verdict": INTERRUPTED if is_interrupted else "sandbox_error",
         "exit_status": CUT_SHORT if is_interrupted else OUR_FAILURE,
-        "error": str(error["message"]),
+        "error": message,
         "failure": dict(error),
     }
 

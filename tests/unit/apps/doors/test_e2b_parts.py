@@ -318,6 +318,12 @@ def test_a_snapshots_name_keeps_its_sandbox_and_its_clients_name() -> None:
     assert (unnamed.sandbox_id, unnamed.name) == (sandbox, None)
     assert unnamed.as_json() == {"snapshotID": "snapid", "names": []}
     assert len(kept_name(sandbox, None)) <= 63
+    on_node = new_id("a7c2")
+    for name in (None, "a" * 28):
+        assert len(kept_name(on_node, name)) <= 63
+        assert Called.of(snapshot(kept_name(on_node, name))).sandbox_id == on_node
+    with pytest.raises(CellwallError, match="1 to 28 letters"):
+        kept_name(on_node, "a" * 29)
     assert Called.of(snapshot("of-another-door")).name == "of-another-door"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,7 @@ from cellwall.apps.doors.door import Visit
 from cellwall.apps.doors.e2b.addressing import Place
 from cellwall.apps.doors.e2b.answers import PLACE, refuse
 from cellwall.apps.doors.e2b.seat import SandboxGone, live, seated
-from cellwall.model.errors import CellwallError
+from cellwall.model.errors import CellwallError, NodeLost, NodeUnreachable
 from cellwall.server.auth.keys import Principal
 from cellwall.server.auth.ownership import NotYours
 from cellwall.server.core.errors import HttpError
@@ -79,6 +80,32 @@ def test_whatever_cannot_be_served_is_answered_alike(
     assert body.decode().replace(sandbox_id, "ID").strip() == (
         '{"sandboxId":"ID","message":"The sandbox was not found","code":502}'
     )
+
+
+def answered(error: CellwallError, sandbox_id: str | None) -> tuple[Any, dict[bytes, bytes], Any]:
+    """Return status, headers and body of the answer about an error."""
+    sent: list[Any] = []
+    asyncio.run(refuse(request_of(sandbox_id, sent), error))
+    return sent[0]["status"], dict(sent[0]["headers"]), json.loads(sent[1]["body"])
+
+
+def test_lost_sandbox_is_answered_as_one_that_is_gone_and_says_why() -> None:
+    lost = NodeLost("sandbox lost: its node a7c2 was lost")
+    status, headers, body = answered(lost, "lost")
+    text = "The sandbox was not found: the machine that had it was lost"
+    assert (status, body) == (502, {"sandboxId": "lost", "message": text, "code": 502})
+    status, headers, body = answered(lost, None)
+    assert (status, body["code"]) == (404, 404)
+    assert "was lost" in body["message"]
+    assert b"retry-after" not in headers
+
+
+def test_sandbox_that_may_come_back_is_asked_for_again() -> None:
+    for sandbox_id in ("away", None):
+        away = NodeUnreachable("sandbox away: its node does not answer", retry_after_s=4.5)
+        status, headers, body = answered(away, sandbox_id)
+        assert (status, body["code"], headers[b"retry-after"]) == (503, 503, b"5")
+        assert b"should-retry" not in headers
 
 
 def test_the_callers_own_sandbox_is_found() -> None:

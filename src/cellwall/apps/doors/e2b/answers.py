@@ -14,6 +14,8 @@ from cellwall.apps.doors import exchange
 from cellwall.model.errors import (
     AccessDenied,
     CapacityError,
+    NodeLost,
+    NodeUnreachable,
     QuotaExceeded,
     SandboxUnavailable,
 )
@@ -40,12 +42,18 @@ _FULL_OF_BUILDS = "maximum number of concurrent template builds"
 """The same of builds."""
 
 
+_LOST = ": the machine that had it was lost"
+
+
 class Gone(HttpError):
     """The sandbox that a request is for does not exist, has ended, or stands still."""
 
-    def __init__(self, sandbox_id: str, port: int | None = None) -> None:
-        """With `port` the sandbox runs, and that port of it is closed."""
-        text = "The sandbox was not found"
+    def __init__(self, sandbox_id: str, port: int | None = None, *, is_lost: bool = False) -> None:
+        """With `port` the sandbox runs, and that port of it is closed.
+
+        `is_lost`: its node was lost.
+        """
+        text = f"The sandbox was not found{_LOST if is_lost else ''}"
         if port is not None:
             text = "The sandbox is running but port is not open"
         super().__init__(502, "sandbox_unavailable", text)
@@ -84,6 +92,8 @@ async def refuse(request: Request, error: Exception) -> None:
     """Answer with an error, in the shape of the plane that the path belongs to."""
     if isinstance(error, NotYours) and PLACE in request.scope:
         error = Gone(request.scope[PLACE].sandbox_id)
+    if isinstance(error, NodeLost) and PLACE in request.scope:
+        error = Gone(request.scope[PLACE].sandbox_id, is_lost=True)
     if isinstance(error, Gone):
         await exchange.refuse(request, error.as_json(), error.status, {})
         return
@@ -120,7 +130,7 @@ _SANDBOX_QUOTAS = frozenset({"sandboxes", "memory_mb", "cpus", "file_mb"})
 
 def _retry(status: int, error: Exception) -> dict[str, str]:
     """Say that a repetition is wrong, where a client would repeat by itself."""
-    if status < 500 or isinstance(error, CapacityError):
+    if status < 500 or isinstance(error, (CapacityError, NodeUnreachable)):
         return {}
     return {"should-retry": "false"}
 

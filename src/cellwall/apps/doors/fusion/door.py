@@ -15,7 +15,7 @@ from cellwall.apps.doors.fusion import answers
 from cellwall.apps.doors.fusion.bodies import CodeBody, NotebookBody, program_of
 from cellwall.apps.doors.fusion.notebook import run_notebook
 from cellwall.apps.doors.options import check_none
-from cellwall.model.errors import AccessDenied, CapacityError, CellwallError
+from cellwall.model.errors import AccessDenied, CapacityError, CellwallError, NodeUnreachable
 from cellwall.server.core.errors import headers_of
 from cellwall.server.http.face import presented_key
 
@@ -66,7 +66,7 @@ async def _run_code(visit: Visit) -> None:
         code, options = program_of(body, visit.request.settings.most)
         execution = await visit.request.unless_gone(visit.client.arun(code, **options))
         answer = answers.code_answer(execution, body.fetch_files)
-    except (AccessDenied, CapacityError):
+    except (AccessDenied, CapacityError, NodeUnreachable):
         raise
     except CellwallError as error:
         answer = answers.code_failure(str(error))
@@ -78,7 +78,7 @@ async def _run_jupyter(visit: Visit) -> None:
     try:
         work = run_notebook(visit.client, body, visit.request.settings.most)
         answer = await visit.request.unless_gone(work)
-    except (AccessDenied, CapacityError):
+    except (AccessDenied, CapacityError, NodeUnreachable):
         raise
     except CellwallError as error:
         answer = answers.notebook_answer("SandboxError", None, [], {}, str(error))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _KEPT = re.compile(r"e2b\.([a-z0-9]{20,40})\.([A-Za-z0-9._-]{1,32})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}")
+_MOST_CHARACTERS = 63
+"""Of a name of ours: the id of a sandbox that a node made leaves less to its client."""
 _DEFAULT_TAG = ":default"
 _UNNAMED = "-"
 """Beginning of the last part in the name of a snapshot that its client has not named."""
@@ -56,12 +58,13 @@ def kept_name(sandbox_id: str, name: str | None) -> str:
     """Return our name of a new snapshot. Raises the 400 for one that cannot be kept."""
     if not name:
         return f"e2b.{sandbox_id}.{_UNNAMED}{new_id()[:20]}"
-    plain = plain_name(name)
-    if not _NAME.fullmatch(plain):
+    plain, begin = plain_name(name), f"e2b.{sandbox_id}."
+    most = min(31, _MOST_CHARACTERS - len(begin))
+    if not _NAME.fullmatch(plain) or len(plain) > most:
         raise refused(
-            "name", "use 1 to 31 letters, digits, '.', '_' and '-', and no tag but 'default'"
+            "name", f"use 1 to {most} letters, digits, '.', '_' and '-', and no tag but 'default'"
         )
-    return f"e2b.{sandbox_id}.{plain}"
+    return begin + plain
 
 
 def plain_name(name: str) -> str:

@@ -15,6 +15,7 @@ from cellwall.model.errors import (
     CellwallError,
     Conflict,
     FileError,
+    NodeUnreachable,
     NotFound,
     UsageError,
 )
@@ -41,6 +42,7 @@ _OF_CLASSES: tuple[tuple[type[CellwallError], str], ...] = (
     (NotFound, "not_found"),
     (Conflict, "failed_precondition"),
     (CapacityError, "resource_exhausted"),
+    (NodeUnreachable, "unavailable"),
     (AccessDenied, "permission_denied"),
 )
 
