@@ -19,6 +19,7 @@ from cellwall.apps.timings import PLAIN, WITH_PACKAGES, TimingError
 from cellwall.model.errors import CellwallError
 from cellwall_bench import (
     bare,
+    cluster,
     containers,
     doors,
     endurance,
@@ -186,6 +187,9 @@ class Bench:
         yield "e2b_code", 0, lambda _: doors.code("e2b_code", samples)
         yield "e2b_idle", 0, lambda _: doors.idle("e2b_idle")
         yield "doors", 0, lambda _: doors.added("doors", samples)
+        yield "gateway_fresh", 0, lambda _: cluster.fresh("gateway_fresh", samples)
+        yield "gateway_cell", 0, lambda _: cluster.cell("gateway_cell", samples)
+        yield "gateway_crowd", 0, lambda _: cluster.crowd("gateway_crowd", 4)
 
     def _language_rows(
         self, python: dict[str, Any], data: dict[str, Any], samples: int
