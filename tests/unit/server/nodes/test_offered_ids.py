@@ -83,7 +83,8 @@ def test_offered_id_is_the_executions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "offered"), [(NODE, new_id("b7c2")), (NODE, new_id()), ("", new_id()), ("", "x" * 30)]
+    ("node", "offered"),
+    [(NODE, "b7c2" + "x" * 26), (NODE, "x" * 26), ("", "x" * 26), ("", "x" * 30)],
 )
 def test_id_of_another_node_or_of_none_begins_nothing(
     tmp_path: Path, node: str, offered: str
