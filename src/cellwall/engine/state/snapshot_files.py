@@ -84,21 +84,11 @@ class SnapshotFiles:
 
     # -- writing ---------------------------------------------------------------------------
 
-    def write(self, header: Header, parts: Mapping[str, int], base_digest: str = "") -> Header:
-        """Store a snapshot, whose parts are files by descriptor; return its header.
+    def prepare(self, header: Header, parts: Mapping[str, int], base_digest: str = "") -> Coming:
+        """Write a snapshot to the disk, whose parts are files by descriptor; it is not there yet.
 
         `base_digest`: that of the base, if it is known. Raises CapacityError.
         """
-        coming = self.prepare(header, parts, base_digest)
-        try:
-            self.publish(coming)
-            self.synchronise()
-        finally:
-            coming.give_up()
-        return coming.header
-
-    def prepare(self, header: Header, parts: Mapping[str, int], base_digest: str = "") -> Coming:
-        """Write all files of a snapshot to the disk, and have it not there yet."""
         made = self._folder / f"{COMING}{header.id}"
         held = contextlib.ExitStack()
         try:
