@@ -10,12 +10,14 @@ import asyncio
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from cellwall.apps.store_place import open_store
+from cellwall.engine.state.snapshot_files import SnapshotFiles
 from cellwall.server.auth.stored_keys import create, revoke
 from kit.server.crashes import House, house, selected
 from kit.server.kept_house import kept
@@ -67,6 +69,7 @@ def test_killed_server_leaves_each_as_it_was(tmp_path: Path, keep_sessions: bool
         sandboxes = [hibernated(client, number) for number in range(MANY - 1)]
         sandboxes.append(hibernated(client, MANY - 1, keep="files"))
         before = {each: client.get(f"/sandboxes/{each}").json() for each in sandboxes}
+        assert {each["hibernated_durable"] for each in before.values()} == {True}
         taken = client.get("/quota").json()["use"]["snapshots_mb"]
         made.kill(server)
         assert images(made) == set(sandboxes)
@@ -96,7 +99,8 @@ def test_killed_server_leaves_each_as_it_was(tmp_path: Path, keep_sessions: bool
 def test_it_hibernates_again_and_again_over_restarts(tmp_path: Path) -> None:
     with house(tmp_path) as made:
         server = made.start()
-        sandbox = hibernated(server.client(), 1)
+        client = server.client()
+        sandbox = hibernated(client, 1)
         path = f"/sandboxes/{sandbox}"
         for turn in range(3):
             if turn % 2:
@@ -187,6 +191,23 @@ def test_damaged_header_ends_it_with_the_reason(tmp_path: Path) -> None:
         assert (answer.status_code, error_of(answer)["code"]) == (410, "sandbox_unavailable")
         assert told(client, other) == "2 2\n"
         wait_until(lambda: images(made) == {snapshot}, "of a snapshot nothing is removed")
+
+
+def test_header_of_another_tenant_gives_nothing_away(tmp_path: Path) -> None:
+    """Where the disk says another owner than the record, doubt destroys."""
+    with house(tmp_path) as made:
+        server = made.start()
+        sandbox, other = (hibernated(server.client(), each) for each in (1, 2))
+        made.kill(server)
+        files = SnapshotFiles(state_of(tmp_path) / "snapshots", None)
+        header = files.header(sandbox)
+        assert header is not None
+        files.change(replace(header, tenant="bob"))
+        server = made.start()
+        status, reason = seen(server.client(), sandbox)
+        assert (status, reason) == ("stopped", "its record is another tenant's")
+        assert server.client(BOB).get(f"/sandboxes/{sandbox}").status_code == 404
+        assert told(server.client(), other) == "2 2\n"  # the control
 
 
 def test_time_goes_on_without_a_server(tmp_path: Path) -> None:
