@@ -41,6 +41,8 @@ from kit.servers import state_of
 
 pytestmark = [pytest.mark.root]
 SMALL = {"memory_mb": 128}
+STEPS = int(os.environ.get("CELLWALL_TEST_STEPS", "8"))
+"""Most steps before which an engine is killed; 100000 is each of them."""
 SLEEPER = Path(__file__).parents[2] / "kit" / "copies" / "killed_sleeper.py"
 
 
@@ -119,6 +121,8 @@ def test_it_is_itself_in_the_next_engine(tmp_path: Path) -> None:
             assert sandbox.live.read_cpu_s() == cpu_s
             assert abs(sandbox.ends_at - time.time() - 600) < 1
             assert sandbox.network.as_json()["allow"]
+            assert (await sandbox.network_usage()).connections == 0
+            assert await sandbox.network_log() == []
             assert await sandbox.contexts.list() == ["python"]
             assert engine.copies.snapshots("") == []
             assert status(sandbox) == "hibernated"  # looking wakes nothing
@@ -164,11 +168,12 @@ def test_closed_ones_leave_nothing_in_either_engine(tmp_path: Path) -> None:
             await sandbox.close()
             await _gone(tmp_path)
             assert engine.copies_room.used_bytes == 0
-            await _asleep(engine)
+            await _asleep(engine, network=["example.org"])
         async with _engine(tmp_path) as engine:
             sandbox = await _arrived(engine)
             assert engine.copies_room.used_bytes > 0
             await sandbox.close()
+            await engine.wait_settled()
             await _gone(tmp_path)
             assert engine.copies_room.used_bytes == 0
             with pytest.raises(SandboxUnavailable):
@@ -372,6 +377,7 @@ def test_engine_of_before_refuses_it_with_the_reason(tmp_path: Path) -> None:
     assert formats[2]["asleep"]["home"]
 
 
+@pytest.mark.timeout(120 + 20 * min(STEPS, 500))
 def test_killed_at_any_step_it_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     """Never as it was before something that was answered; and nothing of it is left."""
     _, said = _killed(tmp_path / "0", 0)
@@ -388,10 +394,6 @@ def test_killed_at_any_step_it_is_there_whole_or_not_at_all(tmp_path: Path) -> N
         else:
             assert found in (None, "41 file"), f"step {at}"
         assert code == -signal.SIGKILL or "count" in words
-
-
-STEPS = int(os.environ.get("CELLWALL_TEST_STEPS", "12"))
-"""Most steps before which the engine is killed; 100000 is each of them."""
 
 
 def _killed(folder: Path, step: int) -> tuple[int, list[list[str]]]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.state.asleep import Asleep
-from cellwall.model.errors import CapacityError
+from cellwall.model.errors import CapacityError, CellwallError
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.pausing import Standstill
@@ -77,8 +77,13 @@ class StoredImage:
 
     async def _change(self, **changes: Any) -> None:  # noqa: ANN401 - fields of `Header`
         async with self._turn:
-            if self._is_there:
+            if not self._is_there:
+                return
+            try:
                 self.header = await self._durable.change(replace(self.header, **changes))
+            except CellwallError:
+                if self._is_there:  # else it was closed meanwhile
+                    raise
 
     async def retire(self) -> None:
         """Have it gone, also after a loss of power: its sandbox has come back.
