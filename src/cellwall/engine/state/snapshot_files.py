@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import stat
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,7 +68,7 @@ class SnapshotFiles:
         """Make the directory, for its owner alone. Raises UsageError if that cannot be."""
         self._folder = folder
         self._seal = seal
-        self._bases: dict[str, str] = {}
+        self._bases: defaultdict[str, set[str]] = defaultdict(set)
         """Ids of snapshots whose base was found right or written here, by its digest."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ class SnapshotFiles:
                 coming.folder.rename(self._folder / header.id)
         coming.give_up()
         if BASE in header.parts:
-            self._bases[header.parts[BASE].digest] = header.id
+            self._bases[header.parts[BASE].digest].add(header.id)
 
     def synchronise(self) -> None:
         """Have what is there, and what is gone, be so after a loss of power, too."""
@@ -171,19 +172,17 @@ class SnapshotFiles:
 
     def _linked_base(self, made: Path, fd: int, digest: str) -> Part | None:
         """Share the base of another snapshot, if there is one; return None if not."""
-        other = self._bases.get(digest)
-        if other is None:
-            return None
-        try:
-            os.link(self._folder / other / BASE, made / BASE, follow_symlinks=False)
-            size = os.stat(made / BASE).st_size
-            if size == os.fstat(fd).st_size:
-                return Part(size, size, digest)
-            (made / BASE).unlink()
-        except OSError as error:
-            if error.errno not in _NOT_LINKED:
-                raise
-        del self._bases[digest]
+        for other in list(self._bases.get(digest, ())):
+            try:
+                os.link(self._folder / other / BASE, made / BASE, follow_symlinks=False)
+                size = os.stat(made / BASE).st_size
+                if size == os.fstat(fd).st_size:
+                    return Part(size, size, digest)
+                (made / BASE).unlink()
+            except OSError as error:
+                if error.errno not in _NOT_LINKED:
+                    raise
+            self._bases[digest].discard(other)
         return None
 
     def _written(self, path: Path, snapshot: str, fd: int) -> Part:
@@ -252,7 +251,7 @@ class SnapshotFiles:
         if (size, digest) != (part.size, part.digest):
             raise header.damaged(f"its {name} is not what was written")
         if name == BASE:
-            self._bases.setdefault(part.digest, header.id)
+            self._bases[part.digest].add(header.id)
 
     def has_base(self, digest: str, snapshots: Collection[str]) -> bool:
         """Report whether one of these snapshots has a base with that digest, which is compared."""
@@ -262,7 +261,7 @@ class SnapshotFiles:
                 for chunk in _chunks(source):
                     found.update(chunk)
                 if found.hexdigest() == digest:
-                    self._bases[digest] = each
+                    self._bases[digest].add(each)
                     return True
         return False
 
@@ -292,6 +291,8 @@ class SnapshotFiles:
 
     def take_away(self, snapshot: str) -> Path | None:
         """Have a snapshot gone from now on; return what `removed` then removes."""
+        for having in list(self._bases.values()):
+            having.discard(snapshot)
         going = self._folder / f"{GOING}{snapshot}.{new_id()}"  # one id may go more than once
         with contextlib.suppress(OSError):  # another engine was sooner
             (self._folder / snapshot).rename(going)
