@@ -11,7 +11,9 @@ object and the remedy.
     │   ├── QuotaExceeded     the tenant's own share is full; the quota is named (429)
     │   └── ImageComing       an image is being pulled, which takes longer than the caller waits
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
+    │   └── NodeLost          the node that had it is lost, for ever; also an `Interrupted` (410)
     ├── Interrupted           the server ended during the execution, which is not run again (503)
+    ├── NodeUnreachable       the node that has the object does not answer now (503)
     ├── FileError             a file operation inside the sandbox was refused by its kernel; also
     │                         an `OSError`, of its kind: FileNotFoundError and so on
     ├── PortError             a connection to a port inside was refused, reset or not answered
@@ -19,6 +21,9 @@ object and the remedy.
     ├── SandboxBroken         a defect: please file a bug; the sandbox was destroyed (500)
     ├── AccessDenied          the server does not know the key, or it lacks the right (401, 403)
     └── ServerUnreachable     no server answers at that address, or no longer
+
+Every error goes whole through `pickle` and `copy`: between the processes of a fleet it stays of
+its kind, with its remedy and what else it says.
 """
 
 from __future__ import annotations
@@ -44,6 +49,14 @@ class CellwallError(Exception):
         super().__init__(_with_remedy(message, remedy))
         self.message = message
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by what the error has; its constructor is not called again."""
+        return _remade, (type(self), *self.args), self.__dict__
+
+
+def _remade(kind: type[CellwallError], *args: object) -> CellwallError:
+    return kind.__new__(kind, *args)
 
 
 class UsageError(CellwallError):
@@ -115,6 +128,27 @@ class Interrupted(CellwallError):
     """The server ended during the execution; its progress is unknown. It is never run again."""
 
     code = "interrupted"
+
+
+class NodeLost(SandboxUnavailable, Interrupted):
+    """The node that had the sandbox, or ran the execution, is lost with everything in it.
+
+    The program was not the reason. How far it came is unknown, and it is never run again by
+    itself. Which node an object had is in its id, so every id of that node's has this end.
+    """
+
+    code = "node_lost"
+
+
+class NodeUnreachable(CellwallError):
+    """The node that has the object does not answer now; it may come back with all that it has."""
+
+    code = "node_unreachable"
+
+    def __init__(self, message: str, *, retry_after_s: float, remedy: str | None = None) -> None:
+        """`retry_after_s` is the advised wait in seconds."""
+        super().__init__(message, remedy=remedy)
+        self.retry_after_s = retry_after_s
 
 
 class FileError(CellwallError, OSError):

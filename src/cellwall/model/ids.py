@@ -1,4 +1,4 @@
-"""Ids: 130 random bits in lower-case letters and digits.
+"""Ids: 130 random bits in lower-case letters and digits, behind the name of a node if there is one.
 
 No `-` or `_`: ids are used in host names. An id alone never gives access to anything.
 """
@@ -7,16 +7,52 @@ from __future__ import annotations
 
 import os
 
-_LETTERS = b"abcdefghijklmnopqrstuvwxyz234567" * 8
+from cellwall.model.errors import UsageError
+
+_ALPHABET = b"abcdefghijklmnopqrstuvwxyz234567"
+_LETTERS = _ALPHABET * 8
 """One letter for each value of a byte; 32 divides 256, so all letters are equally likely."""
 _LENGTH = 26
+NODE_LENGTH = 4
+"""Number of letters of a node's name; 32 ** 4 names are enough for ever, and one is never used
+again."""
 
 
-def new_id(prefix: str = "") -> str:
-    """Return a fresh id; `prefix` is a short word such as a node's name."""
-    return prefix + os.urandom(_LENGTH).translate(_LETTERS).decode("ascii")
+def new_id(node: str = "") -> str:
+    """Return a fresh id; `node` is the name of the node whose object it is, where there is one."""
+    return node + _drawn(_LENGTH)
 
 
-def is_id(text: str) -> bool:
-    """Report whether a text has the form of an id without a prefix."""
-    return len(text) == _LENGTH and all(letter in _LETTERS for letter in text.encode())
+def is_id(text: str, node: str = "") -> bool:
+    """Report whether a text has the form of an id of that node, or of one without a node."""
+    return len(text) == len(node) + _LENGTH and text.startswith(node) and _is_of_letters(text)
+
+
+def new_node() -> str:
+    """Return a fresh name of a node."""
+    return _drawn(NODE_LENGTH)
+
+
+def check_node(name: str) -> str:
+    """Return a name of a node. Raises UsageError if it has not the form of one."""
+    if len(name) != NODE_LENGTH or not _is_of_letters(name):
+        raise UsageError(
+            f"node: {name[:32]!r} is not the name of a node",
+            remedy=f"give {NODE_LENGTH} of the letters a to z and the digits 2 to 7",
+        )
+    return name
+
+
+def node_of(text: str) -> str:
+    """Return the name of the node that an id begins with; empty if it begins with none."""
+    if len(text) != NODE_LENGTH + _LENGTH or not _is_of_letters(text):
+        return ""
+    return text[:NODE_LENGTH]
+
+
+def _drawn(length: int) -> str:
+    return os.urandom(length).translate(_LETTERS).decode("ascii")
+
+
+def _is_of_letters(text: str) -> bool:
+    return text.isascii() and not text.encode().strip(_ALPHABET)

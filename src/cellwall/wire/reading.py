@@ -22,6 +22,8 @@ from cellwall.model.errors import (
     HostUnsupported,
     ImageComing,
     Interrupted,
+    NodeLost,
+    NodeUnreachable,
     NotFound,
     PortError,
     QuotaExceeded,
@@ -241,6 +243,7 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "conflict": Conflict,
     "idempotency": Conflict,
     "interrupted": Interrupted,
+    "node_lost": NodeLost,
     "gone": NotFound,
     "sandbox_unavailable": SandboxUnavailable,
     "sandbox_broken": SandboxBroken,
@@ -249,9 +252,11 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "host_refused": AccessDenied,
     "origin_refused": AccessDenied,
 }
-_CAPACITY = frozenset(
+_PASSING = frozenset(
     {"capacity", "quota", "rate_limited", "store_busy", "store_full", "image_coming"}
+    | {NodeUnreachable.code}
 )
+"""Codes of errors that name a wait."""
 _PORT = frozenset({"port", "port_unreachable", "port_protocol"})
 
 
@@ -262,9 +267,11 @@ def error_of(error: Json, status: int = 500, retry_after_s: float = 1.0) -> Cell
     return made
 
 
-def _full(error: Json, retry_after_s: float) -> CapacityError:
+def _full(error: Json, retry_after_s: float) -> CapacityError | NodeUnreachable:
     message, remedy = str(error.get("message", "")), error.get("remedy")
     made: CapacityError
+    if error.get("code") == NodeUnreachable.code:
+        return NodeUnreachable(message, retry_after_s=retry_after_s, remedy=remedy)
     if "quota" in error:
         quota = str(error["quota"])
         made = QuotaExceeded(quota, message, retry_after_s=retry_after_s, remedy=remedy)
@@ -282,7 +289,7 @@ def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
     remedy = error.get("remedy")
     if code == "file":
         return FileError(message, reason=str(error.get("reason", "invalid")), remedy=remedy)
-    if code in _CAPACITY:
+    if code in _PASSING:
         return _full(error, retry_after_s)
     if code in _PORT:
         return PortError(message, reason=str(error.get("reason", "refused")), remedy=remedy)

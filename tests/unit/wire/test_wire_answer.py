@@ -136,6 +136,7 @@ def test_end_without_outcome_is_refused() -> None:
 def _every_error() -> list[errors.CellwallError]:
     extra: dict[str, dict[str, object]] = {
         "CapacityError": {"retry_after_s": 1.0},
+        "NodeUnreachable": {"retry_after_s": 1.0},
         "FileError": {"reason": "not_found"},
         "PortError": {"reason": "refused"},
     }

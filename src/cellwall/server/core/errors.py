@@ -19,6 +19,7 @@ from cellwall.model.errors import (
     FileError,
     HostUnsupported,
     Interrupted,
+    NodeUnreachable,
     NotFound,
     PortError,
     QuotaExceeded,
@@ -65,6 +66,7 @@ _STATUS: dict[type[CellwallError], int] = {
     QuotaExceeded: 429,
     SandboxUnavailable: 410,
     Interrupted: 503,
+    NodeUnreachable: 503,
     StoreFull: 507,
     HostUnsupported: 503,
     SandboxBroken: 500,
@@ -102,7 +104,7 @@ def status_of(error: BaseException) -> int:
 
 def headers_of(error: BaseException) -> dict[str, str]:
     """Return the headers that belong to the answer about `error`."""
-    if isinstance(error, CapacityError):
+    if isinstance(error, (CapacityError, NodeUnreachable)):
         return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
     return error.headers if isinstance(error, HttpError) else {}
 
