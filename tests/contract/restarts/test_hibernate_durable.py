@@ -198,6 +198,22 @@ def test_bound_of_pauses_ends_it_in_the_next_engine(tmp_path: Path) -> None:
     asyncio.run(ended())
 
 
+def test_one_whose_pauses_are_over_does_not_arrive(tmp_path: Path) -> None:
+    """The bound is the one that the operator has set now."""
+
+    async def over() -> None:
+        async with _engine(tmp_path) as engine:
+            name = (await _asleep(engine)).id
+        async with _engine(tmp_path, paused_s=0.01) as engine:
+            arrived = await engine.take_over()
+            assert arrived.sandboxes == ()
+            assert arrived.refused == {name: "it was paused for 0.01 s"}
+            await _gone(tmp_path)
+            assert engine.copies_room.used_bytes == 0
+
+    asyncio.run(over())
+
+
 async def _refused(
     folder: Path, error: type[CellwallError], match: str, floor: Floor | None = None, **more: Any
 ) -> CellwallError:
