@@ -214,7 +214,12 @@ async def opened(
     store = await _store(url, has_journal=loaded.server.journal)
     try:
         settings = _with_snapshots(loaded, directory)
-        engine = Engine(directory, settings, keeps_sandboxes=loaded.server.keep_sessions)
+        engine = Engine(
+            directory,
+            settings,
+            keeps_sandboxes=loaded.server.keep_sessions,
+            keeps_hibernated=store is not None,
+        )
         redactor = None if log is None else log.redactor
         state = State(engine, loaded.server, keys, store, redactor, store_disk(url))
         connect(state, log)

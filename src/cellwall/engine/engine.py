@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,14 +43,11 @@ from cellwall.model.execution import Execution
 from cellwall.model.ids import accepted_id
 from cellwall.runtimes.base import (
     ImageRoot,
-    KeepsSandboxes,
-    NotTakenOver,
     PreparesVolumes,
     RuntimeGone,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
-    TakenOver,
 )
 from cellwall.surface.shared.tasks import Tasks
 from cellwall.surface.tools.tools import Offer, Tools, box_of
@@ -108,11 +105,13 @@ class Engine:
         templates: Templates | None = None,
         answers_first: bool = False,
         keeps_sandboxes: bool = False,
+        keeps_hibernated: bool = False,
     ) -> None:
         """Touch nothing yet; `templates` replaces the store of the state directory.
 
         With `keeps_sandboxes` sessions outlive this process, where their runtime can do that, and
-        the engine takes over those of an earlier one when `take_over` is called.
+        the engine takes over those of an earlier one when `take_over` is called. With
+        `keeps_hibernated` so do hibernated sandboxes, if there is a `snapshots_dir`.
 
         With `answers_first` the first programs do not wait for what only pays with many: a jail
         prepares that behind them.
@@ -123,6 +122,7 @@ class Engine:
         self._built: dict[str, BuiltTemplate] = {}
         self._building = asyncio.Lock()
         self._keeps_sandboxes = keeps_sandboxes
+        self._keeps_hibernated = keeps_hibernated
         self._runtimes = Runtimes(
             self.state_dir,
             self.settings,
@@ -386,7 +386,7 @@ class Engine:
         """The forks and snapshots of this engine's sandboxes."""
         from cellwall.engine.state.making import copies_of  # most engines copy none
 
-        found = partial(copies_of, self, self._runtimes)
+        found = partial(copies_of, self, self._runtimes, keeps_hibernated=self._keeps_hibernated)
         return found(self._claim_copy, self._adopt_copy, self._release)
 
     async def _claim_copy(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
@@ -412,47 +412,14 @@ class Engine:
             )
 
     async def take_over(self) -> Arrivals:
-        """Take over the sandboxes that an earlier process of this state directory has left.
+        """Go on with the sandboxes that an earlier process of this state directory has left.
 
         The caller takes on their commands that go on, and awaits `Arrivals.settle`.
         """
-        from cellwall.engine.parts.kept import Arrivals  # most engines keep nothing
+        from cellwall.engine.state.arriving import Arriving  # most engines keep nothing
 
-        arrived: list[tuple[AsyncSandbox, TakenOver]] = []
-        refused: dict[str, str] = {}
-        for name in self._runtimes.allowed() if self._keeps_sandboxes else ():
-            runtime = self._runtimes.get(name)
-            found = await runtime.take_over() if isinstance(runtime, KeepsSandboxes) else []
-            for each in found:
-                if isinstance(each, NotTakenOver):
-                    refused[each.sandbox_id] = each.reason
-                else:
-                    arrived.append((await self._arrived(runtime, each), each))
-        sandboxes = tuple(sandbox for sandbox, _ in arrived)
-        return Arrivals(sandboxes, refused, partial(self._settle, arrived))
-
-    async def _arrived(self, runtime: Runtime, taken: TakenOver) -> AsyncSandbox:
-        from cellwall.engine.parts.kept import Facts, restore_network
-
-        facts = Facts(**taken.owner)
-        spec = replace(taken.spec, sandbox_id=facts.id or taken.spec.sandbox_id)
-        live = ClaimedSandbox(taken.sandbox, spec, taken.sandbox.readings())
-        live.trust = facts.trust
-        self._pool.take_over(runtime, taken.spec)
-        pauses = check_choice(facts.auto_pause_s, facts.resume, self.settings, facts.hibernate_s)
-        sandbox = self._held(live, runtime, None, (facts.tenant, pauses))
-        sandbox.go_on(facts, taken.found.contexts)
-        sandbox.lost_bytes = taken.found.lost_bytes
-        sandbox.lost = await restore_network(sandbox, self.outside, facts)
-        return sandbox
-
-    async def _settle(self, arrived: Sequence[tuple[AsyncSandbox, TakenOver]]) -> None:
-        """End what was not taken on in sandboxes that were taken over; see `Arrivals`."""
-        from cellwall.engine.parts.kept import count_kills, settle
-
-        for sandbox, taken in arrived:
-            await count_kills(sandbox, taken.found)
-            self._tasks.spawn(settle(sandbox, taken.found, was_paused=taken.was_paused))
+        arriving = Arriving(self, self._runtimes, self._pool, self._tasks, self._held)
+        return await arriving.take_over(lives=self._keeps_sandboxes, sleeps=self._keeps_hibernated)
 
     async def prepare_volumes(self) -> None:
         """Have the first volume sooner, on the runtime that is used by default."""
@@ -576,7 +543,7 @@ class Engine:
         await self._no_caller.wait()
         await self._runtimes.wait_kept()
         for sandbox in list(self._sandboxes.values()):
-            if sandbox.is_kept:
+            if sandbox.is_kept or sandbox.hibernation.is_stored:
                 sandbox.leave()
             else:
                 await sandbox.close()

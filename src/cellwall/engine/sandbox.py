@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.history.room import Share
     from cellwall.engine.parts.network import Outside
+    from cellwall.engine.parts.pausing import Standstill
     from cellwall.engine.parts.ports import Ports
     from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.engine.state.copies import Copies, Heritage
+    from cellwall.engine.state.stored_image import StoredImage
     from cellwall.model.execution import CommandResult, Event, Execution, Installation
     from cellwall.model.limits import Limits
     from cellwall.model.network import NetworkPolicy
@@ -140,6 +142,21 @@ class AsyncSandbox:
         self._pausing.extend(facts.left_s)
         self.contexts.resume(contexts)
 
+    def sleep_on(self, stored: StoredImage, *, is_kept_later: bool) -> None:
+        """Go on as one that an earlier process has hibernated; made without processes.
+
+        `is_kept_later`: whether it is to outlive this process once it has some.
+        """
+        header, asleep = stored.header, stored.asleep
+        self.created_at = header.created_at
+        self._was_kept = is_kept_later
+        self.lost = ", ".join(f"tool {name!r} of the host" for name in header.tools)
+        self._pausing.sleep_on(asleep.stand)
+        self.contexts.sleep_on(asleep.contexts)
+        if not header.has_session:
+            self.contexts.begin_anew()
+        self.hibernation.sleep_on(stored)
+
     async def pause_again(self) -> None:
         """Pause what an earlier process had paused, unless a caller uses it by now."""
         recorders = {command.attempt.recorder for command in self.commands.taken_on}
@@ -149,11 +166,14 @@ class AsyncSandbox:
         """Give it up and end nothing: the next server takes it over."""
         if self._closed:
             return
+        self.hibernation.leave()
         self._stop()
         reason = "the server ended, and the sandbox goes on"
         for recorder in list(self.live.running):
             recorder.settle(Cause.CANCEL, reason)
         self.live.ended_because = reason
+        if self.live.asleep is not None:
+            return
         held = self.live.runtime_sandbox
         if isinstance(held, Keepable):
             held.leave()
@@ -193,6 +213,11 @@ class AsyncSandbox:
     def posture(self) -> Mapping[str, Any]:
         """Facts of its confinement, as read back from the OS."""
         return self.live.runtime_sandbox.posture
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is, for quotas and records; empty in the library."""
+        return self._tenant
 
     @property
     def limits(self) -> Limits:
@@ -423,6 +448,11 @@ class AsyncSandbox:
         self._pausing.extend(life_s)
         if self.is_kept:
             self.keep()
+        await self.hibernation.note_times()
+
+    def standstill(self) -> Standstill:
+        """Return its clocks while it is paused, as a later process can read them."""
+        return self._pausing.standstill()
 
     async def pause(self) -> None:
         """Stop its processes where they are; return when they stand still. Idempotent.

@@ -143,10 +143,11 @@ class State:
         await self.notices.open(self.store)
         if self.engine.settings.snapshots_dir:
             self.engine.copies.open()
+        if self.stored_keys is not None:
+            await self.stored_keys.refresh()  # recovery asks whether a tenant still has one
         if self.store is not None:
             await recover(self, self.store)
         if self.stored_keys is not None:
-            await self.stored_keys.refresh()
             self.tasks.spawn(self.stored_keys.watch())
         self.tasks.spawn(self.connections.watch())
         self._on_timer()

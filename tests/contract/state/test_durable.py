@@ -377,13 +377,13 @@ def test_without_room_for_the_base_nothing_is_written(
 ) -> None:
     """Bytes are counted before they are on the disk."""
     written: list[str] = []
-    write = SnapshotFiles.write
+    prepare = SnapshotFiles.prepare
 
     def noted(files: SnapshotFiles, header: Any, *more: Any) -> Any:
         written.append(header.name)
-        return write(files, header, *more)
+        return prepare(files, header, *more)
 
-    monkeypatch.setattr(SnapshotFiles, "write", noted)
+    monkeypatch.setattr(SnapshotFiles, "prepare", noted)
 
     async def refused() -> None:
         for room, names in ((16, []), (64, ["kept"])):  # the second is the control

@@ -101,6 +101,7 @@ NO_REQUESTS = {
         *("go_on_in_fresh", "on_laid_down", "heritage"),  # of its hibernations
         *("network_log", "network_usage", "set_network"),  # of the host's side alone
         *("go_on", "keep", "leave", "pause_again"),  # of the engine, when a server ends or begins
+        *("sleep_on", "standstill"),  # the same, of hibernated ones
         *("for_model", "install"),  # made of commands and files
     },
     "Files": {
@@ -109,6 +110,7 @@ NO_REQUESTS = {
     },
     "Contexts": {
         *("alone", "note_ended", "resume", "spoken", "take_over"),  # of the engine
+        *("known", "sleep_on"),  # the same
         *("begin_anew", "end_others", "is_busy", "is_told_of_successor"),  # of hibernations
         *("birth", "check", "ensure", "language", "mark_ended", "names", "turn"),
         "list",  # looks, and has its own test

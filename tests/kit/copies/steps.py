@@ -17,6 +17,10 @@ from typing import Any
 
 MODULES = (
     "engine/state/copies.py",
+    "engine/state/durable.py",
+    "engine/state/hibernation.py",
+    "engine/state/snapshot_files.py",
+    "engine/state/stored_image.py",
     "engine/parts/pausing.py",
     "runtimes/jail/copying.py",
     "runtimes/jail/sandbox.py",

@@ -86,7 +86,7 @@ def test_it_is_seen_everywhere_and_only_a_request_brings_it_back(server: Server)
     assert run_cell(client, place, "print(x + 1)")["stdout"] == "42\n"
     found = client.get(place).json()
     assert (found["id"], found["status"]) == (sandbox, "running")
-    assert found["hibernated_bytes"] is None
+    assert (found["hibernated_bytes"], found["hibernated_durable"]) == (None, None)
     assert client.get("/quota").json()["use"]["memory_mb"] == taken["memory_mb"]
     _hibernated(client, place)
     assert client.post(f"{place}/resume").json()["status"] == "running"

@@ -454,3 +454,19 @@ def test_waiting_item_costs_at_most_400_bytes() -> None:
     tracemalloc.stop()
     assert len(kept) == scene.queue.queued == 20_000
     assert size / 20_000 <= 400
+
+
+def test_promise_that_is_expected_holds_nothing_before_it_is_taken() -> None:
+    scene = Scene(capacity=Cost(600, 1000, 1000), tiers={"a": Quotas(sandboxes=1)})
+    first, second = (scene.queue.expect("a", COST) for _ in range(2))
+    assert scene.machine.promised == NOTHING
+    first.take_again()
+    assert scene.machine.promised == COST
+    with pytest.raises(QuotaExceeded):
+        second.take_again()
+    first.release()
+    second.take_again()
+    second.release()
+    assert scene.machine.promised == NOTHING
+    with pytest.raises(UsageError, match="can never fit"):
+        scene.queue.expect("a", Cost(601, 1, 1)).take_again()

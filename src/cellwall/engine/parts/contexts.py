@@ -82,6 +82,10 @@ class Contexts:
         """Return the language of each context that has an interpreter, by its name."""
         return {name: self._known[name].language.name for name in self.names()}
 
+    def known(self) -> dict[str, str]:
+        """Return the language of each context that there is, or was, by its name."""
+        return {name: context.language.name for name, context in self._known.items()}
+
     def is_busy(self, name: str) -> bool:
         """Whether a cell has the turn of a context."""
         context = self._known.get(name)
@@ -109,6 +113,18 @@ class Contexts:
         """Know the contexts that a copy has had since its start."""
         for name, language in spoken.items():
             self._known[name] = _Context(registry.find(language), "alive")
+
+    def sleep_on(self, known: Mapping[str, str]) -> None:
+        """Know the contexts that a hibernated sandbox had; only the default one comes back.
+
+        Those of a language that this version does not know are not listed.
+        """
+        self._known = {
+            name: _Context(registry.LANGUAGES[language], "alive" if name == DEFAULT else "ended")
+            for name, language in known.items()
+            if language in registry.LANGUAGES
+        }
+        self._known.setdefault(DEFAULT, _Context(registry.find("python")))
 
     def resume(self, found: Iterable[ContextFound]) -> None:
         """Begin with the contexts that an earlier server's sandbox has instead.

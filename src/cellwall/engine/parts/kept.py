@@ -102,6 +102,9 @@ class Arrivals:
     sandboxes: tuple[AsyncSandbox, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why the others have ended, by id."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Why headers of what is stored cannot be read, by id: of hibernated sandboxes, or of
+    snapshots."""
     settle: Callable[[], Awaitable[None]] = _nothing
     """Ends what ran in them and was not taken on, and pauses what was paused; to be awaited once,
     after commands were taken on. It returns before all of that is over."""

@@ -195,6 +195,11 @@ class Outside:
         if live.network is not None:
             self._closings.spawn(self._close(live.spec.sandbox_id))
 
+    def know(self, live: ClaimedSandbox, policy: NetworkPolicy, tenant: str) -> None:
+        """Know the policy of a hibernated sandbox, whose way out is opened when it comes back."""
+        network = SandboxNetwork(self, live, policy, tenant, None)
+        live.network = self._networks[live.spec.sandbox_id] = network
+
     def put_down(self, live: ClaimedSandbox) -> None:
         """Close the way out of a sandbox whose processes end for a while, in the background."""
         network = self._networks.get(live.spec.sandbox_id)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from cellwall.model.errors import CellwallError, Conflict, SandboxBroken
 from cellwall.runtimes.base import PagesOut, Pauses, no_pause
@@ -39,6 +39,19 @@ _DRIFT_S = 0.05
 """Seconds by which the clocks may differ more than before; beyond that the wall clock was set."""
 
 
+class Standstill(NamedTuple):
+    """The clocks of a paused sandbox, as the next process can read them."""
+
+    since: float
+    """When they stopped, in seconds since the epoch."""
+    left_s: float
+    """Seconds of its life that were left then."""
+    used_s: float
+    """Seconds of earlier pauses, of those that the bound is for."""
+    past_s: float
+    """Seconds of all earlier pauses."""
+
+
 class Hibernation(Protocol):
     """What writes a sandbox down and brings it back, which `engine.state.hibernation` makes."""
 
@@ -56,7 +69,7 @@ class Hibernation(Protocol):
     async def put_down_files(self) -> tuple[str, ...]:
         """Do the same with its files alone: all that runs is left behind."""
 
-    def forget_session(self) -> tuple[str, ...]:
+    async def forget_session(self) -> tuple[str, ...]:
         """Keep the files alone of one that is hibernated; return what is lost by that."""
 
     async def settle(self) -> None:
@@ -342,7 +355,7 @@ class Pausing:
                     remedy="try again",
                     is_passing=True,
                 )
-            return hibernation.forget_session()
+            return await hibernation.forget_session()
 
     async def _stand_alone(self) -> None:
         """Let the clocks stand still while the guest can answer."""
@@ -456,6 +469,20 @@ class Pausing:
         self._past_s += now_s - self._since_s
         self._since_s, self._ends_s = now_s, now_s + life_s
         self._arm(self._choice.paused_s, self._on_too_long)
+
+    def standstill(self) -> Standstill:
+        """Return its clocks, which stand still."""
+        since = time.time() - (self._loop.time() - self._since_s)
+        return Standstill(since, self.left_s, self._used_s, self._past_s)
+
+    def sleep_on(self, stand: Standstill) -> None:
+        """Be hibernated, as an earlier process left it; the bound of its pauses has gone on."""
+        self._state = "hibernated"
+        ago_s = max(0.0, time.time() - stand.since)
+        self._since_s = self._loop.time() - ago_s
+        self._ends_s = self._since_s + stand.left_s
+        self._used_s, self._past_s = stand.used_s, stand.past_s
+        self._arm(self._choice.paused_s - self._used_s - ago_s, self._on_too_long)
 
     def stop(self) -> None:
         """Stop the clocks of a sandbox that has ended, and hold it no longer."""

@@ -65,9 +65,11 @@ class Promise:
 
     __slots__ = ("_cost", "_counted", "_is_held", "_line", "_queue")
 
-    def __init__(self, queue: FairQueue, line: _Line, cost: Cost, counted: Cost) -> None:
+    def __init__(
+        self, queue: FairQueue, line: _Line, cost: Cost, counted: Cost, *, is_held: bool = True
+    ) -> None:
         self._queue: FairQueue | None = queue
-        self._is_held = True
+        self._is_held = is_held
         self._line = line
         self._cost = cost
         self._counted = counted
@@ -86,6 +88,7 @@ class Promise:
     def take_again(self) -> None:
         """Hold it again, unless it is held, or given back for good. Raises as `FairQueue.hold`."""
         if self._queue is not None and not self._is_held:
+            self._queue.machine.check_ever(self._cost)
             self._queue._take(self._line, self._cost, self._counted, is_new=False)
             self._is_held = True
 
@@ -243,6 +246,11 @@ class FairQueue:
         self.machine.check_ever(cost)
         self._take(line, cost, counted, is_new=True)
         return Promise(self, line, cost, counted)
+
+    def expect(self, tenant: str, cost: Cost) -> Promise:
+        """Return the promise to a sandbox that holds nothing before `take_again`."""
+        counted = self._overcommit.counted(cost)
+        return Promise(self, self._line(tenant), cost, counted, is_held=False)
 
     def _take(self, line: _Line, cost: Cost, counted: Cost, *, is_new: bool) -> None:
         tenant = line.use.tenant

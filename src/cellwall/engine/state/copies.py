@@ -116,6 +116,8 @@ class Host(NamedTuple):
     """Name of the node that its ids begin with; empty: none."""
     revive: Callable[[Header, Floor], Awaitable[tuple[Runtime, Heritage]]]
     """Returns what a snapshot of an ended engine is restored with, as far as it is allowed now."""
+    keeps_hibernated: bool = False
+    """Whether hibernated sandboxes are kept beyond the engine, too."""
 
     def folder_of(self) -> Path | None:
         """Return where sessions are written down; None: in memory."""
@@ -303,7 +305,7 @@ class Copies:
         async with kept.loading:
             if kept.written is None:
                 assert kept.header is not None  # noqa: S101  it would be nowhere
-                written = await self._load(kept.header, floor)
+                written = await self.load(kept.header, floor)
                 # Deleted meanwhile, or not to stay: it is for this caller alone.
                 if kept.snapshot.id in self._kept and self._host.folder_of() is not None:
                     kept.written = written
@@ -312,7 +314,8 @@ class Copies:
             kept.written.users += 1
             return kept.written
 
-    async def _load(self, header: Header, floor: Floor) -> Written:
+    async def load(self, header: Header, floor: Floor) -> Written:
+        """Load what is stored, as far as it is allowed now. Raises Conflict, UsageError."""
         assert self._durable is not None  # noqa: S101  the header came from there
         runtime, heritage = await self._host.revive(header, floor)
         template = heritage.spec.template
@@ -476,6 +479,16 @@ class Copies:
         made = await self._host.adopt(live, runtime, heritage)
         made.contexts.take_over(written.contexts)
         return made
+
+    @property
+    def durable(self) -> DurableSnapshots | None:
+        """What keeps snapshots beyond the engine, if it has a place for them."""
+        return self._durable
+
+    @property
+    def hibernated(self) -> DurableSnapshots | None:
+        """What keeps hibernated sandboxes beyond the engine, if anything does."""
+        return self._durable if self._host.keeps_hibernated else None
 
     def runtime_of(self, source: AsyncSandbox) -> Runtime:
         """Return the runtime of a sandbox."""

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from cellwall.engine.state.snapshot_files import BASE, SnapshotFiles
+from cellwall.engine.state.snapshot_files import BASE, Coming, SnapshotFiles
 from cellwall.engine.state.snapshot_header import Header
-from cellwall.model.errors import CapacityError, Conflict, NotFound
+from cellwall.model.errors import CapacityError, CellwallError, Conflict, NotFound, SandboxBroken
 from cellwall.runtimes.copies import (
     CopiesSessions,
     LineageFacts,
     SessionImage,
     StoresLineages,
 )
+from cellwall.store import key_file
 
 if TYPE_CHECKING:
+    from cellwall.engine.state.asleep import Asleep
     from cellwall.engine.state.copies import Heritage
     from cellwall.engine.state.disk_budget import DiskBudget, SessionBudget
     from cellwall.model.snapshot import Snapshot
@@ -34,6 +39,11 @@ if TYPE_CHECKING:
     from cellwall.runtimes.copies import SessionFiles
 
 R = TypeVar("R")
+_HOME = "home.key"
+"""Name of the file in the state directory that its name is made of."""
+_HOME_CHARS = 32
+_LEFT_S = 3600.0
+"""Seconds after its end for which a hibernated sandbox is left to its own home."""
 _BASES = "\0bases"
 """Whose the bases are in the budget: no tenant's, because snapshots of several share one."""
 
@@ -52,6 +62,24 @@ class _Base:
     lineage: str
     """Name of the stored lineage whose base it is."""
     snapshots: set[str]
+
+
+class Begun(NamedTuple):
+    """What is on the disk, and not there yet: `put`, or `give_up`."""
+
+    durable: DurableSnapshots
+    coming: Coming
+    lineage: str
+    taken: SessionBudget | None
+    """Bytes of its base, if it is the first with that one."""
+
+    def put(self) -> Header:
+        """Have it there, at once; return its header. Raises CapacityError, with nothing left."""
+        return self.durable.put(self)
+
+    def give_up(self) -> None:
+        """Remove it, in the background."""
+        self.durable.give_up(self)
 
 
 class DurableSnapshots:
@@ -85,14 +113,31 @@ class DurableSnapshots:
         self._known = found
         for each in gone:
             self._forget_base(each)
-        return sorted((h for h in headers if h is not None), key=lambda h: h.created_at), gone
+        snapshots = [each for each in headers if each is not None and each.asleep is None]
+        for header in headers:
+            if header is not None and header.asleep is not None:
+                self._remove_left(header)
+        return sorted(snapshots, key=lambda each: each.created_at), gone
+
+    def _remove_left(self, header: Header) -> None:
+        """Remove a hibernated sandbox of another home that has been over for long.
+
+        That home's engine would have removed it; this one's are `sleepers`'.
+        """
+        if header.expires_at + _LEFT_S < time.time() and not self._is_ours(header):
+            self.remove(header.id)
 
     def hold(self, header: Header) -> SessionBudget:
-        """Count a snapshot that an earlier engine stored, whether there is room or not."""
+        """Count what an earlier engine stored, whether there is room or not."""
+        self._known.add(header.id)
         budget = self._room.begin(header.taken_bytes, header.tenant)
         budget.hold(header.taken_bytes)
         self._count_base(header)
         return budget
+
+    def no_budget(self) -> SessionBudget:
+        """Return the budget of what is counted elsewhere."""
+        return self._room.begin(0)
 
     def sweep(self) -> int:
         """Remove what killed engines left half made."""
@@ -104,35 +149,141 @@ class DurableSnapshots:
         self, made: Snapshot, session: Session, heritage: Heritage, runtime: str
     ) -> Header:
         """Store a session that was written down. Raises CapacityError, HostUnsupported."""
-        lineage = session.image.lineage
-        facts = await session.copier.facts_of(lineage)
-        header = _header(made, session.image, heritage, facts, runtime)
-        digest, taken = self._digests.get(lineage) or await self._found_base(lineage), None
-        maps = os.memfd_create("maps", os.MFD_CLOEXEC)
-        parts = {
-            "memory": session.files.memory,
-            "archive": session.files.archive,
-            BASE: facts.base,
-            "maps": maps,
-        }
-        self._writing.add(made.id)
+        begun = await self.begin(made, session, heritage, runtime)
+        stored = begun.put()
         try:
-            if digest not in self._bases:
-                taken = self._taken_for_base(os.fstat(facts.base).st_size)
-            os.write(maps, facts.maps)
-            stored = await _in_thread(lambda: self._files.write(header, parts, digest))
-            self._digests[lineage] = stored.parts[BASE].digest
-            self._count_base(stored, taken)
-            self._known.add(made.id)
+            await self.synchronise()
         except BaseException:
-            if taken is not None:
-                taken.give_back()
             self.remove(made.id)
             raise
-        finally:
-            os.close(maps)
-            self._writing.discard(made.id)
         return stored
+
+    async def begin(
+        self,
+        made: Snapshot,
+        session: Session,
+        heritage: Heritage,
+        runtime: str,
+        asleep: Asleep | None = None,
+    ) -> Begun:
+        """Write what was written down to the disk, and have it not there before `Begun.put`.
+
+        `asleep`: what is known of the sandbox, if it is to be hibernated. Raises as `keep`.
+        """
+        facts = None
+        if session.image.has_session:
+            facts = await session.copier.facts_of(session.image.lineage)
+        header = _header(made, session.image, heritage, facts, runtime)
+        if asleep is not None:
+            header = replace(header, asleep=asleep.as_json())
+        self._writing.add(made.id)
+        taken, coming = None, list[Coming]()
+        try:
+            with contextlib.ExitStack() as held:
+                parts, digest = {"archive": session.files.archive}, ""
+                if facts is not None:
+                    digest = await self._digest_of(session.image.lineage)
+                    if digest not in self._bases:
+                        taken = self._taken_for_base(os.fstat(facts.base).st_size)
+                    maps = os.memfd_create("maps", os.MFD_CLOEXEC)
+                    held.callback(os.close, maps)
+                    os.write(maps, facts.maps)
+                    parts |= {"memory": session.files.memory, BASE: facts.base, "maps": maps}
+                await _in_thread(lambda: coming.append(self._files.prepare(header, parts, digest)))
+        except BaseException:
+            for each in coming:
+                each.give_up()
+            self._gave_up(made.id, taken)
+            raise
+        return Begun(self, coming[0], session.image.lineage, taken)
+
+    async def _digest_of(self, lineage: str) -> str:
+        return self._digests.get(lineage) or await self._found_base(lineage)
+
+    def put(self, begun: Begun) -> Header:
+        """Have what was begun there: `Begun.put`."""
+        stored = begun.coming.header
+        try:
+            self._files.publish(begun.coming)
+        except BaseException:
+            self.give_up(begun)
+            raise
+        if BASE in stored.parts:
+            self._digests[begun.lineage] = stored.parts[BASE].digest
+        self._count_base(stored, begun.taken)
+        self._known.add(stored.id)
+        self._writing.discard(stored.id)
+        return stored
+
+    def give_up(self, begun: Begun) -> None:
+        """Remove what was begun: `Begun.give_up`."""
+        self._gave_up(begun.coming.header.id, begun.taken)
+        asyncio.get_running_loop().run_in_executor(None, begun.coming.give_up)
+
+    def _gave_up(self, snapshot: str, taken: SessionBudget | None) -> None:
+        if taken is not None:
+            taken.give_back()
+        self._writing.discard(snapshot)
+
+    async def synchronise(self) -> None:
+        """Return when what is there, and gone, is so after a loss of power. CapacityError."""
+        await _in_thread(self._files.synchronise)
+
+    # -- hibernated sandboxes --------------------------------------------------------------
+
+    def asleep(self) -> tuple[list[Header], dict[str, str]]:
+        """Return this home's hibernated sandboxes, and why other headers cannot be read, by id."""
+        found, unread = [], dict[str, str]()
+        for each in sorted(self._files.ids() - self._writing):
+            try:
+                header = self._files.read(each)
+            except CellwallError as error:
+                unread[each] = error.message
+                continue
+            if header is not None and header.asleep is not None and self._is_ours(header):
+                found.append(header)
+        return found, unread
+
+    def _is_ours(self, header: Header) -> bool:
+        return header.asleep is not None and header.asleep.get("home") == self.home
+
+    @cached_property
+    def home(self) -> str:
+        """Name of this engine's state directory in the headers of its hibernated sandboxes.
+
+        An engine of another one may use the same directory for snapshots. Raises UsageError.
+        """
+        key = key_file.read(self._folder / _HOME, "the name of this home", may_make=True)
+        return hashlib.sha256(key).hexdigest()[:_HOME_CHARS]
+
+    async def change(self, header: Header) -> Header:
+        """Write the header of a hibernated sandbox anew; return it.
+
+        Raises CapacityError, NotFound, Conflict if its variables cannot be read with this key.
+        """
+        if header.refusal:
+            raise Conflict(
+                f"{header.called}: {header.refusal}",
+                remedy="give the engine the key that it was made with (snapshots_key_file)",
+            )
+        await _in_thread(lambda: self._files.change(header))
+        if BASE not in header.parts:
+            self._forget_base(header.id)
+        return header
+
+    async def retire(self, sandbox: str) -> None:
+        """Have the image of one that has come back gone, also after a loss of power.
+
+        Raises SandboxBroken if it cannot be removed.
+        """
+        going = self._files.take_away(sandbox)
+        if going is None and self._files.is_there(sandbox):
+            raise SandboxBroken(
+                f"wake: {sandbox}: its image cannot be removed from the disk",
+                remedy="have the operator look at snapshots_dir",
+            )
+        await self.synchronise()
+        self._gone(sandbox, going)
 
     # -- loading ---------------------------------------------------------------------------
 
@@ -143,9 +294,11 @@ class DurableSnapshots:
         """
         copier = _copier_of(runtime)
         lineage = header.lineage
-        await self._adopt(header, copier, lineage, template)
+        if lineage:
+            await self._adopt(header, copier, lineage, template)
         try:
-            self._digests[lineage] = header.parts[BASE].digest
+            if lineage:
+                self._digests[lineage] = header.parts[BASE].digest
             files = copier.new_files(self.folder)
             try:
                 await _in_thread(lambda: self._copy(header, files))
@@ -153,7 +306,8 @@ class DurableSnapshots:
                 files.close()
                 raise
         except BaseException:
-            copier.let_lineage_go(lineage)
+            if lineage:
+                copier.let_lineage_go(lineage)
             raise
         image = dict(header.image) | {"lineage": lineage, "left": tuple(header.image["left"])}
         return Session(copier, SessionImage(**image), files)
@@ -180,14 +334,17 @@ class DurableSnapshots:
             os.close(maps)
 
     def _copy(self, header: Header, files: SessionFiles) -> None:
-        self._files.copy(header, "memory", files.memory)
+        if header.has_session:
+            self._files.copy(header, "memory", files.memory)
         self._files.copy(header, "archive", files.archive)
 
     # -- removing --------------------------------------------------------------------------
 
     def remove(self, snapshot: str) -> None:
         """Remove a snapshot: it is gone at once, its bytes a little later."""
-        going = self._files.take_away(snapshot)
+        self._gone(snapshot, self._files.take_away(snapshot))
+
+    def _gone(self, snapshot: str, going: Path | None) -> None:
         self._known.discard(snapshot)
         self._forget_base(snapshot)
         if going is not None:
@@ -222,6 +379,8 @@ class DurableSnapshots:
 
         One that is on disk already is counted whether there is room or not.
         """
+        if BASE not in header.parts:
+            return
         part = header.parts[BASE]
         counted = self._bases.get(part.digest)
         if counted is None:
@@ -256,7 +415,7 @@ def _header(
     made: Snapshot,
     image: SessionImage,
     heritage: Heritage,
-    facts: LineageFacts,
+    facts: LineageFacts | None,
     runtime: str,
 ) -> Header:
     spec = heritage.spec
@@ -272,7 +431,7 @@ def _header(
         runtime=runtime,
         image={**asdict(image), "lineage": ""},
         parts={},
-        fingerprint=dict(facts.fingerprint),
+        fingerprint={} if facts is None else dict(facts.fingerprint),
         spec={
             "contexts": list(spec.contexts),
             "language": spec.language,

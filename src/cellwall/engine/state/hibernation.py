@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,16 +19,26 @@ from typing import TYPE_CHECKING
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.engine.parts.contexts import DEFAULT, MAIN, called
 from cellwall.engine.parts.pausing import check_pausing
-from cellwall.model.errors import Conflict, HostUnsupported, SandboxBroken, SandboxUnavailable
-from cellwall.model.snapshot import CopyChoice
-from cellwall.runtimes.copies import CopiesSessions
+from cellwall.engine.policy.levels import NO_FLOOR, Floor
+from cellwall.model.errors import (
+    CapacityError,
+    Conflict,
+    HostUnsupported,
+    SandboxBroken,
+    SandboxUnavailable,
+)
+from cellwall.model.snapshot import CopyChoice, Snapshot
+from cellwall.runtimes.copies import CopiesSessions, StoresLineages
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.attempts.recorder import Recorder
     from cellwall.engine.parts.network import Outside
+    from cellwall.engine.parts.pausing import Standstill
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.state.copies import Copies, Written
+    from cellwall.engine.state.durable import Begun
+    from cellwall.engine.state.stored_image import StoredImage
     from cellwall.model.snapshot import Keep
     from cellwall.runtimes.base import Runtime, RuntimeSandbox
     from cellwall.runtimes.copies import CopiesFiles
@@ -38,6 +49,13 @@ _PATIENCE_S = 10.0
 """Most seconds that a hibernation waits for the answers to requests that are under way."""
 _LOOK_S = 0.005
 _REASON = "the sandbox was hibernated without it"
+
+
+_log = logging.getLogger("cellwall.engine")
+
+
+def _no_floor() -> Floor:
+    return NO_FLOOR
 
 
 def _nothing() -> None:
@@ -56,12 +74,17 @@ class Hibernation:
         self._copies = copies
         self._outside = outside
         self._image: Written | None = None
+        """Its image as it is loaded; None: it has processes, or the image is in files alone."""
+        self._stored: StoredImage | None = None
+        """Its image on disk, if that outlives the engine."""
         self._ending: RuntimeSandbox | None = None
         """Processes that it had."""
         self.on_down: Callable[[], None] = _nothing
         """Gives back what was reserved for its processes."""
         self.before_back: Callable[[], None] = _nothing
         """Reserves it again. Raises CapacityError."""
+        self.floor: Callable[[], Floor] = _no_floor
+        """The operator's demand on its tenant, for a session of an earlier engine."""
 
     def check(self, keep: Keep) -> None:
         """Raise HostUnsupported or Conflict if it cannot be hibernated whatever runs in it."""
@@ -115,15 +138,14 @@ class Hibernation:
         copies, heritage = self._copies(), sandbox.heritage()
         with copies.counts.counting("hibernate"):
             written = await copies.write_idle(sandbox, heritage, choice)
-            try:
+            left = (*at_work, *written.left)
+
+            def check() -> None:
                 live.check_alive()
                 _check_unused(live, is_used=_used(sandbox) != before)
-                left = (*at_work, *written.left)
                 _refuse(sandbox, left, drop=drop)
-            except BaseException:
-                written.let_go()
-                raise
-            self._give_up(sandbox, written)
+
+            self._give_up(sandbox, written, await self._stored_as(sandbox, written, check))
         return left
 
     async def put_down_files(self) -> tuple[str, ...]:
@@ -142,38 +164,111 @@ class Hibernation:
             try:
                 asked = live.channel.asked
                 written = await copies.write_files(sandbox, sandbox.heritage())
-                try:
+
+                def check() -> None:
                     live.check_alive()
                     _check_unused(live, is_used=live.channel.asked != asked)
-                except BaseException:
-                    written.let_go()
-                    raise
+
+                begun = await self._stored_as(sandbox, written, check)
             except BaseException:
                 copier.go_on(live.runtime_sandbox)
                 raise
             spoken = (f"context {name!r}" for name in sandbox.contexts.spoken())
             left = (*_at_work(sandbox), *spoken)
-            self._give_up(sandbox, written)
+            self._give_up(sandbox, written, begun)
             sandbox.contexts.begin_anew()
         return left
 
-    def forget_session(self) -> tuple[str, ...]:
+    async def forget_session(self) -> tuple[str, ...]:
         """Keep the files alone of one that is hibernated; return what is lost by that."""
-        written = self._image
-        if written is None or not written.image.has_session:
+        sandbox = self._held()
+        if self.keeps != "session":
             return ()
-        written.image = replace(written.image, memory_bytes=0)
-        self._held().contexts.begin_anew()
+        if self._stored is not None:
+            await self._stored.forget_session()
+        if self._image is not None:
+            self._image.image = replace(self._image.image, memory_bytes=0)
+        sandbox.contexts.begin_anew()
         return (f"context {DEFAULT!r}",)
 
-    def _give_up(self, sandbox: AsyncSandbox, written: Written) -> None:
+    async def _stored_as(
+        self, sandbox: AsyncSandbox, written: Written, check: Callable[[], None]
+    ) -> Begun | None:
+        """Write an image to where it outlives the engine, if there is such a place.
+
+        Raises what `check` raises: something was asked meanwhile. Then nothing is left of it.
+        """
+        begun = None
+        try:
+            check()
+            begun = await self._begun(sandbox, written)
+            check()
+        except BaseException:
+            if begun is not None:
+                begun.give_up()
+            written.let_go()
+            raise
+        return begun
+
+    async def _begun(self, sandbox: AsyncSandbox, written: Written) -> Begun | None:
+        durable, copier = self._copies().hibernated, written.copier
+        if durable is None or not isinstance(copier, StoresLineages):
+            return None
+        from cellwall.engine.state.asleep import Asleep  # most engines keep none
+        from cellwall.engine.state.durable import Session
+
+        stand, image = sandbox.standstill(), written.image
+        over_at = _over_at(sandbox, stand)
+        made = Snapshot(
+            sandbox.id,
+            "",
+            sandbox.template,
+            sandbox.created_at,
+            over_at,
+            image.memory_bytes,
+            image.files_bytes,
+            written.left,
+        )
+        session = Session(copier, image, written.files)
+        try:
+            asleep = Asleep.of(sandbox, stand, durable.home)
+            return await durable.begin(
+                made, session, written.heritage, written.runtime.name, asleep
+            )
+        except (CapacityError, HostUnsupported, OSError) as error:
+            _log.warning("sandbox %s: hibernated, it ends with its engine: %s", sandbox.id, error)
+            return None
+
+    def _give_up(self, sandbox: AsyncSandbox, written: Written, begun: Begun | None) -> None:
         """End its processes: the image is all there is of it from now on."""
+        self._image, self._stored = written, self._put(sandbox, begun)
         for recorder in list(sandbox.live.running):
             recorder.settle(Cause.CANCEL, _REASON)
-        self._image = written
         self._lay_down(sandbox, written.runtime)
         sandbox.contexts.end_others()
+        self._unload()
         self.on_down()
+
+    def _put(self, sandbox: AsyncSandbox, begun: Begun | None) -> StoredImage | None:
+        """Have what was written to the disk there, if anything was."""
+        if begun is None:
+            return None
+        from cellwall.engine.state.stored_image import StoredImage
+
+        try:
+            return StoredImage(begun.durable, begun.put())
+        except CapacityError as error:
+            _log.warning("sandbox %s: hibernated, it ends with its engine: %s", sandbox.id, error)
+            return None
+
+    def _unload(self) -> None:
+        """Have a loaded image in its files alone, if it must not be on a disk as it is."""
+        image, stored = self._image, self._stored
+        if image is None or stored is None or not stored.is_sealed:
+            return
+        image.budget = stored.takes_on(image.budget)
+        self._image = None
+        image.let_go()
 
     def _lay_down(self, sandbox: AsyncSandbox, runtime: Runtime) -> None:
         left = sandbox.live.put_to_sleep()
@@ -184,27 +279,54 @@ class Hibernation:
         self._outside.put_down(sandbox.live)
 
     async def settle(self) -> None:
-        """Wait until its processes are gone."""
+        """Wait until its image is on the disk for good, and its processes are gone."""
+        if self._stored is not None:
+            await self._stored.settle()
         ending, self._ending = self._ending, None
         if ending is not None:
             await ending.wait_ended()
 
     async def bring_back(self) -> None:
         """Have it go on in fresh processes. If this raises, it is as it was."""
-        sandbox, written, copies = self._held(), self._image, self._copies()
-        assert written is not None  # noqa: S101  `pausing` asks only for one that is hibernated
+        sandbox, copies = self._held(), self._copies()
+        written: Written | None = None
         self.before_back()
-        written.users += 1
         try:
             with copies.counts.counting("wake"):
+                written = await self._loaded(sandbox)
                 fresh = await copies.become(written, reseed=False)
                 await self._went_on(sandbox, fresh, written)
         except BaseException:
+            self._unload()
             self.on_down()
             raise
         finally:
-            written.let_go()
+            if written is not None:
+                written.let_go()
         self._throw_away()
+
+    async def _loaded(self, sandbox: AsyncSandbox) -> Written:
+        """Return its image for one user more, loaded if it is in files alone.
+
+        Raises Conflict, UsageError, HostUnsupported with what it cannot go on with here.
+        """
+        if self._image is None:
+            stored = self._stored
+            assert stored is not None  # noqa: S101  `pausing` asks only for one that is hibernated
+            try:
+                written = await self._copies().load(stored.header, self.floor())
+            except Conflict as error:
+                raise _cannot_wake(sandbox, error, self.keeps) from error
+            if self._sandbox is None:
+                written.let_go()
+                sandbox.live.check_alive()
+            if stored.budget is not None:
+                written.budget, stored.budget = stored.budget, None
+            if sandbox.live.network is not None:  # as far as it is allowed now
+                sandbox.live.network.policy = written.heritage.policy
+            self._image = written
+        self._image.users += 1
+        return self._image
 
     async def _went_on(
         self, sandbox: AsyncSandbox, fresh: ClaimedSandbox, written: Written
@@ -218,6 +340,10 @@ class Hibernation:
         try:
             await self._outside.bring_back(live)
             live.check_alive()
+            sandbox.go_on_in_fresh()
+            if self._stored is not None:
+                await self._stored.retire()
+            live.check_alive()
         except BaseException as error:
             if live.ended_because:
                 raise
@@ -229,24 +355,53 @@ class Hibernation:
                     remedy="make the request again",
                 ) from error
             raise
-        sandbox.go_on_in_fresh()
+        self._stored = None
+
+    # -- beyond this engine ----------------------------------------------------------------
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is hibernated, and its image outlives the engine."""
+        sandbox = self._sandbox
+        return self._stored is not None and sandbox is not None and sandbox.live.asleep is not None
+
+    def sleep_on(self, stored: StoredImage) -> None:
+        """Be hibernated, as an earlier engine left it."""
+        self._stored = stored
+
+    def leave(self) -> None:
+        """Leave its image to a later engine: the sandbox ends in this one alone."""
+        self._stored = None
+
+    async def note_times(self) -> None:
+        """Keep its times, if they outlive the engine. Raises CapacityError, Conflict."""
+        sandbox = self._sandbox
+        if self._stored is not None and sandbox is not None:
+            stand = sandbox.standstill()
+            await self._stored.note(stand, _over_at(sandbox, stand))
 
     @property
     def image_bytes(self) -> int:
         """Bytes of disk that it takes while it is hibernated; 0: it is not."""
-        written = self._image
-        return 0 if written is None else written.image.memory_bytes + written.image.files_bytes
+        if self._image is not None:
+            return self._image.image.memory_bytes + self._image.image.files_bytes
+        return 0 if self._stored is None else self._stored.image_bytes
 
     @property
     def keeps(self) -> Keep | None:
         """What it keeps while it is hibernated; None: it is not."""
-        if self._image is None:
-            return None
-        return "session" if self._image.image.has_session else "files"
+        if self._image is not None:
+            return "session" if self._image.image.has_session else "files"
+        if self._stored is not None:
+            return "session" if self._stored.header.has_session else "files"
+        return None
 
     def end(self) -> None:
         """Throw the image away, and hold the sandbox no longer: it has ended."""
         self._sandbox = None
+        stored, self._stored = self._stored, None
+        if stored is not None:
+            stored.remove()
         self._throw_away()
 
     def _throw_away(self) -> None:
@@ -254,6 +409,19 @@ class Hibernation:
         image, self._image = self._image, None
         if image is not None:
             image.let_go()
+
+
+def _over_at(sandbox: AsyncSandbox, stand: Standstill) -> float:
+    """Return when it has been paused for as long as it may be, in seconds since the epoch."""
+    return stand.since + sandbox.pauses.paused_s - stand.used_s
+
+
+def _cannot_wake(sandbox: AsyncSandbox, error: Conflict, keeps: Keep | None) -> Conflict:
+    """Return why a session of an earlier engine does not go on here, and what does."""
+    remedy = error.remedy or ""
+    if keeps == "session":
+        remedy += "; its files alone go on after hibernate(keep='files')"
+    return Conflict(f"wake: {sandbox.id}: {error.message}", remedy=remedy)
 
 
 async def _answered(live: ClaimedSandbox) -> None:

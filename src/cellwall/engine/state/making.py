@@ -29,6 +29,8 @@ def copies_of(
     claim: Callable[[Runtime, SandboxSpec], Awaitable[ClaimedSandbox]],
     adopt: Callable[[ClaimedSandbox, Runtime, Heritage], Awaitable[AsyncSandbox]],
     discard: Callable[[ClaimedSandbox, Runtime], None],
+    *,
+    keeps_hibernated: bool = False,
 ) -> Copies:
     """Return the copies of an engine. Raises UsageError if its place for snapshots is none."""
     settings = engine.settings
@@ -46,6 +48,7 @@ def copies_of(
             discard=discard,
             durable=durable,
             node=settings.node,
+            keeps_hibernated=keeps_hibernated,
             revive=Reviver(engine, runtimes).revive,
         )
     )

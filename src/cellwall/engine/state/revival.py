@@ -38,7 +38,7 @@ class Reviver(NamedTuple):
         """
         if header.refusal:
             raise Conflict(
-                f"restore: snapshot {header.id!r}: {header.refusal}",
+                f"restore: {header.called}: {header.refusal}",
                 remedy="give the engine the key that it was made with (snapshots_key_file)",
             )
         runtime = await self._runtime(header, floor)
@@ -74,10 +74,11 @@ class Reviver(NamedTuple):
 
     async def _template(self, header: Header) -> BuiltTemplate:
         built = await self.engine.template(header.template)
-        if built.digest != header.template_digest:
+        # Files go into any sandbox of the template, as they would into one that booted.
+        if header.has_session and built.digest != header.template_digest:
             raise Conflict(
-                f"restore: the template {header.template!r} is another than that of snapshot "
-                f"{header.id!r}",
+                f"restore: the template {header.template!r} is another than that of "
+                f"{header.called}",
                 remedy="build the template as it was, or make a new snapshot",
             )
         return built

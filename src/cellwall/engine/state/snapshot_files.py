@@ -1,4 +1,4 @@
-"""The files of snapshots: a folder for each, whole or not there.
+"""The files of snapshots and of hibernated sandboxes: a folder for each, whole or not there.
 
 A folder is made under another name, which its writer holds locked, synchronised, and renamed; one
 whose lock is free was left by an engine that was killed. Several engines may use one directory. The
@@ -16,8 +16,9 @@ import logging
 import os
 import shutil
 import stat
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from cellwall.engine.state.snapshot_header import (
     encoded,
 )
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
-from cellwall.model.ids import is_id, node_of
+from cellwall.model.ids import is_id, new_id, node_of
 
 if TYPE_CHECKING:
     from cellwall.engine.state.part_seal import PartSeal
@@ -41,8 +42,23 @@ COMING, GOING = ".coming-", ".going-"
 HEADER = "header"
 BASE = "base"
 _CHUNK_BYTES = 1 << 20
+_OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _NOT_LINKED = frozenset({errno.EXDEV, errno.EMLINK, errno.ENOENT, errno.EPERM, errno.EOPNOTSUPP})
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(slots=True)
+class Coming:
+    """A folder that is on the disk with all of its files, and is not there before `publish`."""
+
+    header: Header
+    folder: Path
+    held: contextlib.ExitStack
+    """The folder's lock, and its removal if it was not published."""
+
+    def give_up(self) -> None:
+        """Remove it, unless it was published; idempotent."""
+        self.held.close()
 
 
 class SnapshotFiles:
@@ -52,7 +68,7 @@ class SnapshotFiles:
         """Make the directory, for its owner alone. Raises UsageError if that cannot be."""
         self._folder = folder
         self._seal = seal
-        self._bases: dict[str, str] = {}
+        self._bases: defaultdict[str, set[str]] = defaultdict(set)
         """Ids of snapshots whose base was found right or written here, by its digest."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,31 +85,70 @@ class SnapshotFiles:
 
     # -- writing ---------------------------------------------------------------------------
 
-    def write(self, header: Header, parts: Mapping[str, int], base_digest: str = "") -> Header:
-        """Store a snapshot, whose parts are files by descriptor; return its header.
+    def prepare(self, header: Header, parts: Mapping[str, int], base_digest: str = "") -> Coming:
+        """Write a snapshot to the disk, whose parts are files by descriptor; it is not there yet.
 
         `base_digest`: that of the base, if it is known. Raises CapacityError.
         """
         made = self._folder / f"{COMING}{header.id}"
+        held = contextlib.ExitStack()
         try:
-            with contextlib.ExitStack() as held:
-                held.callback(_removed, made)
+            with _of_the_disk():
                 with locked(self._folder, fcntl.LOCK_SH):
                     made.mkdir(mode=0o700)
+                    held.callback(_removed, made)
                     lock = held.enter_context(opened(made))
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 whole = self._filled(made, header, parts, base_digest)
                 os.fsync(lock)
-                made.rename(self._folder / header.id)
-                _synchronise(self._folder)
-        except OSError as error:
-            raise CapacityError(
-                f"snapshot: write it to disk: {error.strerror}",
-                retry_after_s=60.0,
-                remedy="delete snapshots, or have the operator make room in snapshots_dir",
-            ) from error
-        self._bases[whole.parts[BASE].digest] = header.id
-        return whole
+        except BaseException:
+            held.close()
+            raise
+        return Coming(whole, made, held)
+
+    def publish(self, coming: Coming) -> None:
+        """Have a snapshot there, in the place of what has its id. Raises CapacityError.
+
+        It is there after a loss of power only once `synchronise` has returned.
+        """
+        header = coming.header
+        with _of_the_disk():
+            try:
+                coming.folder.rename(self._folder / header.id)
+            except OSError as error:
+                if error.errno not in _OCCUPIED or self.take_away(header.id) is None:
+                    raise
+                coming.folder.rename(self._folder / header.id)
+        coming.give_up()
+        if BASE in header.parts:
+            self._bases[header.parts[BASE].digest].add(header.id)
+
+    def synchronise(self) -> None:
+        """Have what is there, and what is gone, be so after a loss of power, too."""
+        with _of_the_disk():
+            _synchronise(self._folder)
+
+    def change(self, header: Header) -> None:
+        """Replace the header of what is there, and remove the parts that it does not have.
+
+        Raises NotFound if it is gone, CapacityError.
+        """
+        folder, text = self._folder / header.id, encoded(header, self._seal)
+        made = folder / f"{HEADER}.{new_id()}"
+        self.check(header)
+        with _of_the_disk():
+            try:
+                with _new(made) as target:
+                    _write_all(target, text)
+                    os.fsync(target)
+                made.rename(folder / HEADER)
+            except BaseException:
+                made.unlink(missing_ok=True)
+                raise
+            _synchronise(folder)
+            for each in os.listdir(folder):
+                if each != HEADER and each not in header.parts:
+                    (folder / each).unlink(missing_ok=True)
 
     def _filled(
         self, made: Path, header: Header, parts: Mapping[str, int], base_digest: str
@@ -117,19 +172,17 @@ class SnapshotFiles:
 
     def _linked_base(self, made: Path, fd: int, digest: str) -> Part | None:
         """Share the base of another snapshot, if there is one; return None if not."""
-        other = self._bases.get(digest)
-        if other is None:
-            return None
-        try:
-            os.link(self._folder / other / BASE, made / BASE, follow_symlinks=False)
-            size = os.stat(made / BASE).st_size
-            if size == os.fstat(fd).st_size:
-                return Part(size, size, digest)
-            (made / BASE).unlink()
-        except OSError as error:
-            if error.errno not in _NOT_LINKED:
-                raise
-        del self._bases[digest]
+        for other in list(self._bases.get(digest, ())):
+            try:
+                os.link(self._folder / other / BASE, made / BASE, follow_symlinks=False)
+                size = os.stat(made / BASE).st_size
+                if size == os.fstat(fd).st_size:
+                    return Part(size, size, digest)
+                (made / BASE).unlink()
+            except OSError as error:
+                if error.errno not in _NOT_LINKED:
+                    raise
+            self._bases[digest].discard(other)
         return None
 
     def _written(self, path: Path, snapshot: str, fd: int) -> Part:
@@ -159,18 +212,23 @@ class SnapshotFiles:
     def header(self, snapshot: str) -> Header | None:
         """Return a header; None if its snapshot is gone, or the header of no use, which is said."""
         try:
-            with opened(self._folder / snapshot / HEADER) as fd:
-                found = decoded(os.read(fd, MOST_BYTES), snapshot, self._seal)
-            if found.id != snapshot:
-                raise Damaged(snapshot, "its header is another's")
+            return self.read(snapshot)
         except CellwallError as error:
             _log.warning("%s", error)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                _log.warning("snapshot %s: read its header: %s", snapshot, error.strerror)
-        else:
-            return found
         return None
+
+    def read(self, snapshot: str) -> Header | None:
+        """Return a header; None if its snapshot is gone. Raises Damaged, Conflict."""
+        try:
+            with opened(self._folder / snapshot / HEADER) as fd:
+                found = decoded(os.read(fd, MOST_BYTES), snapshot, self._seal)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise Damaged(snapshot, f"read its header: {error.strerror}") from None
+        if found.id != snapshot:
+            raise Damaged(snapshot, "its header is another's")
+        return found
 
     def copy(self, header: Header, name: str, target: int) -> None:
         """Copy a part to an empty file while its digest is made. Raises Damaged, NotFound."""
@@ -180,9 +238,9 @@ class SnapshotFiles:
                 size, digest = self._copied(source, target, header, name)
         except FileNotFoundError:
             self.check(header)
-            raise Damaged(header.id, f"its {name} is missing") from None
+            raise header.damaged(f"its {name} is missing") from None
         except ValueError as error:
-            raise Damaged(header.id, f"its {name}: {error}") from None
+            raise header.damaged(f"its {name}: {error}") from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
                 raise CapacityError(
@@ -190,11 +248,11 @@ class SnapshotFiles:
                     retry_after_s=60.0,
                     remedy="have the operator make room in the state directory",
                 ) from error
-            raise Damaged(header.id, f"its {name}: {error.strerror}") from error
+            raise header.damaged(f"its {name}: {error.strerror}") from error
         if (size, digest) != (part.size, part.digest):
-            raise Damaged(header.id, f"its {name} is not what was written")
+            raise header.damaged(f"its {name} is not what was written")
         if name == BASE:
-            self._bases.setdefault(part.digest, header.id)
+            self._bases[part.digest].add(header.id)
 
     def has_base(self, digest: str, snapshots: Collection[str]) -> bool:
         """Report whether one of these snapshots has a base with that digest, which is compared."""
@@ -204,7 +262,7 @@ class SnapshotFiles:
                 for chunk in _chunks(source):
                     found.update(chunk)
                 if found.hexdigest() == digest:
-                    self._bases[digest] = each
+                    self._bases[digest].add(each)
                     return True
         return False
 
@@ -227,18 +285,24 @@ class SnapshotFiles:
         """Raise NotFound if a snapshot is gone."""
         if not (self._folder / header.id / HEADER).exists():
             raise NotFound(
-                f"snapshot {header.id!r}: it was deleted", remedy="list the snapshots that are left"
+                f"{header.called}: it was deleted", remedy="list the snapshots that are left"
             )
 
     # -- removing --------------------------------------------------------------------------
 
     def take_away(self, snapshot: str) -> Path | None:
         """Have a snapshot gone from now on; return what `removed` then removes."""
-        going = self._folder / f"{GOING}{snapshot}"
+        for having in list(self._bases.values()):
+            having.discard(snapshot)
+        going = self._folder / f"{GOING}{snapshot}.{new_id()}"  # one id may go more than once
         with contextlib.suppress(OSError):  # another engine was sooner
             (self._folder / snapshot).rename(going)
             return going
         return None
+
+    def is_there(self, snapshot: str) -> bool:
+        """Report whether there is a folder of that id."""
+        return (self._folder / snapshot).exists()
 
     @staticmethod
     def removed(going: Path) -> None:
@@ -254,6 +318,19 @@ class SnapshotFiles:
                     _removed(each)
                     count += 1
         return count
+
+
+@contextlib.contextmanager
+def _of_the_disk() -> Iterator[None]:
+    """Raise CapacityError for what the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise CapacityError(
+            f"snapshot: write it to disk: {error.strerror}",
+            retry_after_s=60.0,
+            remedy="delete snapshots, or have the operator make room in snapshots_dir",
+        ) from error
 
 
 @contextlib.contextmanager

@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     from cellwall.engine.state.part_seal import PartSeal
 
 FORMAT = 1
+FORMAT_ASLEEP = 2
+"""That of hibernated sandboxes, which engines of before refuse."""
 MOST_BYTES = 1 << 20
 _ANOTHER = "delete it, or restore it with the version that made it"
 
 
 class Damaged(Conflict):
-    """What is stored of a snapshot is not what was written."""
+    """What is stored of a snapshot, or of a hibernated sandbox, is not what was written."""
 
-    def __init__(self, snapshot: str, what: str) -> None:
+    def __init__(self, called: str, what: str, *, is_asleep: bool = False) -> None:
+        """`called`: its id."""
+        kind = "sandbox" if is_asleep else "snapshot"
+        stored = "its image" if is_asleep else "the snapshot"
+        end = "close it" if is_asleep else "delete it and make another"
         super().__init__(
-            f"snapshot {snapshot[:64]!r}: the snapshot is damaged: {what}",
-            remedy="delete it and make another, or bring its files back from a backup",
+            f"{kind} {called[:64]!r}: {stored} is damaged: {what}",
+            remedy=f"{end}, or bring its files back from a backup",
         )
 
 
@@ -51,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Everything that is known of a stored snapshot besides its parts."""
+    """Everything that is known of a stored snapshot, or image of a sandbox, besides its parts."""
 
     id: str
     name: str
@@ -80,12 +86,35 @@ class Header:
     private: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Variables of its sandbox; empty if they are sealed and there is no key."""
     hibernate_s: float | None = None
+    asleep: Mapping[str, Any] | None = None
+    """Fields of `Asleep`, if it is no snapshot but a hibernated sandbox, whose id it has."""
     refusal: str = ""
     """Why it cannot be restored with this key; empty: it can."""
 
     @property
+    def format(self) -> int:
+        """Format of its text."""
+        return FORMAT if self.asleep is None else FORMAT_ASLEEP
+
+    @property
+    def called(self) -> str:
+        """What it is of, for messages."""
+        return f"{'snapshot' if self.asleep is None else 'sandbox'} {self.id!r}"
+
+    @property
+    def has_session(self) -> bool:
+        """Whether there is more than files."""
+        return bool(self.image["memory_bytes"])
+
+    def damaged(self, what: str) -> Damaged:
+        """Return the error that says what is not as it was written."""
+        return Damaged(self.id, what, is_asleep=self.asleep is not None)
+
+    @property
     def lineage(self) -> str:
-        """Name of what its image was compared with."""
+        """Name of what its image was compared with; empty: it has files alone."""
+        if not self.has_session:
+            return ""
         return stored_lineage(self.parts["base"].digest, self.parts["maps"].digest)
 
     @property
@@ -113,8 +142,10 @@ def encoded(header: Header, seal: PartSeal | None) -> bytes:
     """Return the text of a header."""
     facts = asdict(header)
     del facts["refusal"]
+    if header.asleep is None:
+        del facts["asleep"]  # engines of before know no such field
     private = json.dumps(facts.pop("private"), sort_keys=True).encode()
-    facts["format"] = FORMAT
+    facts["format"] = header.format
     if seal is None:
         facts["private"] = private.decode()
     else:
@@ -131,10 +162,11 @@ def decoded(text: bytes, folder: str, seal: PartSeal | None) -> Header:
         raise Damaged(folder, "its header is not what was written")
     try:
         facts = json.loads(line)
-        if facts.pop("format") != FORMAT:
+        form = facts.pop("format")
+        if form != (FORMAT_ASLEEP if "asleep" in facts else FORMAT):
             raise Conflict(f"snapshot {folder}: it has another format", remedy=_ANOTHER)
         private = facts.pop("private")
-        opened, facts["refusal"] = _opened(private, facts, seal)
+        opened, facts["refusal"] = _opened(private, {**facts, "format": form}, seal)
         facts["private"] = opened
         facts["limits"] = Limits(**facts["limits"])
         facts["parts"] = {name: Part(**part) for name, part in facts["parts"].items()}
@@ -155,8 +187,7 @@ def _opened(
         return json.loads(private), ""
     if not facts["is_sealed"]:
         return {}, "it was written without a key, and this engine has one"
-    bound = _line({**facts, "format": FORMAT})
-    opened = seal.opened(base64.b64decode(private), bound)
+    opened = seal.opened(base64.b64decode(private), _line(facts))
     if opened is None:
         return {}, "it was encrypted with another key, or its header was changed"
     return json.loads(opened), ""

@@ -234,6 +234,10 @@ class SandboxRecord:
         """What it keeps while it is hibernated; None: it is not."""
         return None if self._sandbox is None else self._sandbox.hibernation.keeps
 
+    @property
+    def _is_stored(self) -> bool:
+        return self._sandbox is not None and self._sandbox.hibernation.is_stored
+
     async def close(self) -> None:
         """End the sandbox; idempotent."""
         if self._sandbox is not None:
@@ -272,6 +276,7 @@ class SandboxRecord:
             "stays_because": None if found is None else found.stays_because or None,
             "hibernated_bytes": None if found is None else found.hibernation.image_bytes or None,
             "hibernated_keeps": self.keeps,
+            "hibernated_durable": None if self.keeps is None else self._is_stored,
         }
 
     def _network(self) -> dict[str, Any]:

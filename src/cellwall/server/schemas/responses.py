@@ -248,6 +248,8 @@ class Sandbox(Shown):
     """Bytes of disk that it takes while it is hibernated."""
     hibernated_keeps: Literal["session", "files"] | None = None
     """What it comes back with while it is hibernated."""
+    hibernated_durable: bool | None = None
+    """Whether it goes on after an end of its server, too, while it is hibernated."""
     ended_because: str | None
 
 
