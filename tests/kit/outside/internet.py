@@ -116,7 +116,7 @@ class _Front:
         """Begin to serve."""
         self._thread.start()
         serving = asyncio.start_server(self._serve, self._address, _HTTPS, ssl=self._tls)
-        asyncio.run_coroutine_threadsafe(serving, self._loop).result()
+        self._server = asyncio.run_coroutine_threadsafe(serving, self._loop).result()
         return self
 
     def __exit__(
@@ -125,9 +125,18 @@ class _Front:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End; connections that are open end with the process."""
+        """End, and with it every connection."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError), contextlib.closing(writer):

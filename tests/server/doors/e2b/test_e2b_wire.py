@@ -109,7 +109,6 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
         ({"network": {"rules": {"a.example": []}}}, "rules"),
         ({"network": {"egressProxy": {"address": "a"}}}, "egressProxy"),
         ({"network": {"dnsServers": ["192.0.2.1"]}}, "dnsServers"),
-        ({"network": {"maskRequestHost": "a"}}, "maskRequestHost"),
         ({"network": {"httpsPorts": [443]}}, "httpsPorts"),
         ({"network": {"allowPublicTraffic": True}}, "allowPublicTraffic"),
         ({"network": {"denyOut": ["a.example"]}}, "denyOut"),

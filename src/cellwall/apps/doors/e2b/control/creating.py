@@ -17,7 +17,7 @@ from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
 from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
 from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
-from cellwall.apps.doors.e2b.facts import PREFIX, Facts, state_of
+from cellwall.apps.doors.e2b.facts import PREFIX, Facts, is_mask, state_of
 from cellwall.apps.doors.e2b.templates.built_facts import BuiltFacts
 from cellwall.apps.doors.e2b.templates.names import Shelf
 from cellwall.apps.doors.e2b.templates.starting import started
@@ -84,7 +84,10 @@ class Creating:
         if body.network is None:
             return
         check_egress(body.network)
-        bodies.check_absent(body.network, "mask_request_host", "https_ports")
+        bodies.check_absent(body.network, "https_ports")
+        mask = body.network.mask_request_host
+        if mask and not is_mask(mask):
+            raise refused("network.maskRequestHost", "it is no host, with ${PORT} or a port or none")
         if body.network.allow_public_traffic and not self._house.options.public_ports:
             raise refused(
                 "network.allowPublicTraffic",
@@ -183,6 +186,7 @@ class Creating:
             is_public,
             pause_after_s=after_s,
             pauses_files=_pauses_files(body),
+            mask=(None if body.network is None else body.network.mask_request_host) or None,
         )
 
     async def _restored(
