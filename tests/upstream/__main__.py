@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from cellwall.server.auth.keys import in_e2b_form
 from kit.outside import internet
@@ -69,7 +70,7 @@ def main() -> int:
 @contextmanager
 def _door(folder: Path) -> Iterator[dict[str, str]]:
     """Run a server with the door; yield the variables of its clients."""
-    given = {"allowed_hosts": [f"*.{_DOMAIN}"]}
+    given: dict[str, Any] = {"allowed_hosts": [f"*.{_DOMAIN}"]}
     with workshop(_OPTIONS, builds=_BUILDS, also=_IMAGES, most_builds=_BUILDS, **given) as shop:
         port = int(shop.e2b.address.rpartition(":")[2])
         with internet.serving(folder, _SITES, _DOMAIN, _DOOR, port):

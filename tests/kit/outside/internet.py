@@ -82,9 +82,9 @@ def _context(folder: Path, address: str, *names: str) -> ssl.SSLContext:
     listed = ",".join([f"IP:{address}", *(f"DNS:{name}" for name in names)])
     subject = ("-subj", f"/CN={address}", "-addext", f"subjectAltName={listed}")
     _run("openssl", "req", *_NEW_KEY, *subject, "-keyout", str(key), "-out", str(asked))
-    authority = ("-CA", str(folder / "authority.pem"), "-CAkey", str(folder / "authority.key"))
-    words = ("x509", "-req", "-in", str(asked), *authority, "-days", "2", "-copy_extensions", "copy")
-    _run("openssl", *words, "-out", str(made))
+    by = ("-CA", str(folder / "authority.pem"), "-CAkey", str(folder / "authority.key"))
+    what = ("-in", str(asked), "-out", str(made), "-copy_extensions", "copy", "-days", "2")
+    _run("openssl", "x509", "-req", *by, *what)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made, key)
     return context

@@ -17,6 +17,7 @@ from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
     from cellwall.client.sandbox import AsyncSandbox
+    from cellwall.model.network import NetworkPolicy
 
 ENVD_VERSION = "0.6.13"
 """Release of E2B's daemon whose behaviour the door has; clients choose their requests by it."""
@@ -158,6 +159,8 @@ def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
         network["denyOut"] = everything + [str(each.network or each) for each in policy.denied]
     if policy.rules:
         network["allowOut"] = [str(rule) for rule in policy.rules]
+    if policy.headers:
+        network["rules"] = _rules(policy)
     shown = listed(sandbox)
     if shown["state"] == "paused":
         is_full = sandbox.facts.get("hibernated_keeps") != "files"
@@ -171,3 +174,11 @@ def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
             "onTimeout": "kill" if facts.pause_at is None else "pause",
         },
     }
+
+
+def _rules(policy: NetworkPolicy) -> dict[str, list[dict[str, object]]]:
+    """Return what a policy sets in requests, as E2B's rules by host."""
+    found: dict[str, list[dict[str, object]]] = {}
+    for each in policy.headers:
+        found.setdefault(each.name, []).append({"transform": {"headers": dict(each.fields)}})
+    return found

@@ -14,7 +14,7 @@ from cellwall.apps.doors.door import Route
 from cellwall.apps.doors.e2b.answers import missing, refused
 from cellwall.apps.doors.e2b.control import bodies
 from cellwall.apps.doors.e2b.control.finding import existing
-from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
+from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of, with_rules
 from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
 from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
 from cellwall.apps.doors.e2b.facts import PREFIX, Facts, is_mask, state_of
@@ -75,7 +75,7 @@ class Creating:
         await self._house.answer(request, self._house.shown(request, sandbox), 201)
 
     def _check(self, body: bodies.NewSandbox) -> None:
-        bodies.check_absent(body, "mcp", "iam", "volume_mounts")
+        bodies.check_absent(body, "iam", "volume_mounts")
         if _pauses_files(body) and body.auto_resume and body.auto_resume.enabled:
             raise refused("autoPauseMemory", "not with autoResume: traffic cannot boot it anew")
         for name in body.metadata or {}:
@@ -87,7 +87,7 @@ class Creating:
         bodies.check_absent(body.network, "https_ports")
         mask = body.network.mask_request_host
         if mask and not is_mask(mask):
-            raise refused("network.maskRequestHost", "it is no host, with ${PORT} or a port or none")
+            raise refused("network.maskRequestHost", "it is no host, nor one with a port")
         if body.network.allow_public_traffic and not self._house.options.public_ports:
             raise refused(
                 "network.allowPublicTraffic",
@@ -131,8 +131,6 @@ class Creating:
         life_s: float,
     ) -> AsyncSandbox:
         template, facts = made_of
-        network = body.network or bodies.Network()
-        policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
         most = self._house.state.settings.most
         asked = {
             "template": template,
@@ -145,7 +143,7 @@ class Creating:
                 **asking.given(cpus=facts.cpus, memory_mb=facts.memory_mb),
             },
             "metadata": replace(self._facts(body, life_s), user=facts.user).kept(),
-            "network": self._default_network() if policy is None else policy,
+            "network": self._network(body),
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
             **asking.given(
                 env={**_SHOWN, **(body.env_vars or {})},
@@ -171,9 +169,13 @@ class Creating:
             await sandbox.close()
             raise refused("autoPauseMemory", str(error)) from None
 
-    def _default_network(self) -> str:
-        """Return the network of a client that says nothing of it: the Internet if permitted."""
-        return "open" if self._house.state.engine.settings.network == "open" else "none"
+    def _network(self, body: bodies.NewSandbox) -> str | list[str] | dict[str, object]:
+        """Return the policy; of a client that says nothing of it the Internet, if permitted."""
+        said = body.network or bodies.Network()
+        policy = policy_of(body.allow_internet_access, said.allow_out, said.deny_out)
+        if policy is None:
+            policy = "open" if self._house.state.engine.settings.network == "open" else "none"
+        return with_rules(policy, said.rules or {})
 
     def _facts(self, body: bodies.NewSandbox, life_s: float) -> Facts:
         """Return what is kept of a request. Ports are public unless said otherwise, if they may."""
@@ -196,12 +198,11 @@ class Creating:
         bodies.check_absent(body, "env_vars", "auto_resume", "auto_pause")
         if "idempotency-key" in visit.request.headers:
             raise refused("Idempotency-Key", "not with a snapshot")
-        network = body.network or bodies.Network()
-        policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
+        network = self._network(body)
         sandbox = await visit.client.restore(snapshot.id)
         try:
             await sandbox.change(life_s=life_s, metadata=self._facts(body, life_s).kept())
-            await sandbox.set_network(self._default_network() if policy is None else policy)
+            await sandbox.set_network(network)
         except BaseException:
             await sandbox.close()
             raise
