@@ -24,7 +24,7 @@ from kit.outside import internet
 from kit.outside.internet import AUTHORITIES, Site
 from kit.server.e2b_templates import workshop
 from kit.servers import MANAGER
-from upstream import suites
+from upstream import echo, suites
 from upstream.left import compared
 
 _DOMAIN, _DOOR = "boxes.test", "9.9.9.9"
@@ -70,9 +70,10 @@ def main() -> int:
 @contextmanager
 def _door(folder: Path) -> Iterator[dict[str, str]]:
     """Run a server with the door; yield the variables of its clients."""
-    given: dict[str, Any] = {"allowed_hosts": [f"*.{_DOMAIN}"]}
+    given: dict[str, Any] = {"allowed_hosts": [f"*.{_DOMAIN}"], "port_headers": ["x-test-token"]}
     with workshop(_OPTIONS, builds=_BUILDS, also=_IMAGES, most_builds=_BUILDS, **given) as shop:
         port = int(shop.e2b.address.rpartition(":")[2])
+        echo.build(shop, shop.sdk(MANAGER))
         with internet.serving(folder, _SITES, _DOMAIN, _DOOR, port):
             yield {
                 "E2B_DOMAIN": _DOMAIN,

@@ -34,7 +34,7 @@ def to_inside(
     `more` are further names that the operator lets pass; `host` is the owner's `Host`, by default
     localhost with the port.
     """
-    headers: Headers = [(b"host", (host or f"localhost:{port}").encode("ascii"))]
+    headers: Headers = [(b"Host", (host or f"localhost:{port}").encode("ascii"))]
     named = _named_hops(raw)
     for name, value in raw:
         is_for_it = name == b"authorization" and has_its_own_authorization

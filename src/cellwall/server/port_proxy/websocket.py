@@ -98,10 +98,11 @@ class InnerSocket:
     async def _shake_hands(self, headers: Headers) -> None:
         request = self._inner.connect()
         for name, value in headers:
-            if name == b"host":
-                del request.headers["Host"]  # it has one of its own, and two would be wrong
-            if name.decode("latin-1") not in _OWN:
-                request.headers[name.decode("latin-1")] = value.decode("latin-1")
+            word = name.decode("latin-1")
+            if word == "Host":
+                del request.headers[word]  # it has one of its own, and two would be wrong
+            if word not in _OWN:
+                request.headers[word] = value.decode("latin-1")
         self._inner.send_request(request)
         await self._flush()
         while self._inner.state is State.CONNECTING:
