@@ -97,6 +97,12 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
     )
 
 
+def test_servers_of_mcp_are_left_to_the_client(client: httpx.Client) -> None:
+    """It starts the gateway itself, by a command that tells it whether the template has one."""
+    made = created(client, mcp={"search": {"token": "t"}})
+    assert client.get(f"/sandboxes/{made['sandboxID']}").json()["state"] == "running"
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
