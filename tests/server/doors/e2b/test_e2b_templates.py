@@ -6,11 +6,12 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from e2b import LogEntry, Sandbox, Template
-from e2b.exceptions import BuildException, TemplateException
+from e2b.exceptions import BuildException, SandboxException, TemplateException
 from e2b.template.types import BuildInfo
 
 from kit.server.e2b_doors import refusal
@@ -250,6 +251,20 @@ def test_variables_of_the_steps_are_not_those_of_sandboxes(shop: Workshop) -> No
     path = "/usr/local/bin:/usr/bin:/bin"
     assert said(shop, first, shown).split() == [f"hush-2-/more:{path}", "hush-2", f"-1-{path}"]
     assert said(shop, second, "cat ~/said; echo $TOKEN").split() == ["hush-2"]
+
+
+def test_a_gateway_of_mcp_is_started_where_the_template_has_one(shop: Workshop) -> None:
+    name = fresh()
+    gateway = "printf '#!/bin/sh\\necho \"$*\" $(id -un) >/srv/asked\\n' >/usr/bin/mcp-gateway"
+    steps = Template().from_image(shop.image)
+    steps = steps.run_cmd(f"{gateway}; chmod +x /usr/bin/mcp-gateway", user="root")
+    Template.build(steps, name, **shop.sdk())
+    servers: Any = {"search": {"token": "t"}}
+    with Sandbox.create(name, timeout=60, mcp=servers, **shop.sdk()) as sandbox:
+        assert sandbox.files.read("/srv/asked") == '--config {"search": {"token": "t"}} root\n'
+    with pytest.raises(SandboxException, match="Failed to start MCP gateway"):
+        Sandbox.create("base", timeout=60, mcp=servers, **shop.sdk())
+    assert Sandbox.list(**shop.sdk()).next_items() == []
 
 
 def test_variables_of_the_steps_stay_where_the_operator_says_so() -> None:

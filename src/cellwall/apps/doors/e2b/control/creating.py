@@ -38,6 +38,7 @@ TIMEOUT_S = 300
 """Seconds that a sandbox lives, and that a connection adds, where the client says nothing."""
 _OLD_TIMEOUT_S = 15
 """The same for the first release of the route."""
+_ROOT = frozenset({"root", "0"})
 _SHOWN = {
     "CELLWALL_CHARTS": "1",
     "CELLWALL_SAVED_IMAGES": "1",
@@ -116,6 +117,8 @@ class Creating:
         own = None if known is not None else (await Shelf.of(visit.client)).meant(name)
         facts = BuiltFacts() if own is None else BuiltFacts.of(own)
         template = known or (name if own is None else str(own["name"]))
+        if body.mcp:
+            await _check_gateway(visit, template)
         try:
             sandbox = await self._new(visit, body, (template, facts), life_s)
         except NotFound:
@@ -195,7 +198,7 @@ class Creating:
         self, visit: Visit, body: bodies.NewSandbox, snapshot: Snapshot, life_s: float
     ) -> AsyncSandbox:
         """Make a sandbox of a snapshot, which has an environment of its own."""
-        bodies.check_absent(body, "env_vars", "auto_resume", "auto_pause")
+        bodies.check_absent(body, "env_vars", "auto_resume", "auto_pause", "mcp")
         if "idempotency-key" in visit.request.headers:
             raise refused("Idempotency-Key", "not with a snapshot")
         network = self._network(body)
@@ -248,6 +251,20 @@ class Creating:
 def _pauses_files(body: bodies.NewSandbox) -> bool:
     """Whether the pause at its timeout is to keep its files alone."""
     return bool(body.auto_pause) and body.auto_pause_memory is False
+
+
+async def _check_gateway(visit: Visit, template: str) -> None:
+    """Raise the 400 for a template whose sandboxes cannot have a gateway for servers of MCP.
+
+    Clients start it, as root, in the sandbox that they were given.
+    """
+    own = (await Shelf.of(visit.client)).own.get(template)
+    if own is None or str(own["user"] or "root") not in _ROOT:
+        raise refused(
+            "mcp",
+            f"Failed to start MCP gateway: clients start it as root, and sandboxes of {template!r} "
+            "have no root; use a template that you have built on an image with mcp-gateway",
+        )
 
 
 def _no_template(name: str) -> Exception:
