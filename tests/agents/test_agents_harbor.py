@@ -81,7 +81,8 @@ def run(place: Path, agent: str, environment: str, variables: Mapping[str, str],
 def door(around: House) -> Iterator[dict[str, str]]:
     """A server with the door of E2B's; its variables, and nothing left of what was made there."""
     tier = "[tiers.small]\nbuilds = 2\n[tenants]\nmanager = 'small'\n"
-    made = e2b_server(tier, engine=around.engine, images=["debian:*"], templates_mb=8000)
+    kept = "template_env = true\n"  # tasks say in ENV what their sandboxes have
+    made = e2b_server(tier, kept, engine=around.engine, images=["debian:*"], templates_mb=8000)
     with made as server:
         yield server.variables(MANAGER)
         assert server.client(MANAGER).get("/v2/sandboxes").json() == []

@@ -173,7 +173,8 @@ class JavaScriptSuite:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a client that these variables point to a server."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
-    kept.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        kept.pop(name, None)
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1", **variables}
 
 

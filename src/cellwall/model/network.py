@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.model.errors import UsageError
-from cellwall.model.network_rule import DeniedDestination, NetworkRule, denied_of, rules_of
+from cellwall.model.network_rule import (
+    DeniedDestination,
+    NetworkRule,
+    SetHeaders,
+    denied_of,
+    headers_of,
+    rules_of,
+)
 
 if TYPE_CHECKING:
     from cellwall.model.packages import PackagePolicy
@@ -47,17 +54,21 @@ class NetworkPolicy:
     """Most KiB a second in both directions together; None: no rate of its own."""
     packages: PackagePolicy | None = None
     """What may be installed from the operator's registries, in every mode. None: nothing."""
+    headers: tuple[SetHeaders, ...] = ()
+    """What the egress proxy sets in requests, where they are allowed; the last of a name wins."""
 
     @classmethod
     def of(cls, value: object) -> NetworkPolicy:
         """Return the policy that a caller wrote; `UsageError` if it is none.
 
         Takes None, `"none"`, `"open"`, `"packages"` (nothing but the package broker), a list of
-        rules, or a mapping with `mode`, `allow`, `deny`, `connections`, `transfer_mb`, `rate_kb_s`
-        and `packages` (what `PackagePolicy.of` takes). A rule is a text such as `example.org`,
-        `*.example.org:443,8443`, `192.0.2.0/24:5432` or `[2001:db8::/32]:443`, or a mapping with
-        `host`, `ports`, `methods` and `paths`. What is denied is written alike, with `host` and
-        `ports` alone; without ports it is every port.
+        rules, or a mapping with `mode`, `allow`, `deny`, `connections`, `transfer_mb`,
+        `rate_kb_s`, `packages` (what `PackagePolicy.of` takes) and `headers`.
+        A rule is a text such as `example.org`, `*.example.org:443,8443`, `192.0.2.0/24:5432` or
+        `[2001:db8::/32]:443`, or a mapping with `host`, `ports`, `methods` and `paths`. What is
+        denied is written alike, with `host` and `ports` alone; without ports it is every port. An
+        entry of `headers` is a mapping with `host`, maybe `ports`, and `set`, which has values by
+        header field.
         """
         if isinstance(value, NetworkPolicy):
             return value
@@ -82,6 +93,11 @@ class NetworkPolicy:
                 "deny: nothing is allowed that could be denied",
                 'say mode="open", or allow something; or leave `deny` out',
             )
+        if self.headers and self.mode == "none":
+            raise _wrong(
+                "headers: there are no requests in which to set them",
+                "allow the hosts, or leave `headers` out",
+            )
         for name, (low, high) in _BOUNDS.items():
             number = getattr(self, name)
             if number is None and name == "rate_kb_s":
@@ -99,8 +115,17 @@ class NetworkPolicy:
 
     @property
     def opens_tls(self) -> bool:
-        """Whether a rule looks at requests in TLS, for which programs trust the proxy."""
-        return any(rule.opens_tls for rule in self.rules)
+        """Whether requests in TLS are looked at or changed, so that programs trust the proxy."""
+        is_changed = any(each.opens_tls for each in self.headers)
+        return is_changed or any(rule.opens_tls for rule in self.rules)
+
+    def headers_for(self, name: str, port: int) -> list[tuple[str, str]]:
+        """Return the fields that are set in requests to a name, in lower case, at a port."""
+        found: dict[str, tuple[str, str]] = {}
+        for each in self.headers:
+            if each.matches_name(name) and port in each.ports:
+                found |= {field.lower(): (field, text) for field, text in each.fields}
+        return list(found.values())
 
     def allows_name(self, name: str, port: int) -> bool:
         """Whether a name, in lower case, may be connected to at a port."""
@@ -128,6 +153,8 @@ class NetworkPolicy:
             found |= {name: getattr(self, name) for name in _BOUNDS}
         if self.packages is not None:
             found["packages"] = self.packages.plain()
+        if self.headers:
+            found["headers"] = [each.as_json() for each in self.headers]
         return found
 
     def __str__(self) -> str:
@@ -137,6 +164,8 @@ class NetworkPolicy:
             words += f" {', '.join(map(str, self.rules)) or 'nothing'}"
         if self.denied:
             words += f" but not {', '.join(map(str, self.denied))}"
+        if self.headers:
+            words += f" with {', '.join(map(str, self.headers))}"
         return words if self.packages is None else f"{words}; {self.packages}"
 
 
@@ -166,7 +195,7 @@ def _packages(value: object) -> PackagePolicy | None:
 
 
 def _of_mapping(value: Mapping[Any, Any]) -> NetworkPolicy:
-    known = ("mode", "allow", "deny", "packages", *_BOUNDS)
+    known = ("mode", "allow", "deny", "packages", "headers", *_BOUNDS)
     unknown = sorted(set(map(str, value)) - set(known))
     if unknown:
         raise _wrong(f"unknown name {unknown[0]!r:.60}", f"names: {', '.join(known)}")
@@ -178,4 +207,6 @@ def _of_mapping(value: Mapping[Any, Any]) -> NetworkPolicy:
     denied = () if value.get("deny") is None else denied_of(value["deny"])
     numbers = {name: value[name] for name in _BOUNDS if value.get(name) is not None}
     packages = None if value.get("packages") is None else _packages(value["packages"])
-    return replace(NetworkPolicy(mode, rules, denied, packages=packages), **numbers)
+    headers = () if value.get("headers") is None else headers_of(value["headers"])
+    made = NetworkPolicy(mode, rules, denied, packages=packages, headers=headers)
+    return replace(made, **numbers)

@@ -1,4 +1,4 @@
-"""Destinations of a network policy: what is allowed, what is denied, and how callers write them.
+"""Destinations of a network policy: allowed, denied, or told more, and how callers write them.
 
 Pure values. The invariant: a text means one destination or none. Look-alikes, odd spellings of
 addresses, URLs and what is wider than it looks are refused with the reason.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cellwall.model.errors import UsageError
@@ -20,6 +20,14 @@ WEB_PORTS = (80, 443)
 """Ports of a rule that names none."""
 _MOST_RULES = 1000
 _MOST_PORTS = 64
+_MOST_FIELDS = 32
+_FIELD = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_FIELD_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]{0,4094}[\x21-\x7e])?")
+_OF_CONNECTIONS = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer"}
+    | {"upgrade", "expect", "proxy-connection", "proxy-authorization", "proxy-authenticate"}
+)
+"""Header fields that say where a request goes, where it ends, or what its connection becomes."""
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,30}")
 _PATH = re.compile(r"/[\x21-\x7e]{0,1023}")
@@ -105,6 +113,29 @@ class DeniedDestination(_Place):
         return {"host": self.name or str(self.network), **ports}
 
 
+@dataclass(frozen=True, slots=True)
+class SetHeaders(_Place):
+    """Header fields that requests to one server get, in place of their own of these names."""
+
+    ports: tuple[int, ...] = WEB_PORTS
+    fields: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Names and values. They are no secrets: the owner of the sandbox reads them in its policy."""
+
+    @property
+    def opens_tls(self) -> bool:
+        """Whether requests in TLS get them as well; port 80 has none."""
+        return set(self.ports) != {80}
+
+    def __str__(self) -> str:
+        """Return it as text, without the values."""
+        names = ", ".join(name for name, _ in self.fields)
+        return f"{names} at {self.name}{'' if self.ports == WEB_PORTS else _port_text(self.ports)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return {"host": self.name, "ports": list(self.ports), "set": dict(self.fields)}
+
+
 def rules_of(values: object) -> tuple[NetworkRule, ...]:
     """Return the rules that a caller listed as `allow`; `UsageError` if they are none."""
     return _listed("allow", values, _rule)
@@ -113,6 +144,11 @@ def rules_of(values: object) -> tuple[NetworkRule, ...]:
 def denied_of(values: object) -> tuple[DeniedDestination, ...]:
     """Return the destinations that a caller listed as `deny`; `UsageError` if they are none."""
     return _listed("deny", values, _denied)
+
+
+def headers_of(values: object) -> tuple[SetHeaders, ...]:
+    """Return what a caller listed as `headers`; `UsageError` if it is none of that."""
+    return _listed("headers", values, _set_headers)
 
 
 class _Wrong(Exception):
@@ -127,7 +163,7 @@ def _port_text(ports: tuple[int, ...]) -> str:
     return ":" + ",".join(map(str, ports))
 
 
-def _listed(field: str, values: object, one: Callable[[object], _V]) -> tuple[_V, ...]:
+def _listed(name: str, values: object, one: Callable[[object], _V]) -> tuple[_V, ...]:
     try:
         if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
             raise _Wrong(f"{values!r:.60} is no list", f"give a list of rules, {_FORMS}")
@@ -136,7 +172,7 @@ def _listed(field: str, values: object, one: Callable[[object], _V]) -> tuple[_V
             raise _Wrong(f"{len(found)} rules", f"give at most {_MOST_RULES}")
         return tuple(map(one, found))
     except _Wrong as wrong:
-        raise UsageError(f"network: {field}: {wrong}", remedy=wrong.remedy) from None
+        raise UsageError(f"network: {name}: {wrong}", remedy=wrong.remedy) from None
 
 
 def _rule(value: object) -> NetworkRule:
@@ -163,6 +199,34 @@ def _denied(value: object) -> DeniedDestination:
     if place.network is not None:
         _check_denied(place.network, value)
     return DeniedDestination(place.name, place.network, ports or ())
+
+
+def _set_headers(value: object) -> SetHeaders:
+    if isinstance(value, SetHeaders):
+        return value
+    if not isinstance(value, Mapping) or not isinstance(value.get("set"), Mapping):
+        raise _Wrong(f"{value!r:.60} sets nothing", 'give {"host": name, "set": {field: value}}')
+    place, ports, rest = _parts(value, ("set",))
+    if not place.name:
+        raise _Wrong(f"{value['host']!r:.60} is no host name", "give the name that is connected to")
+    fields = tuple(rest["set"].items())
+    if not 0 < len(fields) <= _MOST_FIELDS:
+        raise _Wrong(f"{len(fields)} header fields", f"give 1 to {_MOST_FIELDS}")
+    for name, text in fields:
+        _check_field(name, text)
+    return SetHeaders(place.name, None, ports or WEB_PORTS, fields)
+
+
+def _check_field(name: object, text: object) -> None:
+    if not isinstance(name, str) or not _FIELD.fullmatch(name):
+        raise _Wrong(f"{name!r:.60} is no name of a header field", "give one such as X-Token")
+    if name.lower() in _OF_CONNECTIONS:
+        raise _Wrong(f"{name} says where a request goes or ends", "leave it to the request")
+    if not isinstance(text, str) or not _FIELD_VALUE.fullmatch(text):
+        raise _Wrong(
+            f"the value of {name} cannot be in a header field",
+            "give up to 4096 printable ASCII characters without space at either end",
+        )
 
 
 def _check_denied(network: IPv4Network | IPv6Network, written: object) -> None:

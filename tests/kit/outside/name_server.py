@@ -18,21 +18,27 @@ Addresses = list[str] | Callable[[], list[str]]
 
 
 class NameServer:
-    """Serves UDP on 127.0.0.1 from a thread; a context manager."""
+    """Serves UDP on loopback from a thread; a context manager."""
 
-    def __init__(self, records: Mapping[str, Addresses]) -> None:
-        """`records`: addresses by name, or a function that makes them anew for each question."""
+    def __init__(
+        self, records: Mapping[str, Addresses], address: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> None:
+        """`records`: addresses by name, or a function that makes them anew for each question.
+
+        `*.` and a name stand for every name one label longer that has none of its own.
+        """
         self.records: dict[str, Addresses] = dict(records)
         self.aliases: dict[str, str] = {}
         self.asked: list[str] = []
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind(address)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     @property
     def address(self) -> str:
         """`address:port` for a setting."""
-        return f"127.0.0.1:{self._socket.getsockname()[1]}"
+        host, port = self._socket.getsockname()
+        return f"{host}:{port}"
 
     def __enter__(self) -> Self:
         """Begin to serve."""
@@ -68,7 +74,7 @@ class NameServer:
             target = self.aliases[name]
             reply.answer.append(dns.rrset.from_text(one.name, 1, "IN", "CNAME", f"{target}."))
             name = target
-        found = self.records.get(name)
+        found = self.records.get(name) or self.records.get(f"*.{name.partition('.')[2]}")
         if found is None:
             reply.set_rcode(dns.rcode.NXDOMAIN)
             return reply.to_wire()

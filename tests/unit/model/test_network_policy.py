@@ -13,6 +13,10 @@ from cellwall.model.network import NO_NETWORK, NetworkPolicy
 from cellwall.model.secret import Secret, check_reachable
 
 
+def _setting(fields: object, **more: object) -> dict[str, object]:
+    return {"mode": "open", "headers": [{"host": "a.b", "set": fields, **more}]}
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -44,6 +48,9 @@ from cellwall.model.secret import Secret, check_reachable
         ({"allow": ["*.a.test"], "deny": ["b.a.test"]}, "allow *.a.test but not b.a.test"),
         ({"allow": ["a.b"], "deny": [{"host": "c.d", "ports": None}]}, "allow a.b but not c.d"),
         ({"mode": "open", "deny": [{"host": "a.b", "ports": [5]}]}, "open but not a.b:5"),
+        (_setting({"X-A": "b", "c": "d"}), "open with X-A, c at a.b"),
+        (_setting({"X-A": "b"}, host="*.a.b", ports=[80]), "open with X-A at *.a.b:80"),
+        ({"mode": "open", "headers": []}, "open"),
     ],
 )
 def test_what_callers_write(value: object, text: str) -> None:
@@ -57,6 +64,18 @@ def test_what_callers_write(value: object, text: str) -> None:
     ("value", "why"),
     [
         ("allow", "is no policy"),
+        (_setting({"X-A": "b"}) | {"mode": "none"}, "there are no requests"),
+        (_setting({}), "0 header fields"),
+        (_setting("X-A: b"), "sets nothing"),
+        (_setting({"X-A": "b"}, host="192.0.2.1"), "is no host name"),
+        (_setting({"X-A": "b"}, paths=["/"]), "unknown name 'paths'"),
+        (_setting({"X A": "b"}), "is no name of a header field"),
+        (_setting({"X-A": "b\r\nX-C: d"}), "cannot be in a header field"),
+        (_setting({"X-A": ""}), "cannot be in a header field"),
+        (_setting({"X-A": 1}), "cannot be in a header field"),
+        (_setting({"hOst": "c"}), "says where a request goes"),
+        (_setting({"Transfer-Encoding": "chunked"}), "says where a request goes"),
+        (_setting({f"X-{each}": "a" for each in range(33)}), "33 header fields"),
         ("everything", "is no policy"),
         (5, "is no policy"),
         (b"none", "is no policy"),
@@ -175,3 +194,13 @@ def test_any_text_is_a_rule_or_a_usage_error(text: str) -> None:
 def test_names_that_a_rule_means(rule: str, name: str, fits: bool) -> None:
     (found,) = NetworkPolicy.of([rule]).rules
     assert found.matches_name(name) is fits
+
+
+def test_the_last_field_of_a_name_wins_at_the_ports_it_is_for() -> None:
+    first = {"host": "*.a.b", "set": {"X-A": "1", "X-B": "2"}}
+    then = {"host": "c.a.b", "ports": [443], "set": {"x-a": "third"}}
+    policy = NetworkPolicy.of({"mode": "open", "headers": [first, then]})
+    assert policy.headers_for("c.a.b", 443) == [("x-a", "third"), ("X-B", "2")]
+    assert policy.headers_for("c.a.b", 80) == [("X-A", "1"), ("X-B", "2")]
+    assert policy.headers_for("c.a.b", 8080) == policy.headers_for("a.b", 443) == []
+    assert "third" not in repr(policy.headers)

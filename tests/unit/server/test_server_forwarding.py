@@ -10,7 +10,7 @@ from cellwall.server.core.settings import ServerSettings
 from cellwall.server.port_proxy.headers import from_inside, port_token, query_for_inside, to_inside
 
 PREFIX = "/sandboxes/abc/ports/80"
-OURS = {b"host", b"content-security-policy", b"x-content-type-options"}
+OURS = {b"Host", b"content-security-policy", b"x-content-type-options"}
 
 
 def inward(*names: bytes, own: bool = False, more: tuple[str, ...] = ()) -> set[bytes]:
@@ -136,7 +136,7 @@ def test_nothing_that_never_passes_is_on_a_list() -> None:
 def test_what_connection_names_stays_behind() -> None:
     raw = [(b"connection", b"close, X-App-Hop"), (b"x-app-hop", b"1"), (b"x-app-b", b"2")]
     passed = to_inside(raw, 80, PREFIX, has_its_own_authorization=False)
-    assert passed == [(b"host", b"localhost:80"), (b"x-app-b", b"2")]
+    assert passed == [(b"Host", b"localhost:80"), (b"x-app-b", b"2")]
     assert (b"x-app-hop", b"1") not in from_inside(raw, 80, PREFIX)
 
 

@@ -103,7 +103,8 @@ class FixedServer:
             raise
         _note(self._entry, line)
         host = _host_header(request).encode("latin-1")
-        return Way(self._side, request.target, host, self._entry.secrets)
+        fields = self._network.fields_for(self._destination)
+        return Way(self._side, request.target, host, self._entry.secrets, fields)
 
     def _checked(self, request: h11.Request) -> str:
         ours, host = self._destination, _host_header(request)
@@ -156,7 +157,8 @@ class ServerByRequest:
         _, side, entry = self._now
         _note(entry, line)
         host = _host_header(request).encode("latin-1")
-        return Way(side, path.encode("ascii"), host, entry.secrets)
+        fields = self._network.fields_for(destination)
+        return Way(side, path.encode("ascii"), host, entry.secrets, fields)
 
     async def _connect(self, destination: Destination) -> tuple[Side, Open]:
         self._held.close()

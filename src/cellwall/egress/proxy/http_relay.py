@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import h11
 from cellwall.egress.proxy.meter import Meter
 from cellwall.egress.proxy.relay import Stream, relay_streams
 from cellwall.egress.proxy.sandbox_network import Refused, Unreachable
-from cellwall.egress.tls.substitution import Substitution
+from cellwall.egress.tls.substitution import Fields, Substitution
 
 MOST_HEAD_BYTES = 65_536
 HTTP_2 = b"PRI "
@@ -56,6 +56,8 @@ class Way:
     """Value of the `Host` header that the server gets."""
     secrets: Substitution | None = None
     """What is replaced in the request and in its answer; None: nothing."""
+    fields: Sequence[tuple[bytes, bytes]] = ()
+    """Header fields that the request gets in place of its own of these names."""
 
 
 class Side:
@@ -161,7 +163,7 @@ async def _exchange(client: Side, way: Way, request: h11.Request, meter: Meter) 
     """Pass on one request and its answer; whether another may follow on the connection."""
     server = way.server
     upgrades = _wants_upgrade(request)
-    fields = _passed(request.headers, keep_upgrade=upgrades)
+    fields = _with(way.fields, _passed(request.headers, keep_upgrade=upgrades))
     target, replaced = way.target, way.secrets
     if replaced is not None:
         # SECURITY: the last step, behind every decision and record of the request.
@@ -314,6 +316,12 @@ def _passed(
         protocol = next(value for name, value in headers if name == b"upgrade")
         fields += [(b"Connection", b"Upgrade"), (b"Upgrade", protocol)]
     return fields
+
+
+def _with(given: Sequence[tuple[bytes, bytes]], fields: Fields) -> Fields:
+    """Return the fields of a request with those that its sandbox's policy sets."""
+    names = {name.lower() for name, _ in given}
+    return [*(each for each in fields if each[0].lower() not in names), *given]
 
 
 def _wants_upgrade(request: h11.Request) -> bool:

@@ -20,7 +20,7 @@ from cellwall.egress.proxy.decision import Decision
 from cellwall.egress.proxy.meter import LimitReached, Meter, SandboxMeter
 from cellwall.egress.proxy.naming.names import Names
 from cellwall.egress.proxy.naming.resolver import Answers, Ask, Busy, NoSuchName
-from cellwall.egress.tls.substitution import Substitution
+from cellwall.egress.tls.substitution import Fields, Substitution
 from cellwall.model.network import BROKER, NetworkPolicy
 from cellwall.model.network_rule import WEB_PORTS
 
@@ -191,10 +191,17 @@ class SandboxNetwork:
         found = self._opening
         if found is None:
             return None
-        has_secret = destination.is_name and found.has_secret_for(
-            destination.host, destination.port
+        changes = destination.is_name and (
+            found.has_secret_for(destination.host, destination.port) or self.fields_for(destination)
         )
-        return found if has_secret or self.decide(destination).looks_at_requests else None
+        return found if changes or self.decide(destination).looks_at_requests else None
+
+    def fields_for(self, destination: Destination) -> Fields:
+        """Return the header fields that requests to a destination get."""
+        if not self.policy.headers or not destination.is_name:
+            return []
+        found = self.policy.headers_for(destination.host, destination.port)
+        return [(name.encode("ascii"), text.encode("ascii")) for name, text in found]
 
     def substitution(self, destination: Destination, *, is_plain: bool) -> Substitution | None:
         """Return what is replaced in requests to a destination; None: nothing."""
@@ -356,8 +363,9 @@ class SandboxNetwork:
             if entry.destination is None:
                 continue  # it is decided on when its destination is known, by the new policy
             found = self.decide_whole(entry.destination, entry.address, entry.named)
-            # Where single requests are decided on, what is open may be something else.
-            if entry.task is not None and (not found.is_allowed or found.looks_at_requests):
+            # Where single requests are decided on or changed, what is open may be something else.
+            looks = found.looks_at_requests or self.fields_for(entry.destination)
+            if entry.task is not None and (not found.is_allowed or looks):
                 entry.task.cancel()
 
     def usage(self) -> dict[str, int]:

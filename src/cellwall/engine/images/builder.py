@@ -100,6 +100,9 @@ class BuildRequest:
     fetched for one could be what another never asked for."""
     floor: Floor = NO_FLOOR
     """Isolation that the steps must have at least."""
+    keeps_env: bool = True
+    """Whether the image has what `ENV` says; otherwise it is of the steps of the last stage alone,
+    and the image has the variables of the one that it is made of."""
     bring: Callable[[str], Awaitable[StoredImage]] | None = None
     """Brings what `FROM` and `COPY --from` name, if it is permitted; None: all that there is."""
 
@@ -184,6 +187,8 @@ class _Build:
         for at, instruction in enumerate(stage.instructions):
             state.following = stage.instructions[at + 1 :]
             await self._instruction(state, instruction, number)
+        if not self._request.keeps_env and number == self._wanted():
+            state.config = replace(state.config, environment=stored.config.environment)
         last = stage.instructions[-1] if stage.instructions else stage.origin
         if state.unmade:
             await self._step(state, last, "", _nothing)

@@ -114,6 +114,13 @@ def check_without(policy: NetworkPolicy) -> None:
                 "sandbox was made without trust in its proxy's certificate",
                 remedy='make the sandbox with such a rule, or say "ports": [80]',
             )
+    for each in policy.headers:
+        if each.opens_tls:
+            raise UsageError(
+                f"network: headers: {each}: to set them, TLS is opened, and this sandbox was made "
+                "without trust in its proxy's certificate",
+                remedy='make the sandbox with `headers`, or say "ports": [80]',
+            )
 
 
 async def install(live: ClaimedSandbox, certificate: str) -> None:

@@ -27,12 +27,14 @@ def to_inside(
     *,
     has_its_own_authorization: bool,
     more: Collection[str] = (),
+    host: str | None = None,
 ) -> Headers:
     """Return the request headers a server inside gets, without framing; `raw` in lower case.
 
-    `more` are further names that the operator lets pass.
+    `more` are further names that the operator lets pass; `host` is the owner's `Host`, by default
+    localhost with the port.
     """
-    headers: Headers = [(b"host", b"localhost:%d" % port)]
+    headers: Headers = [(b"Host", (host or f"localhost:{port}").encode("ascii"))]
     named = _named_hops(raw)
     for name, value in raw:
         is_for_it = name == b"authorization" and has_its_own_authorization

@@ -34,7 +34,7 @@ _STEP_BYTES = 64 * 1024
 _MESSAGE_BYTES = 1024 * 1024
 _HANDSHAKE_S = 15.0
 """Seconds from the connection to the inside's answer, which needs no computation."""
-_OWN = {"host", "connection", "upgrade"}
+_OWN = {"connection", "upgrade"}
 
 
 class InnerSocket:
@@ -98,8 +98,11 @@ class InnerSocket:
     async def _shake_hands(self, headers: Headers) -> None:
         request = self._inner.connect()
         for name, value in headers:
-            if name.decode("latin-1") not in _OWN:
-                request.headers[name.decode("latin-1")] = value.decode("latin-1")
+            word = name.decode("latin-1")
+            if word == "Host":
+                del request.headers[word]  # it has one of its own, and two would be wrong
+            if word not in _OWN:
+                request.headers[word] = value.decode("latin-1")
         self._inner.send_request(request)
         await self._flush()
         while self._inner.state is State.CONNECTING:

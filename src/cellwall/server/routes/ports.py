@@ -52,10 +52,13 @@ async def forward(request: Request) -> None:
     await passed_on(request, record, port, f"/sandboxes/{record.id}/ports/{port}")
 
 
-async def passed_on(request: Request, record: SandboxRecord, port: int, prefix: str) -> None:
+async def passed_on(
+    request: Request, record: SandboxRecord, port: int, prefix: str, host: str | None = None
+) -> None:
     """Pass a request on to a port of a sandbox that its caller may reach, and the answer back.
 
-    `prefix` is the part of the path that is not for the inside. Raises a 502 if none listens.
+    `prefix` is the part of the path that is not for the inside; `host` is the `Host` there, by
+    default localhost with the port. Raises a 502 if none listens.
     """
     target = _target(request, prefix)
     headers = to_inside(
@@ -64,6 +67,7 @@ async def passed_on(request: Request, record: SandboxRecord, port: int, prefix: 
         prefix,
         has_its_own_authorization=_has_its_own_authorization(request),
         more=request.settings.port_headers,
+        host=host,
     )
     connection = await _connected(record, port)
     try:

@@ -42,6 +42,18 @@ class DeniedDestinationBody(StrictModel):
     )
 
 
+class SetHeadersBody(StrictModel):
+    """Header fields that requests to one server get."""
+
+    host: _Text = Field(description="A name, or `*.` and a name for all below it.")
+    ports: Annotated[list[_Port], Field(max_length=64)] | None = Field(
+        None, description="Without them 80 and 443."
+    )
+    set: dict[Annotated[str, Field(max_length=128)], Annotated[str, Field(max_length=4096)]] = (
+        Field(description="Values by field, in place of the request's own. They are no secrets.")
+    )
+
+
 Rules = Annotated[list[_Text | NetworkRuleBody], Field(max_length=1000)]
 
 
@@ -85,6 +97,9 @@ class NetworkBody(StrictModel):
     )
     packages: bool | PackagesPolicyBody | None = Field(
         None, description="What pip, uv and npm may install; true: all that the operator allows."
+    )
+    headers: Annotated[list[SetHeadersBody], Field(max_length=1000)] | None = Field(
+        None, description="What is set in requests that are allowed; TLS to these hosts is opened."
     )
     rate_kb_s: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Most KiB a second in both directions together."

@@ -43,6 +43,7 @@ def request_of(body: TemplateBody, most: Limits) -> tuple[BuildRequest, dict[str
         target=body.target,
         network=value_of(body.network),
         limits=limits,
+        keeps_env=body.keeps_env,
     )
     return request, clipped
 

@@ -63,6 +63,11 @@ class TemplateBody(StrictModel):
     target: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         None, description="The stage that is wanted; by default the last one."
     )
+    keeps_env: bool = Field(
+        True,
+        description="Whether what `ENV` says in the last stage holds in sandboxes, too; otherwise "
+        "in its steps alone.",
+    )
     network: NetworkField = Field("none", description="Where the steps may connect to.")
     limits: LimitsBody | None = Field(None, description="Limits of each step.")
     wait: Annotated[float, Field(ge=0, le=60)] = Field(
@@ -74,6 +79,8 @@ class TemplateBody(StrictModel):
         if (self.dockerfile is None) == (self.from_image is None):
             raise ValueError("give exactly one of `dockerfile` and `from_image`")
         added = {"packages", "env", "commands", "working_dir", "user"} & self.model_fields_set
+        if self.env and not self.keeps_env:
+            raise ValueError("keeps_env: false leaves nothing of `env`; give one of them")
         if self.dockerfile is not None and added:
             raise ValueError(f"{sorted(added)[0]}: it belongs to `from_image`; write it as a step")
         return self

@@ -252,7 +252,7 @@ def test_a_port_needs_a_token_of_its_own_sandbox(
 ) -> None:
     there = {"Host": host(inside)}
     other = created(e2b.client())
-    assert anyone.get("/", headers=there).status_code == 401
+    assert anyone.get("/", headers=there).status_code == 403
     for token in (other["trafficAccessToken"], "", "x"):
         headers = {**there, "E2B-Traffic-Access-Token": token}
         assert anyone.get("/", headers=headers).status_code == 401
@@ -341,6 +341,39 @@ def test_where_the_operator_permits_it_ports_are_public_unless_the_client_says_n
     said = served(public, network={"allowPublicTraffic": True})
     assert client.get("/", headers={"Host": host(opened)}).status_code == 200
     assert client.get("/", headers={"Host": host(said)}).status_code == 200
-    assert client.get("/", headers={"Host": host(shut)}).status_code == 401
+    assert "E2B-Traffic-Access-Token" in refusal(client.get("/", headers={"Host": host(shut)}), 403)
     assert client.get("/health", headers={"Host": host(opened, 49983)}).status_code == 401
     assert client.post("/execute", headers={"Host": host(opened, 49999)}).status_code == 401
+
+
+def test_a_visitor_hears_of_a_sandbox_that_is_gone_only_where_ports_are_public(
+    e2b: E2BServer, public: E2BServer
+) -> None:
+    ended = created(public.client())
+    public.client().delete(f"/sandboxes/{ended['sandboxID']}")
+    for made in (ended, {**ended, "sandboxID": "0123456789abcdef"}):
+        visitor = public.client(None)
+        gone(visitor.get("/", headers={"Host": host(made)}), made["sandboxID"])
+        refusal(e2b.client(None).get("/", headers={"Host": host(made)}), 403)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [("own.example:${PORT}", f"own.example:{PORT}"), ("own.example", "own.example"),
+     (None, f"localhost:{PORT}")],
+)  # fmt: skip
+def test_a_server_inside_sees_the_host_that_its_client_chose(
+    e2b: E2BServer, mask: str | None, expected: str
+) -> None:
+    made = served(e2b, network={"maskRequestHost": mask})
+    answer = e2b.client().get("/", headers={"Host": host(made)})
+    assert answer.json()["headers"]["host"] == expected
+    shown = e2b.client().get(f"/sandboxes/{made['sandboxID']}").json()
+    assert shown["network"].get("maskRequestHost") == mask
+    assert shown["metadata"] == {}
+
+
+@pytest.mark.parametrize("mask", ["a b", "a\r\nX: y", "https://a", "-", "a:${port}", "ä.example"])
+def test_what_is_no_host_is_refused_as_one(e2b: E2BServer, mask: str) -> None:
+    answer = e2b.client().post("/v2/sandboxes", json={**MADE, "network": {"maskRequestHost": mask}})
+    assert "maskRequestHost" in refusal(answer, 400)

@@ -6,11 +6,12 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from e2b import LogEntry, Sandbox, Template
-from e2b.exceptions import BuildException, TemplateException
+from e2b.exceptions import BuildException, SandboxException, TemplateException
 from e2b.template.types import BuildInfo
 
 from kit.server.e2b_doors import refusal
@@ -232,6 +233,46 @@ def test_a_dockerfile_becomes_a_template(shop: Workshop, tmp_path: Path) -> None
     assert said(shop, name, "sh say.sh; cat word; id -un; pwd; stat -c %U word").split() == [
         *("said", "x", "user", "/srv", "root")
     ]
+
+
+def test_variables_of_the_steps_are_not_those_of_sandboxes(shop: Workshop) -> None:
+    """Neither `ARG` nor `ENV`, which arrive alike: the start command and what follows have them."""
+    first, second = fresh(), fresh()
+    text = (
+        f"FROM {shop.image}\nARG TOKEN=hush\nENV OF_IMAGE=2 PATH=/more:$PATH\n"
+        "RUN echo $TOKEN-$OF_IMAGE-$PATH > /srv/said\n"
+    )
+    start = 'echo "$TOKEN-$OF_IMAGE" > /tmp/started; sleep 60'
+    steps = Template().from_dockerfile(text).set_start_cmd(start, "test -e /tmp/started")
+    Template.build(steps, first, **shop.sdk())
+    more = Template().from_template(first).run_cmd("echo $TOKEN-$OF_IMAGE > ~/said")
+    Template.build(more, second, **shop.sdk())
+    shown = "cat /srv/said /tmp/started; echo $TOKEN-$OF_IMAGE-$PATH"
+    path = "/usr/local/bin:/usr/bin:/bin"
+    assert said(shop, first, shown).split() == [f"hush-2-/more:{path}", "hush-2", f"-1-{path}"]
+    assert said(shop, second, "cat ~/said; echo $TOKEN").split() == ["hush-2"]
+
+
+def test_a_gateway_of_mcp_is_started_where_the_template_has_one(shop: Workshop) -> None:
+    name = fresh()
+    gateway = "printf '#!/bin/sh\\necho \"$*\" $(id -un) >/srv/asked\\n' >/usr/bin/mcp-gateway"
+    steps = Template().from_image(shop.image)
+    steps = steps.run_cmd(f"{gateway}; chmod +x /usr/bin/mcp-gateway", user="root")
+    Template.build(steps, name, **shop.sdk())
+    servers: Any = {"search": {"token": "t"}}
+    with Sandbox.create(name, timeout=60, mcp=servers, **shop.sdk()) as sandbox:
+        assert sandbox.files.read("/srv/asked") == '--config {"search": {"token": "t"}} root\n'
+    with pytest.raises(SandboxException, match="Failed to start MCP gateway"):
+        Sandbox.create("base", timeout=60, mcp=servers, **shop.sdk())
+    assert Sandbox.list(**shop.sdk()).next_items() == []
+
+
+def test_variables_of_the_steps_stay_where_the_operator_says_so() -> None:
+    with workshop("template_env = true\n") as shop:
+        name = fresh()
+        text = f"FROM {shop.image}\nARG WORD=x\nENV OF_IMAGE=2\n"
+        Template.build(Template().from_dockerfile(text), name, **shop.sdk())
+        assert said(shop, name, "echo $WORD-$OF_IMAGE") == "x-2\n"
 
 
 def test_the_start_command_runs_in_each_sandbox_before_its_client_has_it(shop: Workshop) -> None:

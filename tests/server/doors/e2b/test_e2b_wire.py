@@ -20,6 +20,7 @@ from kit.servers import ALICE, run_cell
 from kit.waiting import wait_until
 
 ALL = "0.0.0.0/0"
+SETS = {"transform": {"headers": {"X-Token": "a value"}}}
 
 
 def ends_in(client: httpx.Client, sandbox_id: str) -> float:
@@ -103,13 +104,18 @@ def test_defaults_that_are_said_are_taken(client: httpx.Client) -> None:
             {"autoPause": True, "autoPauseMemory": False, "autoResume": {"enabled": True}},
             "autoPauseMemory",
         ),
-        ({"mcp": {"x": {}}}, "mcp"),
+        ({"mcp": {"search": {}}}, "Failed to start MCP gateway"),
         ({"iam": {"tokens": {"a": {}}}}, "iam"),
         ({"volumeMounts": [{"name": "a", "path": "/a"}]}, "volumeMounts"),
-        ({"network": {"rules": {"a.example": []}}}, "rules"),
+        ({"network": {"rules": {"a.example": [{"action": "x"}]}}}, "rules"),
+        ({"network": {"rules": {"192.0.2.1": [SETS]}}}, "no host name"),
+        (
+            {"network": {"rules": {"a.example": [{"transform": {"headers": {"Host": "b"}}}]}}},
+            "Host",
+        ),
+        ({"allow_internet_access": False, "network": {"rules": {"a.example": [SETS]}}}, "rules"),
         ({"network": {"egressProxy": {"address": "a"}}}, "egressProxy"),
         ({"network": {"dnsServers": ["192.0.2.1"]}}, "dnsServers"),
-        ({"network": {"maskRequestHost": "a"}}, "maskRequestHost"),
         ({"network": {"httpsPorts": [443]}}, "httpsPorts"),
         ({"network": {"allowPublicTraffic": True}}, "allowPublicTraffic"),
         ({"network": {"denyOut": ["a.example"]}}, "denyOut"),
@@ -450,7 +456,7 @@ def test_a_network_update_replaces_the_whole_policy(
 
 
 @pytest.mark.parametrize(
-    "body", [{"rules": {"a": []}}, {"egressProxy": {"address": "a"}}, {"dnsServers": ["a"]},
+    "body", [{"rules": {"a": [SETS]}}, {"egressProxy": {"address": "a"}}, {"dnsServers": ["a"]},
              {"denyOut": ["a.example"]}, {"httpsPorts": [1]}]
 )  # fmt: skip
 def test_a_network_update_that_cannot_be_enforced_changes_nothing(
@@ -458,8 +464,21 @@ def test_a_network_update_that_cannot_be_enforced_changes_nothing(
 ) -> None:
     one = f"/sandboxes/{sandbox_id}"
     client.put(f"{one}/network", json={"allow_internet_access": False})
-    assert next(iter(body)) in refusal(client.put(f"{one}/network", json=body), 400)
+    message = refusal(client.put(f"{one}/network", json=body), 400)
+    assert next(iter(body)).replace("rules", "made without trust") in message
     assert client.get(one).json()["allowInternetAccess"] is False
+
+
+def test_rules_of_hosts_are_headers_of_the_policy(client: httpx.Client) -> None:
+    rules = {"a.example": [SETS], "*.b.example": [SETS, {}]}
+    made = created(client, network={"rules": rules})
+    one = f"/sandboxes/{made['sandboxID']}"
+    shown = {"a.example": [SETS], "*.b.example": [SETS]}
+    assert client.get(one).json()["network"]["rules"] == shown
+    closed = {"rules": {"a.example": [SETS]}, "allowOut": ["a.example"], "denyOut": [ALL]}
+    assert client.put(f"{one}/network", json=closed).status_code == 204
+    network = client.get(one).json()["network"]
+    assert (network["rules"], network["allowOut"]) == (closed["rules"], ["a.example"])
 
 
 DIALLED = """

@@ -17,6 +17,7 @@ from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
     from cellwall.client.sandbox import AsyncSandbox
+    from cellwall.model.network import NetworkPolicy
 
 ENVD_VERSION = "0.6.13"
 """Release of E2B's daemon whose behaviour the door has; clients choose their requests by it."""
@@ -28,6 +29,10 @@ _PAUSE_AT = "e2b.pause_at"
 _PAUSE_FILES = "e2b.pause_files"
 _MET = "e2b.pause_met"
 _USER = "e2b.user"
+_MASK = "e2b.mask"
+_PORT_WORD = "${PORT}"
+"""What stands for the number of the port in the `Host` that a client chooses."""
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})?(:[0-9]{1,5})?")
 _SECONDS = re.compile(r"(\+?)([0-9]{1,12}\.[0-9]{3})")
 EVERYWHERE = "0.0.0.0/0"
 
@@ -56,6 +61,8 @@ class Facts:
     """Whether that pause keeps its files alone."""
     user: str | None = None
     """User of files and commands that name none; None: the sandbox's own."""
+    mask: str | None = None
+    """What servers inside see as the `Host` of requests, as `host_inside` reads it; None: ours."""
 
     @classmethod
     def of(cls, sandbox: AsyncSandbox) -> Facts:
@@ -65,7 +72,8 @@ class Facts:
         template = kept.get(_TEMPLATE, sandbox.template)
         at = pause_at(kept, sandbox.created_at)
         is_public, user = kept.get(PUBLIC) == "1", kept.get(_USER)
-        return cls(template, own, is_public, at, pauses_files=pauses_files(kept), user=user)
+        files, mask = pauses_files(kept), kept.get(_MASK)
+        return cls(template, own, is_public, at, pauses_files=files, user=user, mask=mask)
 
     def kept(self) -> dict[str, str]:
         """Return the metadata that keeps them."""
@@ -76,8 +84,20 @@ class Facts:
             at = {_PAUSE_AT: f"{self.pause_at:.3f}"}
         elif self.pause_after_s is not None:
             at = {_PAUSE_AT: f"+{self.pause_after_s:.3f}"}
-        user = {} if self.user is None else {_USER: self.user}
-        return {**self.metadata, _TEMPLATE: self.template[:512], **said, **at, **user}
+        texts = {_USER: self.user, _MASK: self.mask}
+        said |= {name: text for name, text in texts.items() if text is not None}
+        return {**self.metadata, _TEMPLATE: self.template[:512], **said, **at}
+
+
+def host_inside(kept: Mapping[str, str], port: int) -> str | None:
+    """Return what the server at a port is told as `Host`; None: what it is told by itself."""
+    mask = kept.get(_MASK)
+    return None if mask is None else mask.replace(_PORT_WORD, str(port))
+
+
+def is_mask(text: str) -> bool:
+    """Report whether a text may be the `Host` of requests to servers inside."""
+    return _HOST.fullmatch(text.replace(_PORT_WORD, "1")) is not None
 
 
 def pause_at(kept: Mapping[str, str], created_at: float) -> float | None:
@@ -132,11 +152,15 @@ def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
     """Return a sandbox with all that is told of a single one."""
     policy, facts = sandbox.network, Facts.of(sandbox)
     network: dict[str, Any] = {"allowPublicTraffic": facts.is_public}
+    if facts.mask is not None:
+        network["maskRequestHost"] = facts.mask
     if policy.mode != "open" or policy.denied:
         everything = [] if policy.mode == "open" else [EVERYWHERE]
         network["denyOut"] = everything + [str(each.network or each) for each in policy.denied]
     if policy.rules:
         network["allowOut"] = [str(rule) for rule in policy.rules]
+    if policy.headers:
+        network["rules"] = _rules(policy)
     shown = listed(sandbox)
     if shown["state"] == "paused":
         is_full = sandbox.facts.get("hibernated_keeps") != "files"
@@ -150,3 +174,11 @@ def detail(sandbox: AsyncSandbox) -> dict[str, Any]:
             "onTimeout": "kill" if facts.pause_at is None else "pause",
         },
     }
+
+
+def _rules(policy: NetworkPolicy) -> dict[str, list[dict[str, object]]]:
+    """Return what a policy sets in requests, as E2B's rules by host."""
+    found: dict[str, list[dict[str, object]]] = {}
+    for each in policy.headers:
+        found.setdefault(each.name, []).append({"transform": {"headers": dict(each.fields)}})
+    return found

@@ -52,6 +52,9 @@ class Options:
     """Bound of the files that a tenant has uploaded for builds; all have four times as much."""
     url: str | None = None
     """Address by which clients reach the door; None: the one that a request came to."""
+    template_env: bool = False
+    """Whether variables of a template's steps are those of its sandboxes, too. E2B's clients send
+    `ARG` and `ENV` of a Dockerfile alike, so that both are, or neither."""
 
     def image_of(self, name: str) -> str | None:
         """Return the image that the operator has for a name; a missing tag is `latest`."""
@@ -84,16 +87,18 @@ class Options:
             {**images, **given.get("images", {})},
             given.get("uploads_mb", _UPLOADS_MB),
             given.get("url"),
+            given.get("template_env", False),
         )
 
 
 _KNOWN_OPTIONS = (
     "known: port, tenant, templates (a table of names), domain (a name), public_ports (true or "
-    "false), base_image (an image), images (a table of names), uploads_mb (MiB), url (an address)"
+    "false), base_image (an image), images (a table of names), uploads_mb (MiB), url (an address), "
+    "template_env (true or false)"
 )
 _KINDS: dict[str, type] = {
     "templates": Mapping, "domain": str, "public_ports": bool, "base_image": str,
-    "images": Mapping, "uploads_mb": int, "url": str,
+    "images": Mapping, "uploads_mb": int, "url": str, "template_env": bool,
 }  # fmt: skip
 
 

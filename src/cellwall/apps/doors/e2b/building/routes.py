@@ -190,6 +190,7 @@ class Building:
             "tags": list(build.tags),
             "dockerfile": plan.dockerfile,
             "network": self._network(),
+            "keeps_env": self._house.options.template_env,
         }
         with ExitStack() as held:
             folder = held.enter_context(self._house.uploads.lent(build.tenant, plan.files))

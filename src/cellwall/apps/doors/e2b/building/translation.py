@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.answers import refused
 from cellwall.apps.doors.e2b.building import scripts
-from cellwall.apps.doors.e2b.templates.built_facts import LABEL, BuiltFacts
+from cellwall.apps.doors.e2b.templates.built_facts import (
+    LABEL,
+    MOST_VARIABLES,
+    VARIABLE,
+    BuiltFacts,
+)
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.building.bodies import Step
@@ -65,6 +70,8 @@ class _Writing:
     steps: dict[int, int] = field(default_factory=dict)
     commands: dict[int, str] = field(default_factory=dict)
     files: dict[str, None] = field(default_factory=dict)
+    variables: dict[str, None] = field(default_factory=dict)
+    """Names of the variables of the steps."""
     number: int = 0
     is_forced: bool = False
     _as_user: str = ""
@@ -114,6 +121,9 @@ def plan(base: Base, steps: Sequence[Step], facts: BuiltFacts, nonce: str, *, fo
         writing.say(f"WORKDIR {HOME}")
     else:
         writing.user = base.facts.user or "root"
+        for name, value in base.facts.env.items():
+            writing.variables[name] = None
+            writing.say(f"ENV {name}={_quoted(value)}")
     for number, step in enumerate(steps, 1):
         writing.number = number
         if step.force:
@@ -131,6 +141,9 @@ def plan(base: Base, steps: Sequence[Step], facts: BuiltFacts, nonce: str, *, fo
     label = BuiltFacts.model_validate(whole).kept()
     if len(label) > _MOST_LABEL:
         raise refused("startCmd", "it is too long, with readyCmd")
+    for name in writing.variables:
+        # Expanded by the builder, which knows the variables of the image.
+        writing.say(f'LABEL {VARIABLE}{name}="${name}"')
     writing.say(f"LABEL {_FORCED}={_quoted('')} {LABEL}={_quoted(label)}")
     text = "\n".join([*writing.lines, ""])
     return Plan(text, writing.steps, writing.commands, tuple(writing.files))
@@ -165,6 +178,9 @@ def _env(writing: _Writing, step: Step) -> None:
         if "\n" in value or "\r" in value:
             raise writing.wrong(f"{name}: a value of several lines is not to be had")
         said.append(f"{name}={_quoted(value, expands=True)}")
+        writing.variables[name] = None
+    if len(writing.variables) > MOST_VARIABLES:
+        raise writing.wrong(f"args: the template has more than {MOST_VARIABLES} variables")
     writing.say(f"ENV {' '.join(said)}")
 
 

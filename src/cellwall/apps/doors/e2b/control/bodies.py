@@ -37,12 +37,27 @@ class AutoResume(Body):
     enabled: bool = False
 
 
+class Transform(Body):
+    """What is changed in a request to a host."""
+
+    headers: Annotated[dict[str, str], Field(max_length=32)] | None = None
+
+
+class HostRule(Body):
+    """One rule of a host."""
+
+    transform: Transform | None = None
+
+
+_Rules = Annotated[dict[_Text, list[HostRule]], Field(max_length=1000)]
+
+
 class Network(Body):
     """Where a sandbox may connect to, and who may connect to it."""
 
     allow_out: _Hosts | None = None
     deny_out: _Hosts | None = None
-    rules: dict[str, Any] | None = None
+    rules: _Rules | None = None
     egress_proxy: dict[str, Any] | None = None
     dns_servers: list[Any] | None = None
     allow_public_traffic: bool | None = None
@@ -55,7 +70,7 @@ class NetworkUpdate(Body):
 
     allow_out: _Hosts | None = None
     deny_out: _Hosts | None = None
-    rules: dict[str, Any] | None = None
+    rules: _Rules | None = None
     egress_proxy: dict[str, Any] | None = None
     dns_servers: list[Any] | None = None
     allow_internet_access: Annotated[bool | None, Field(alias="allow_internet_access")] = None

@@ -14,10 +14,10 @@ from cellwall.apps.doors.door import Route
 from cellwall.apps.doors.e2b.answers import missing, refused
 from cellwall.apps.doors.e2b.control import bodies
 from cellwall.apps.doors.e2b.control.finding import existing
-from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of
+from cellwall.apps.doors.e2b.control.networks import check_egress, policy_of, with_rules
 from cellwall.apps.doors.e2b.control.snapshot_names import found as found_snapshot
 from cellwall.apps.doors.e2b.deadlines import ends_at, prolong
-from cellwall.apps.doors.e2b.facts import PREFIX, Facts, state_of
+from cellwall.apps.doors.e2b.facts import PREFIX, Facts, is_mask, state_of
 from cellwall.apps.doors.e2b.templates.built_facts import BuiltFacts
 from cellwall.apps.doors.e2b.templates.names import Shelf
 from cellwall.apps.doors.e2b.templates.starting import started
@@ -38,6 +38,7 @@ TIMEOUT_S = 300
 """Seconds that a sandbox lives, and that a connection adds, where the client says nothing."""
 _OLD_TIMEOUT_S = 15
 """The same for the first release of the route."""
+_ROOT = frozenset({"root", "0"})
 _SHOWN = {
     "CELLWALL_CHARTS": "1",
     "CELLWALL_SAVED_IMAGES": "1",
@@ -75,7 +76,7 @@ class Creating:
         await self._house.answer(request, self._house.shown(request, sandbox), 201)
 
     def _check(self, body: bodies.NewSandbox) -> None:
-        bodies.check_absent(body, "mcp", "iam", "volume_mounts")
+        bodies.check_absent(body, "iam", "volume_mounts")
         if _pauses_files(body) and body.auto_resume and body.auto_resume.enabled:
             raise refused("autoPauseMemory", "not with autoResume: traffic cannot boot it anew")
         for name in body.metadata or {}:
@@ -84,7 +85,10 @@ class Creating:
         if body.network is None:
             return
         check_egress(body.network)
-        bodies.check_absent(body.network, "mask_request_host", "https_ports")
+        bodies.check_absent(body.network, "https_ports")
+        mask = body.network.mask_request_host
+        if mask and not is_mask(mask):
+            raise refused("network.maskRequestHost", "it is no host, nor one with a port")
         if body.network.allow_public_traffic and not self._house.options.public_ports:
             raise refused(
                 "network.allowPublicTraffic",
@@ -113,6 +117,8 @@ class Creating:
         own = None if known is not None else (await Shelf.of(visit.client)).meant(name)
         facts = BuiltFacts() if own is None else BuiltFacts.of(own)
         template = known or (name if own is None else str(own["name"]))
+        if body.mcp:
+            await _check_gateway(visit, template)
         try:
             sandbox = await self._new(visit, body, (template, facts), life_s)
         except NotFound:
@@ -128,8 +134,6 @@ class Creating:
         life_s: float,
     ) -> AsyncSandbox:
         template, facts = made_of
-        network = body.network or bodies.Network()
-        policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
         most = self._house.state.settings.most
         asked = {
             "template": template,
@@ -142,7 +146,7 @@ class Creating:
                 **asking.given(cpus=facts.cpus, memory_mb=facts.memory_mb),
             },
             "metadata": replace(self._facts(body, life_s), user=facts.user).kept(),
-            "network": self._default_network() if policy is None else policy,
+            "network": self._network(body),
             "resume": "auto" if body.auto_resume and body.auto_resume.enabled else "manual",
             **asking.given(
                 env={**_SHOWN, **(body.env_vars or {})},
@@ -168,9 +172,13 @@ class Creating:
             await sandbox.close()
             raise refused("autoPauseMemory", str(error)) from None
 
-    def _default_network(self) -> str:
-        """Return the network of a client that says nothing of it: the Internet if permitted."""
-        return "open" if self._house.state.engine.settings.network == "open" else "none"
+    def _network(self, body: bodies.NewSandbox) -> str | list[str] | dict[str, object]:
+        """Return the policy; of a client that says nothing of it the Internet, if permitted."""
+        said = body.network or bodies.Network()
+        policy = policy_of(body.allow_internet_access, said.allow_out, said.deny_out)
+        if policy is None:
+            policy = "open" if self._house.state.engine.settings.network == "open" else "none"
+        return with_rules(policy, said.rules or {})
 
     def _facts(self, body: bodies.NewSandbox, life_s: float) -> Facts:
         """Return what is kept of a request. Ports are public unless said otherwise, if they may."""
@@ -183,21 +191,21 @@ class Creating:
             is_public,
             pause_after_s=after_s,
             pauses_files=_pauses_files(body),
+            mask=(None if body.network is None else body.network.mask_request_host) or None,
         )
 
     async def _restored(
         self, visit: Visit, body: bodies.NewSandbox, snapshot: Snapshot, life_s: float
     ) -> AsyncSandbox:
         """Make a sandbox of a snapshot, which has an environment of its own."""
-        bodies.check_absent(body, "env_vars", "auto_resume", "auto_pause")
+        bodies.check_absent(body, "env_vars", "auto_resume", "auto_pause", "mcp")
         if "idempotency-key" in visit.request.headers:
             raise refused("Idempotency-Key", "not with a snapshot")
-        network = body.network or bodies.Network()
-        policy = policy_of(body.allow_internet_access, network.allow_out, network.deny_out)
+        network = self._network(body)
         sandbox = await visit.client.restore(snapshot.id)
         try:
             await sandbox.change(life_s=life_s, metadata=self._facts(body, life_s).kept())
-            await sandbox.set_network(self._default_network() if policy is None else policy)
+            await sandbox.set_network(network)
         except BaseException:
             await sandbox.close()
             raise
@@ -243,6 +251,20 @@ class Creating:
 def _pauses_files(body: bodies.NewSandbox) -> bool:
     """Whether the pause at its timeout is to keep its files alone."""
     return bool(body.auto_pause) and body.auto_pause_memory is False
+
+
+async def _check_gateway(visit: Visit, template: str) -> None:
+    """Raise the 400 for a template whose sandboxes cannot have a gateway for servers of MCP.
+
+    Clients start it, as root, in the sandbox that they were given.
+    """
+    own = (await Shelf.of(visit.client)).own.get(template)
+    if own is None or str(own["user"] or "root") not in _ROOT:
+        raise refused(
+            "mcp",
+            f"Failed to start MCP gateway: clients start it as root, and sandboxes of {template!r} "
+            "have no root; use a template that you have built on an image with mcp-gateway",
+        )
 
 
 def _no_template(name: str) -> Exception:

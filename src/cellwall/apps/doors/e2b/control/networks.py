@@ -21,7 +21,7 @@ from cellwall.apps.doors.e2b.control.finding import existing
 from cellwall.apps.doors.e2b.facts import EVERYWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cellwall.apps.doors.door import Visit
 
@@ -122,9 +122,29 @@ def _outside(holes: list[tuple[int, int]], low: int, high: int) -> Iterator[tupl
         yield low, high
 
 
+def with_rules(
+    policy: str | list[str] | dict[str, object], rules: Mapping[str, Sequence[bodies.HostRule]]
+) -> str | list[str] | dict[str, object]:
+    """Return a policy with what E2B's rules set in requests. Raises the 400 if there are none."""
+    said = [
+        {"host": host, "set": rule.transform.headers}
+        for host, listed in rules.items()
+        for rule in listed
+        if rule.transform is not None and rule.transform.headers
+    ]
+    if not said:
+        return policy
+    if policy == _NONE:
+        raise refused("rules", "the sandbox has no network whose requests they could change")
+    if isinstance(policy, str):
+        return {"mode": policy, "headers": said}
+    whole = policy if isinstance(policy, dict) else {"allow": policy}
+    return {**whole, "headers": said}
+
+
 def check_egress(network: bodies.Network | bodies.NetworkUpdate) -> None:
     """Raise the 400 for what no policy of ours has."""
-    bodies.check_absent(network, "rules", "egress_proxy", "dns_servers")
+    bodies.check_absent(network, "egress_proxy", "dns_servers")
 
 
 async def update(visit: Visit) -> None:
@@ -134,5 +154,5 @@ async def update(visit: Visit) -> None:
     check_egress(body)
     policy = policy_of(body.allow_internet_access, body.allow_out, body.deny_out)
     sandbox = await existing(visit)
-    await sandbox.set_network(_OPEN if policy is None else policy)
+    await sandbox.set_network(with_rules(_OPEN if policy is None else policy, body.rules or {}))
     await empty(request)

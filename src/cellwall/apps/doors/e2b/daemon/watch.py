@@ -35,9 +35,12 @@ _MOST_ENDED = 64
 """Ended watchers of all sandboxes that wait for their clients; the oldest go first."""
 _MOST_KEPT, _MOST_CHARACTERS = 4096, 1 << 21
 """Changes that wait for a client; with more, the watcher ends with an error."""
-_FIRST_S, _NEXT_S, _MOST_S = 0.1, 0.02, 0.5
+_FIRST_S, _NEXT_S, _MOST_S = 0.1, 0.02, 2.0
 """Seconds that a client's request waits for a first change, then for each further one, and in all:
 a client that has just changed a file asks before the change has come here."""
+_TURNS = 10
+"""Times that an answer of the sandbox takes, for which a first change is waited for if that is
+more: on a machine with much to do a change takes longer, too."""
 _FORGOTTEN_S = 600.0
 """Seconds after which a watcher that no client asks ends."""
 _KINDS = {"created": messages.CREATE, "modified": messages.WRITE, "removed": messages.REMOVE}
@@ -103,6 +106,13 @@ class Watching:
             entry = await self._files.stat(posixpath.join(self._path, shown["name"]))
             shown["entry"] = await described(self._files, entry, self._users)
 
+    async def turn_s(self) -> float:
+        """Return the seconds that the sandbox takes to answer now."""
+        began = time.monotonic()
+        with contextlib.suppress(FileError, SandboxUnavailable):
+            await self._files.stat(self._path)
+        return time.monotonic() - began
+
     async def aclose(self) -> None:
         """Stop watching."""
         await self._watch.aclose()
@@ -165,7 +175,8 @@ class _Watcher:
 
     async def wait_quiet(self) -> None:
         """Wait until what has changed by now has come, or it has ended."""
-        wait_s = _NEXT_S if self._kept else _FIRST_S
+        turn_s = 0.0 if self._kept or self.has_ended else await self._watching.turn_s()
+        wait_s = _NEXT_S if self._kept else max(_FIRST_S, _TURNS * turn_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MOST_S):
                 while not self.has_ended:

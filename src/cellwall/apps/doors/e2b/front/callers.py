@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote
 
 from cellwall.apps.doors.e2b.addressing import INTERPRETER_PORT, Place, place_of
-from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL, missing
+from cellwall.apps.doors.e2b.answers import PLACE, REFUSAL, Gone, missing
 from cellwall.apps.doors.e2b.facts import PUBLIC
 from cellwall.apps.doors.e2b.tokens import Signed
 from cellwall.apps.doors.e2b.uploads.links import PREFIX as UPLOADS
+from cellwall.server.core.errors import HttpError
 from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Callers:
         found = self._by_key(request, place, find) or self._holder(request, path, place)
         if found is None:
             self._note_wrong(request, find)
+            if place is not None and place.is_inside and not _shows_anything(request):
+                raise self._without_token(place)
             caller = None
         else:
             place, caller = found
@@ -80,6 +83,22 @@ class Callers:
         request.scope[REFUSAL] = "upload: the address opens nothing, or is expired; ask for another"
         find(path.removeprefix(UPLOADS))  # counts as a wrong key
         return None
+
+    def _without_token(self, place: Place) -> HttpError:
+        """Return what a port answers to a request that shows neither a token nor a key.
+
+        Where ports may be public their visitors hear whether there is such a sandbox, elsewhere
+        they hear the same of each.
+        """
+        record = self._house.state.sandboxes.all.get(place.sandbox_id)
+        if self._house.options.public_ports and (record is None or record.ended_at is not None):
+            return Gone(place.sandbox_id)
+        return HttpError(
+            403,
+            "forbidden",
+            "port: it needs the header E2B-Traffic-Access-Token, or a key",
+            headers={"connection": "close"},
+        )
 
     @staticmethod
     def _note_wrong(request: Request, find: Find) -> None:
@@ -189,6 +208,11 @@ def _is_of_plane(path: str) -> bool:
 def presented(request: Request) -> str | None:
     """Return the key that a request carries, or None. A call of a procedure sends a user there."""
     return request.headers.get("x-api-key") or bearer_of(request.headers)
+
+
+def _shows_anything(request: Request) -> bool:
+    """Report whether a request carries what may be meant to open a port."""
+    return presented(request) is not None or any(name in request.headers for name in _TOKENS)
 
 
 def _is_ahead(expiration: str) -> bool:

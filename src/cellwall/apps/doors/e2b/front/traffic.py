@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.answers import PLACE, Gone, empty, missing
-from cellwall.apps.doors.e2b.facts import state_of
+from cellwall.apps.doors.e2b.facts import host_inside, state_of
 from cellwall.apps.doors.e2b.seat import live, seated
 from cellwall.model.errors import SandboxUnavailable
 from cellwall.server.core.errors import HttpError
@@ -30,7 +30,8 @@ async def forward(visit: Visit) -> None:
     if state_of(record.status) == "paused":
         await seated(visit)  # refuses one that requests do not resume
     try:
-        await ports.passed_on(request, record, place.port, request.scope.get("root_path", ""))
+        prefix, host = request.scope.get("root_path", ""), host_inside(record.metadata, place.port)
+        await ports.passed_on(request, record, place.port, prefix, host)
     except SandboxUnavailable:
         raise Gone(place.sandbox_id) from None
     except HttpError as error:

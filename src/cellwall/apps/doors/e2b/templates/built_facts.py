@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.templates.names import Own
 
 LABEL = "e2b.template"
+VARIABLE = "e2b.env."
+"""Beginning of the labels that keep the variables of a template's steps."""
+MOST_VARIABLES = 200
 MOST_COMMAND = 8192
 """Characters of a command that is started or repeated."""
 _Command = Annotated[str, Field(max_length=MOST_COMMAND)]
@@ -34,17 +37,21 @@ class BuiltFacts(BaseModel):
     """Command that succeeds as soon as the sandbox can be used."""
     cpus: Annotated[int, Field(ge=1, le=1024)] | None = None
     memory_mb: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    env: Annotated[dict[str, str], Field(exclude=True)] = {}
+    """Variables of the steps, for both commands and for templates that begin with this one; the
+    sandboxes have them only where the operator says so."""
 
     @classmethod
     def of(cls, own: Own) -> BuiltFacts:
         """Return the facts of a template, also of one that another door made."""
-        text = (own.get("labels") or {}).get(LABEL)
-        if not text:
-            return cls()
+        labels: dict[str, str] = own.get("labels") or {}
+        names = [each for each in labels if each.startswith(VARIABLE)][:MOST_VARIABLES]
+        env = {each.removeprefix(VARIABLE): labels[each] for each in names}
         try:
-            return cls.model_validate_json(text)
+            found = cls.model_validate_json(labels.get(LABEL) or "{}")
         except ValidationError:
-            return cls()
+            found = cls()
+        return found.model_copy(update={"env": env})
 
     def kept(self) -> str:
         """Return the label that keeps them."""

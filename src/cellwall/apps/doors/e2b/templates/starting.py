@@ -30,7 +30,8 @@ async def started(transport: Transport, sandbox: AsyncSandbox, facts: BuiltFacts
     """Start the command, and wait until the sandbox is ready; otherwise end it."""
     try:
         if facts.start:
-            body = {"argv": _argv(facts.start), **({"user": facts.user} if facts.user else {})}
+            body = {"argv": _argv(facts.start), "env": facts.env}
+            body |= {"user": facts.user} if facts.user else {}
             live = RemoteSandboxHandle(transport, sandbox.facts)
             # A request that is repeated starts it once.
             await inner.start(live, body, key=f"e2b-start-{sandbox.id}")
@@ -45,7 +46,9 @@ async def _wait(sandbox: AsyncSandbox, facts: BuiltFacts, ready: str) -> None:
     until = time.monotonic() + READY_S
     while True:
         left = max(until - time.monotonic(), 1.0)
-        done = await sandbox.commands.run(_argv(ready), user=facts.user, timeout=left)
+        done = await sandbox.commands.run(
+            _argv(ready), user=facts.user, env=facts.env, timeout=left
+        )
         if done.ok:
             return
         if time.monotonic() + _EVERY_S >= until:
