@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellwall.cluster.gateway.book import Book, Node, Told
-from cellwall.cluster.gateway.links import Address, Links
+from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import CapacityError, NodeLost, NodeUnreachable, NotFound
 
 LOST_AFTER_S = 13.0

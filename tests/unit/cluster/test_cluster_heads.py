@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cellwall.cluster.gateway.heads import (
+from cellwall.cluster.gateway.routing import Way, way_of
+from cellwall.cluster.gateway.wire.heads import (
     RequestHead,
     ResponseHead,
     framing_for,
     request_bytes,
     response_bytes,
 )
-from cellwall.cluster.gateway.routing import Way, way_of
 
 NODE = "a7c2"
 ID = NODE + "b" * 26

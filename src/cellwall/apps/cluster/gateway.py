@@ -15,10 +15,10 @@ from cellwall.apps.listeners import address_of, listening_on
 from cellwall.apps.serve import check_exposure, check_tls
 from cellwall.cluster.certificates import Files, gateway_context
 from cellwall.cluster.gateway.book import Book, Node
-from cellwall.cluster.gateway.front import ClientLink
 from cellwall.cluster.gateway.gateway import Gateway
-from cellwall.cluster.gateway.links import Address, Links
 from cellwall.cluster.gateway.probing import watch
+from cellwall.cluster.gateway.wire.front import ClientLink
+from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from cellwall.model.errors import CapacityError, NodeLost, NodeUnreachable, NotF
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from cellwall.cluster.gateway.links import Links
+    from cellwall.cluster.gateway.wire.links import Links
 
 State = Literal["unknown", "ready", "draining", "unreachable", "refused"]
 """`unknown`: it has not answered yet; `refused`: it says a name that it cannot have."""

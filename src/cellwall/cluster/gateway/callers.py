@@ -15,7 +15,7 @@ from cellwall.server.core.request import unauthorized
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cellwall.cluster.gateway.heads import Headers, RequestHead
+    from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.server.auth.keys import Failures, KeyRing, Principal
 
 _PROTOCOLS = b"sec-websocket-protocol"

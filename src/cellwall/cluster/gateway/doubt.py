@@ -10,8 +10,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from cellwall.cluster.gateway.asking import ask
 from cellwall.cluster.gateway.book import lost
+from cellwall.cluster.gateway.wire.asking import ask
 from cellwall.model.errors import CellwallError, Interrupted, NodeUnreachable
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
-from cellwall.cluster.gateway.heads import request_bytes
-from cellwall.cluster.gateway.passage import Passage
+from cellwall.cluster.gateway.wire.heads import request_bytes
+from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.model.errors import CellwallError, NodeUnreachable
 from cellwall.model.ids import new_id
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Node
     from cellwall.cluster.gateway.callers import Caller
-    from cellwall.cluster.gateway.front import ClientLink
     from cellwall.cluster.gateway.gateway import Gateway
-    from cellwall.cluster.gateway.heads import Headers, RequestHead
-    from cellwall.cluster.gateway.node_link import NodeLink
-    from cellwall.cluster.gateway.passage import End
     from cellwall.cluster.gateway.routing import Way
+    from cellwall.cluster.gateway.wire.front import ClientLink
+    from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
+    from cellwall.cluster.gateway.wire.node_link import NodeLink
+    from cellwall.cluster.gateway.wire.passage import End
 
 _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""

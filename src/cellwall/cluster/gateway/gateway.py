@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import cellwall
 from cellwall.cluster.gateway.callers import caller_of
 from cellwall.cluster.gateway.exchange import Exchange, Listing
-from cellwall.cluster.gateway.heads import ResponseHead, framing_for, response_bytes
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import way_of
+from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.server.auth.keys import Failures
@@ -31,9 +31,9 @@ from cellwall.wire.answer import one_line
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
-    from cellwall.cluster.gateway.front import ClientLink, Served
-    from cellwall.cluster.gateway.heads import Headers, RequestHead
     from cellwall.cluster.gateway.routing import Way
+    from cellwall.cluster.gateway.wire.front import ClientLink, Served
+    from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
-from cellwall.cluster.gateway.asking import ask
+from cellwall.cluster.gateway.wire.asking import ask
 from cellwall.model.errors import CapacityError
 
 if TYPE_CHECKING:
-    from cellwall.cluster.gateway.asking import Whole
     from cellwall.cluster.gateway.book import Book, Node
-    from cellwall.cluster.gateway.heads import Headers
+    from cellwall.cluster.gateway.wire.asking import Whole
+    from cellwall.cluster.gateway.wire.heads import Headers
 
 _PART_S = 5.0
 """Longest time for one node's part."""

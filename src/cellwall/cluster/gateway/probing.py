@@ -11,8 +11,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from cellwall.cluster.gateway.asking import ask
 from cellwall.cluster.gateway.book import Told
+from cellwall.cluster.gateway.wire.asking import ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.cluster.gateway.node_link import NodeLink
+from cellwall.cluster.gateway.wire.node_link import NodeLink
 
 if TYPE_CHECKING:
     import ssl

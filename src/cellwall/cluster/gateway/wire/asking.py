@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from cellwall.cluster.gateway.heads import Headers, ResponseHead
-    from cellwall.cluster.gateway.links import Links
+    from cellwall.cluster.gateway.wire.heads import Headers, ResponseHead
+    from cellwall.cluster.gateway.wire.links import Links
 
 _MOST_BYTES = 16 << 20
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 import httptools
 
-from cellwall.cluster.gateway.heads import RequestHead, length_of
+from cellwall.cluster.gateway.wire.heads import RequestHead, length_of
 from cellwall.server.core.errors import HttpError
 from cellwall.server.http.guards import read_headers
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from cellwall.cluster.gateway.heads import (
+from cellwall.cluster.gateway.wire.heads import (
     LAST_CHUNK,
     chunk,
     framing_for,
@@ -18,9 +18,9 @@ from cellwall.cluster.gateway.heads import (
 )
 
 if TYPE_CHECKING:
-    from cellwall.cluster.gateway.front import ClientLink
-    from cellwall.cluster.gateway.heads import ResponseHead
-    from cellwall.cluster.gateway.node_link import NodeLink
+    from cellwall.cluster.gateway.wire.front import ClientLink
+    from cellwall.cluster.gateway.wire.heads import ResponseHead
+    from cellwall.cluster.gateway.wire.node_link import NodeLink
 
 End = Literal["whole", "full", "lost", "cut", "gone"]
 """`whole`: the answer was passed on; `full`: the node has no room, and nothing was passed on;

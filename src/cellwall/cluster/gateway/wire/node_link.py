@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from cellwall.cluster.gateway.heads import LAST_CHUNK, ResponseHead, chunk, length_of
+from cellwall.cluster.gateway.wire.heads import LAST_CHUNK, ResponseHead, chunk, length_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
