@@ -2,7 +2,7 @@
 
 It contains neither the application (`server.app`) nor the flags (`cli.serve`). The invariant:
 however it ends, the engine is closed, so no sandbox outlives the server; it listens only after the
-checks of `check_exposure`, and it serves only after every id of an earlier server has its true
+checks of `exposure`, and it serves only after every id of an earlier server has its true
 state.
 """
 
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvicorn
 import uvloop
 
+from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
 from cellwall.apps.heap import keep_big_blocks_apart
 from cellwall.apps.instruments import connect, facts_of
@@ -44,7 +45,6 @@ from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.jail.inspect.probe import layout_choice_problem
 from cellwall.linux import uid_ranges
 from cellwall.linux.cgroups.delegation import step_aside
-from cellwall.model.errors import UsageError
 from cellwall.server.app import create_app
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.http.uvicorn_protocol import Connection, SocketConnection
@@ -74,36 +74,6 @@ _SWITCH_S = 0.002
 """Switch interval in seconds. The store's threads mostly wait for the disk; a busy loop would make
 them wait longer for the interpreter (5 ms by default) between two steps of a write. With 0.5 ms
 they interrupt the loop so often that 32 clients get 1 to 2 % less done."""
-
-
-def check_exposure(settings: ServerSettings, *, has_own_keys: bool) -> None:
-    """Refuse to be reachable from other machines without the operator's keys, or in plain text."""
-    if settings.is_local:
-        return
-    if not has_own_keys:
-        raise UsageError(
-            f"serve: {settings.host} can be reached from elsewhere, and there is no key for it",
-            remedy="set CELLWALL_API_KEY, or give keys in the configuration",
-        )
-    if not settings.is_tls and not settings.allow_plain:
-        raise UsageError(
-            f"serve: keys would travel to {settings.host} in plain text",
-            remedy="give --tls-cert and --tls-key, use --unix behind a proxy, or say --allow-plain",
-        )
-
-
-def check_tls(settings: ServerSettings) -> None:
-    """Refuse an unusable certificate or key, before anything is opened."""
-    if settings.tls_cert is None:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as error:  # ssl.SSLError is one
-        raise UsageError(
-            f"serve: TLS with certificate {settings.tls_cert} and key {settings.tls_key}: "
-            f"{error.strerror or error}",
-            remedy="give --tls-cert and --tls-key PEM files that belong together",
-        ) from None
 
 
 class _Server(uvicorn.Server):

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cellwall.apps.serve import check_exposure
+from cellwall.apps.exposure import check_exposure
 from cellwall.model.errors import UsageError
 from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of, new_key
 from cellwall.server.core.settings import ServerSettings

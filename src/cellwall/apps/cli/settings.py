@@ -50,8 +50,8 @@ def check(
     from cellwall.apps.cli.console.extras import check_server
 
     check_server()
+    from cellwall.apps.exposure import check_exposure
     from cellwall.apps.metrics_listener import check_metrics_exposure
-    from cellwall.apps.serve import check_exposure
     from cellwall.apps.settings_loader import load
 
     loaded = load(file, {})

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.listeners import address_of, listening_on
-from cellwall.apps.serve import check_exposure, check_tls
 from cellwall.cluster.certificates import Files, gateway_context
 from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.gateway import Gateway

@@ -8,7 +8,7 @@ import pytest
 
 from cellwall.apps.doors.gate import check_doors
 from cellwall.apps.doors.registry import MODULES, maker_of
-from cellwall.apps.serve import check_exposure
+from cellwall.apps.exposure import check_exposure
 from cellwall.model.errors import UsageError
 from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.settings import ServerSettings
