@@ -1,0 +1,97 @@
+"""Fence: ends a node whose driver is silent, from inside if that works, else by the guard.
+
+`NodeActor` has one. It stands beside the engine's loop, and the guard beside the process. The
+invariant: once the lease has ended nothing begins any longer, and no sandbox is left `HARD_S`
+seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from cellwall.fleet.node import guard
+from cellwall.fleet.node.lease import Lease
+from cellwall.model.errors import HostUnsupported
+
+HARD_S = 1.5
+"""Seconds after the end of a lease until the guard kills the actor."""
+_LOOK_S = 0.25
+_READY_S = 20.0
+
+
+class Fence:
+    """The fence of one node."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    async def raise_(self) -> None:
+        """Start the guard. Raises HostUnsupported if it does not start."""
+        self._guard = await asyncio.to_thread(self._started)
+        os.set_blocking(self._pipe, False)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(os.getpid())]
+        made = subprocess.Popen(
+            [*argv, str(self._hard_ns)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+        assert made.stdout is not None
+        with made.stdout:
+            if made.stdout.readline() != b"ready\n":
+                made.kill()
+                made.wait(_READY_S)
+                raise HostUnsupported(
+                    "pidfd",
+                    "fence: the guard of this node did not start",
+                    remedy="run a kernel of 5.4 or later on that node",
+                )
+        return made
+
+    @property
+    def _hard_ns(self) -> int:
+        return int((self._lease.ends_at + HARD_S) * 1e9)
+
+    @property
+    def _pipe(self) -> int:
+        assert self._guard is not None
+        assert self._guard.stdin is not None
+        return self._guard.stdin.fileno()
+
+    def renew(self, number: int, heard: int) -> None:
+        """Note a ping, and tell the guard until when the lease goes now."""
+        self._lease.answer(number, heard)
+        # A full pipe means that the guard is stopped; the earlier end holds then.
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._pipe, struct.pack(">q", self._hard_ns))
+
+    async def watch(self, on_end: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the end of the lease, then do `on_end`."""
+        while (left_s := self._lease.left_s) > 0:
+            await asyncio.sleep(min(left_s, _LOOK_S))
+        await on_end()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the lease is over."""
+        return self._lease.left_s <= 0
+
+    def lower(self) -> None:
+        """End the guard, at a clean end of the node."""
+        if self._guard is None:
+            return
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait(_READY_S)
