@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -126,13 +126,16 @@ class Node:
         return self.house.place / f"state{self.number}"
 
     def start(self) -> None:
-        """Start Ray there."""
+        """Start Ray there, and wait until it has: two that start at once disturb each other."""
+        before = self.house.started(self.number)
         self.ray = self.house.ray(
             f"--address={HEAD}:{PORT}",
             f"--node-ip-address={self.address}",
+            '--resources={"cellwall": 1}',
             net=self.holder.pid,
             state=self.state,
         )
+        _wait(lambda: self.house.started(self.number) > before, f"Ray on node {self.number}")
 
     def processes(self) -> set[int]:
         """Return the processes that were started there, sandboxes and what is below them too."""
@@ -281,11 +284,19 @@ class House:
             *("--include-dashboard=false", f"--temp-dir={self.place / 'ray'}"),
             state=self.place / "state0",
         )
-        _wait(lambda: self._log(0).count("Ray runtime started"), "the head of Ray")
+        _wait(lambda: self.started(0), "the head of Ray")
+
+    def started(self, number: int) -> int:
+        """Return how often Ray has started on a machine; 0 is the head."""
+        return self._log(number).count("Ray runtime started")
 
     def _log(self, number: int) -> str:
         path = self.place / f"state{number}.log"
         return path.read_text() if path.exists() else ""
+
+    def logs(self) -> list[str]:
+        """Return the end of what each machine's Ray said."""
+        return [self._log(number)[-500:] for number in range(len(self.nodes) + 1)]
 
     def close(self) -> None:
         for node in self.nodes:
@@ -303,7 +314,7 @@ def _is_sleep(pid: int) -> bool:
     return Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
 
 
-def _wait(condition, what: str) -> None:  # noqa: ANN001
+def _wait(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + _START_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {_START_S} s: {what}"

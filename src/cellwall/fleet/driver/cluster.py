@@ -29,7 +29,7 @@ _PROBE_S = 30.0
 _LEDGER_S = 3.0
 _LEAVE_S = 5.0
 _INSTALL = "run: pip install 'cellwall[ray]'"
-_TOKEN = (
+_HOW = (
     "start every `ray start`, and this program, with RAY_AUTH_MODE=token and one token in "
     "RAY_AUTH_TOKEN_PATH; or say trusted=True if nothing else reaches the cluster's ports"
 )
@@ -83,7 +83,7 @@ class Cluster:
         if not (has_token or trusted):
             # Before anything is sent: a cluster without tokens takes code of any process.
             raise HostUnsupported(
-                "token", "fleet: this process has no token for the cluster", remedy=_TOKEN
+                "token", "fleet: this process has no token for the cluster", remedy=_HOW
             )
         is_ours = not ray.is_initialized()
         if is_ours:
@@ -99,7 +99,7 @@ class Cluster:
         if not trusted and made._takes_anyone():
             made._leave()
             raise HostUnsupported(
-                "token", "fleet: the head of the cluster answers without a token", remedy=_TOKEN
+                "token", "fleet: the head of the cluster answers without a token", remedy=_HOW
             )
         return made
 

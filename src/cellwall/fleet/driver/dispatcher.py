@@ -1,7 +1,7 @@
 """Dispatcher: tickets that wait for a node, and the nodes they may go to.
 
-Not how a node is spoken to (`member`, `courier`). The invariant: a ticket goes to a further node only
-if nothing of it has begun, or if its caller has said `on_lost="retry"`.
+Not how a node is spoken to (`member`, `courier`). The invariant: a ticket goes to a further node
+only if nothing of it has begun, or if its caller has said `on_lost="retry"`.
 """
 
 from __future__ import annotations

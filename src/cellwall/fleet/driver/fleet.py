@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from copy import copy
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from cellwall.fleet.driver.dispatcher import Dispatcher
-from cellwall.fleet.driver.mapping import Programs, mapped
+from cellwall.fleet.driver.mapping import Many, Programs
 from cellwall.fleet.driver.member import Callbacks, Member
 from cellwall.fleet.driver.results import FleetExecution, Mapped, NodeFacts, executed
 from cellwall.fleet.driver.sandbox import FleetSandbox
@@ -88,10 +90,8 @@ class Fleet:
                 "fleet: fence_s is at least 2 seconds, at_once at least 1 program",
                 remedy="leave them out for 10 seconds, and two programs for each CPU",
             )
-        from cellwall import __version__
-
         wishes = {
-            "version": __version__,
+            "version": version("cellwall"),
             "templates": list(templates),
             "at_once": at_once,
             "fence_s": fence_s,
@@ -142,7 +142,7 @@ class Fleet:
         def submit(code: str, **each: Any) -> Ticket:  # noqa: ANN401 - of items.program
             return self._submit(code, on_lost, each)
 
-        return mapped(programs, options, bound, submit, self._dispatcher.withdraw)
+        return Many(options, bound, submit, self._dispatcher.withdraw).run(programs)
 
     def _submit(self, code: str, on_lost: OnLost, options: Mapping[str, Any]) -> Ticket:
         _check_on_lost(on_lost)
@@ -281,7 +281,7 @@ class Fleet:
 
     def _check_open(self) -> None:
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)
 
     async def _end(self, error: CellwallError) -> None:
         """Have every node end; what is under way ends with `error`."""

@@ -7,7 +7,14 @@ is slow, or leaves, leaves no programs behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+)
 from typing import TYPE_CHECKING, Any
 
 from cellwall.fleet.driver.results import Mapped, executed
@@ -15,8 +22,6 @@ from cellwall.model.errors import CellwallError, UsageError
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cellwall.fleet.driver.ticket import Ticket
 
 Program = str | Mapping[str, Any]
@@ -24,66 +29,73 @@ Program = str | Mapping[str, Any]
 Programs = Iterable[Program] | AsyncIterable[Program]
 
 
-async def mapped(
-    programs: Programs,
-    options: Mapping[str, Any],
-    bound: int,
-    submit: Callable[..., Ticket],
-    withdraw: Callable[[Ticket], None],
-) -> AsyncGenerator[Mapped, None]:
-    """Yield a result for each program, in the order in which they end.
+class Many:
+    """One `map`: its source, what is under way, and the results that are not read yet."""
 
-    `bound`: number of programs that are under way or whose results are not read yet. `submit`
-    takes the arguments of one program, and raises UsageError.
-    """
-    room = asyncio.Semaphore(bound)
-    ended: asyncio.Queue[Mapped | BaseException | None] = asyncio.Queue()
-    under_way: set[Ticket] = set()
-    tasks = Tasks()
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        bound: int,
+        submit: Callable[..., Ticket],
+        withdraw: Callable[[Ticket], None],
+    ) -> None:
+        """`bound`: number of programs that are under way or whose results are not read.
 
-    async def feed() -> None:
-        index = -1
+        `submit` takes the arguments of one program, and raises UsageError.
+        """
+        self._options = options
+        self._submit = submit
+        self._withdraw = withdraw
+        self._room = asyncio.Semaphore(bound)
+        self._results: asyncio.Queue[Mapped | None] = asyncio.Queue()
+        self._under_way: set[Ticket] = set()
+        self._failed: Exception | None = None
+        self._is_fed = False
+
+    async def run(self, programs: Programs) -> AsyncGenerator[Mapped, None]:
+        """Yield a result for each program, in the order in which they end."""
+        tasks = Tasks()
+        tasks.spawn(self._feed(programs))
+        try:
+            while not (self._is_fed and not self._under_way and self._results.empty()):
+                each = await self._results.get()
+                if each is not None:
+                    self._room.release()
+                    yield each
+            if self._failed is not None:
+                raise self._failed
+        finally:
+            await tasks.cancel()
+            for ticket in [*self._under_way]:
+                ticket.done.cancel()
+                self._withdraw(ticket)
+
+    async def _feed(self, programs: Programs) -> None:
+        index = 0
         try:
             async for program in _each(programs):
+                await self._room.acquire()
+                self._begin(index, program)
                 index += 1
-                await room.acquire()
-                _begin(index, program)
-        except Exception as error:  # the source's own: it belongs to the reader
-            ended.put_nowait(error)
-        else:
-            ended.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - the source's own: it belongs to the reader
+            self._failed = error
+        finally:
+            self._is_fed = True
+            self._results.put_nowait(None)
 
-    def _begin(index: int, program: Program) -> None:
+    def _begin(self, index: int, program: Program) -> None:
         try:
-            ticket = submit(**_arguments(program, options))
+            ticket = self._submit(**_arguments(program, self._options))
         except CellwallError as error:
-            ended.put_nowait(Mapped(index, None, error))
+            self._results.put_nowait(Mapped(index, None, error))
             return
-        under_way.add(ticket)
-        ticket.done.add_done_callback(lambda done: _end(index, ticket, done))
+        self._under_way.add(ticket)
+        ticket.done.add_done_callback(lambda done: self._end(index, ticket, done))
 
-    def _end(index: int, ticket: Ticket, done: asyncio.Future[Any]) -> None:
-        under_way.discard(ticket)
+    def _end(self, index: int, ticket: Ticket, done: asyncio.Future[Any]) -> None:
+        self._under_way.discard(ticket)
         if not done.cancelled():
-            ended.put_nowait(_result(index, done))
-
-    tasks.spawn(feed())
-    is_fed = False
-    try:
-        while not is_fed or under_way or not ended.empty():
-            each = await ended.get()
-            if each is None:
-                is_fed = True
-            elif isinstance(each, BaseException):
-                raise each
-            else:
-                room.release()
-                yield each
-    finally:
-        await tasks.cancel()
-        for ticket in [*under_way]:
-            ticket.done.cancel()
-            withdraw(ticket)
+            self._results.put_nowait(_result(index, done))
 
 
 async def _each(programs: Programs) -> AsyncIterator[Program]:

@@ -209,9 +209,8 @@ class Member:
         self._end("lost", error)
         self._link.drop()
         for ticket in left:
-            if ticket.may_move and begun is not None and ticket.id not in begun:
-                self._tell.on_unbegun(ticket)
-            elif ticket.may_move and ticket.on_lost == "retry":
+            is_unbegun = begun is not None and ticket.id not in begun
+            if ticket.may_move and (is_unbegun or ticket.on_lost == "retry"):
                 self._tell.on_unbegun(ticket)
             else:
                 ticket.fail(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cellwall.fleet.wire.failures import raised
 from cellwall.model.execution import Execution
@@ -48,10 +48,9 @@ class Mapped:
 
     def get(self) -> FleetExecution:
         """Return the execution; raise the error if there is none."""
-        if self.execution is None:
-            assert self.error is not None
+        if self.error is not None:
             raise self.error
-        return self.execution
+        return cast("FleetExecution", self.execution)
 
 
 @dataclass(frozen=True, slots=True)

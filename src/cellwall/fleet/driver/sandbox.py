@@ -7,6 +7,7 @@ that was under way and all later ones raise NodeLost.
 from __future__ import annotations
 
 import builtins
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from cellwall.model.outcome import Isolation
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[tuple[str, "Json"]]]
-"""Has the sandbox's node do something: the name of the call, its body; the node's name, a result."""
+"""Has the sandbox's node do something: name and body of a call; gives the node's name, a result."""
 
 _MOST_BYTES = 32 * 1024 * 1024
 _NO_STREAMS = "run code in sandboxes of `cellwall serve`, which streams"
@@ -100,10 +101,8 @@ class FleetSandbox:
         """Destroy the sandbox. Idempotent; also if its node is lost, which has destroyed it."""
         if self._has_ended:
             return
-        try:
+        with contextlib.suppress(SandboxUnavailable, NodeLost):
             await self._asked("close", {})
-        except (SandboxUnavailable, NodeLost):
-            pass
         self._has_ended = True
 
     async def _told(self, op: str, body: Mapping[str, Any]) -> tuple[str, Json]:

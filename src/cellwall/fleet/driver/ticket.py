@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,4 +47,4 @@ class Ticket:
     def fail(self, error: Exception) -> None:
         """Set an error of the fleet."""
         if not self.done.done():
-            self.done.set_exception(error)
+            self.done.set_exception(copy(error))  # each is raised with a traceback of its own

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from cellwall.fleet.wire.failures import failure
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cellwall")
 _CLOSE_S = 1.0
-"""Seconds that a fenced engine may take to end its sandboxes by itself; the guard ends them then."""
+"""Seconds that a fenced engine may take to end its sandboxes by itself; then the guard does."""
 
 
 class NodeActor:
@@ -42,12 +43,11 @@ class NodeActor:
         """Start the engine, and have its templates ready; return facts of the node."""
         try:
             return encoded(await self._open(letter_of(message)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it crosses as JSON
             _log.exception("fleet: the node did not open")
             return encoded({"failure": failure(error)})
 
     async def _open(self, wishes: Json) -> Json:
-        from cellwall import __version__
         from cellwall.engine.engine import Engine
         from cellwall.fleet.node import ledger
         from cellwall.fleet.node.desk import Desk
@@ -57,10 +57,10 @@ class NodeActor:
         from cellwall.model.errors import HostUnsupported
         from cellwall.surface.shared.tasks import Tasks
 
-        if wishes["version"] != __version__:
+        if wishes["version"] != version("cellwall"):
             raise HostUnsupported(
                 "version",
-                f"this node has cellwall {__version__}, the driver {wishes['version']}",
+                f"this node has cellwall {version('cellwall')}, the driver {wishes['version']}",
                 remedy=f"run on this node: pip install 'cellwall[ray]=={wishes['version']}'",
             )
         if wishes["needs_token"] and os.environ.get("RAY_AUTH_MODE") != "token":
@@ -76,7 +76,7 @@ class NodeActor:
             await engine.template(template)
         # Only now: what is above may take longer than a lease.
         self._fence = fence = Fence(Lease(wishes["fence_s"]))
-        await fence.raise_()
+        await fence.set_up()
         self._ledger = ledger.Ledger(ledger.place(engine.state_dir, wishes["name"]))
         at_once = wishes["at_once"] or 2 * cpus
         work = Work(engine, self._ledger)
@@ -105,7 +105,7 @@ class NodeActor:
             return reply((), [item["id"] for item in letter["items"]], ())
         try:
             return await self._desk.exchange(letter)
-        except Exception:
+        except Exception:  # noqa: BLE001 - no object may cross
             _log.exception("fleet: a letter failed")
             os._exit(1)  # what it began is unknown: the driver hears of the end instead
 

@@ -32,25 +32,33 @@ class Fence:
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._guard: subprocess.Popen[bytes] | None = None
+        self._deadlines_w = -1
 
-    async def raise_(self) -> None:
+    async def set_up(self) -> None:
         """Start the guard. Raises HostUnsupported if it does not start."""
-        self._guard = await asyncio.to_thread(self._started)
-        os.set_blocking(self._pipe, False)
+        deadlines_r, self._deadlines_w = os.pipe()
+        os.set_blocking(self._deadlines_w, False)
+        try:
+            self._guard = await asyncio.to_thread(self._started, deadlines_r)
+        finally:
+            os.close(deadlines_r)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, deadlines_r: int) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(os.getpid())]
-        made = subprocess.Popen(
-            [*argv, str(self._hard_ns)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
-        assert made.stdout is not None
-        with made.stdout:
-            if made.stdout.readline() != b"ready\n":
+        ready_r, ready_w = os.pipe()
+        with os.fdopen(ready_r, "rb") as ready:
+            try:
+                made = subprocess.Popen(
+                    [*argv, str(self._hard_ns)],
+                    stdin=deadlines_r,
+                    stdout=ready_w,
+                    env={},
+                    cwd="/",
+                    start_new_session=True,
+                )
+            finally:
+                os.close(ready_w)
+            if ready.readline() != guard.READY:
                 made.kill()
                 made.wait(_READY_S)
                 raise HostUnsupported(
@@ -64,22 +72,16 @@ class Fence:
     def _hard_ns(self) -> int:
         return int((self._lease.ends_at + HARD_S) * 1e9)
 
-    @property
-    def _pipe(self) -> int:
-        assert self._guard is not None
-        assert self._guard.stdin is not None
-        return self._guard.stdin.fileno()
-
     def renew(self, number: int, heard: int) -> None:
         """Note a ping, and tell the guard until when the lease goes now."""
         self._lease.answer(number, heard)
         # A full pipe means that the guard is stopped; the earlier end holds then.
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._pipe, struct.pack(">q", self._hard_ns))
+            os.write(self._deadlines_w, struct.pack(">q", self._hard_ns))
 
     async def watch(self, on_end: Callable[[], Awaitable[None]]) -> None:
         """Wait for the end of the lease, then do `on_end`."""
-        while (left_s := self._lease.left_s) > 0:
+        while (left_s := self._lease.left_s) > 0:  # noqa: ASYNC110 - a clock tells nothing
             await asyncio.sleep(min(left_s, _LOOK_S))
         await on_end()
 
@@ -90,8 +92,7 @@ class Fence:
 
     def lower(self) -> None:
         """End the guard, at a clean end of the node."""
-        if self._guard is None:
-            return
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        self._guard.wait(_READY_S)
+        if self._guard is not None:
+            os.close(self._deadlines_w)
+            self._guard.wait(_READY_S)
+            self._guard = None

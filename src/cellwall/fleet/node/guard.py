@@ -17,6 +17,7 @@ import sys
 import time
 
 _DEADLINE = struct.Struct(">q")
+READY = b"ready\n"
 _LOOK_S = 0.25
 """Longest wait between two looks at the clock: a wait of `select` does not count suspension."""
 
@@ -45,5 +46,6 @@ def watch(deadlines_r: int, actor_fd: int, deadline_ns: int) -> None:
 
 if __name__ == "__main__":
     _actor_fd = os.pidfd_open(int(sys.argv[1]))
-    os.write(1, b"ready\n")
+    os.write(1, READY)
+    os.close(1)
     watch(0, _actor_fd, int(sys.argv[2]))

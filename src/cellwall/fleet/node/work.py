@@ -45,7 +45,7 @@ class Work:
             if item["op"] == "program" and isinstance(error, CapacityError):
                 self._ledger.withdraw(item["id"])  # there was no sandbox to begin in
                 result["refused"] = True
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it crosses as JSON
             _log.exception("fleet: an item failed: %s", item["op"])
             result["failure"] = failure(error)
         return one_line(result).encode("ascii")
