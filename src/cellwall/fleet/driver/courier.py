@@ -86,7 +86,7 @@ class Courier:
 
     async def settle(self) -> None:
         """Ask the node about every ticket it was given, and go on. Raises NoAnswer."""
-        letter = Letter(expect=list(self._in_hand), have=self._have, cancel=self._cancelled)
+        letter = Letter((), 0, expect=list(self._in_hand))
         data = await self._link.exchange(letter.encoded())
         self._is_held = False
         self._take(reply_of(data))

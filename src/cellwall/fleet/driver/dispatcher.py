@@ -6,6 +6,7 @@ only if nothing of it has begun, or if its caller has said `on_lost="retry"`.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class Dispatcher:
             ticket.fail(_full(f"{ticket.tries} nodes have not taken it"))
         else:
             self._waiting.appendleft(ticket)
+            asyncio.get_running_loop().call_soon(self.place)
 
     def withdraw(self, ticket: Ticket) -> None:
         """Forget a ticket whose caller has left."""

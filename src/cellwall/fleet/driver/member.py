@@ -56,8 +56,17 @@ class Callbacks:
 class Member:
     """One node of a fleet."""
 
-    def __init__(self, name: str, where: str, link: Link, tasks: Tasks, tell: Callbacks) -> None:
-        """`where`: the node's address, for messages."""
+    def __init__(  # noqa: PLR0913 - what it is, and what it works with
+        self,
+        name: str,
+        where: str,
+        link: Link,
+        tasks: Tasks,
+        tell: Callbacks,
+        clock: Callable[[], float] = boot_s,
+    ) -> None:
+        """`where`: the node's address, for messages. `clock` also counts while machines sleep."""
+        self._clock = clock
         self.name = name
         self.where = where
         self.is_near = False
@@ -113,7 +122,7 @@ class Member:
         else:
             self.cpus, self._at_once = facts["cpus"], facts["at_once"]
             self._ledger = facts["ledger"]
-            self._heard_at = boot_s()
+            self._heard_at = self._clock()
             self._become("ready")
             self._tasks.spawn(self._live())
 
@@ -134,7 +143,7 @@ class Member:
                     await self._gone.wait()
             except TimeoutError:
                 pass
-            silent_s = boot_s() - self._heard_at
+            silent_s = self._clock() - self._heard_at
             if self._gone.is_set():
                 await asyncio.sleep(_GONE_S)
                 await self._lose("its process has ended", await self._begun())
@@ -154,7 +163,7 @@ class Member:
             self._doubt()
             return
         if number > self._heard:
-            self._heard, self._heard_at = number, boot_s()
+            self._heard, self._heard_at = number, self._clock()
         self.running = facts["running"]
         if self._has_doubt and not self.is_final and not self._is_settling:
             await self._settle()
@@ -164,7 +173,10 @@ class Member:
         self._is_settling = True
         self._has_doubt = False
         try:
-            await self.courier.settle()
+            async with asyncio.timeout(self._fence_s):
+                await self.courier.settle()
+        except TimeoutError:
+            self._doubt()
         except NoAnswer as error:
             self._on_trouble(error)
         else:

@@ -79,7 +79,7 @@ class Desk:
         self._cancel(letter["cancel"])
         missing = [ticket for ticket in letter["expect"] if not self._answers_for(ticket)]
         refused = [item["id"] for item in letter["items"] if not self._take(item)]
-        if not (refused or missing):
+        if letter["want"] and not (refused or missing):
             await self._wait(letter["want"], letter["linger_s"])
         return reply(self._carry(), refused, missing)
 

@@ -26,7 +26,7 @@ class Letter:
     items: Sequence[bytes] = ()
     """Items, each as JSON."""
     want: int = 1
-    """Number of results with which the reply need not wait any longer."""
+    """Number of results with which the reply need not wait any longer; 0: it waits for none."""
     linger_s: float = 0.0
     """Seconds for which the reply waits for more once there is one."""
     have: Sequence[str] = ()
