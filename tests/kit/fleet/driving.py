@@ -154,6 +154,11 @@ def run_through(
         witness.close()
     found.witnessed = witness.count
     found.begun = Counter(int(path.name.partition(".")[0]) for path in folder.iterdir())
+    print(
+        f"{count} programs: {len(found.lost)} lost, told after {sorted(found.lost.values())}, "
+        f"{len(set(found.lost) & set(found.begun))} of them left files; {dict(found.nodes)}; "
+        f"{found.witnessed} processes seen, alive when told: {found.alive_when_told}"
+    )
     return found
 
 

@@ -294,6 +294,13 @@ class House:
         path = self.place / f"state{number}.log"
         return path.read_text() if path.exists() else ""
 
+    def kill_head(self) -> None:
+        """Kill the process that knows the cluster; there is no second one."""
+        for pid in processes_with(f"{_STATE}={self.place / 'state0'}"):
+            with contextlib.suppress(OSError):
+                if b"gcs_server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+                    os.kill(pid, signal.SIGKILL)
+
     def logs(self) -> list[str]:
         """Return the end of what each machine's Ray said."""
         return [self._log(number)[-500:] for number in range(len(self.nodes) + 1)]

@@ -105,6 +105,10 @@ class Place:
         return ticket
 
 
+def state_of(member: Member) -> str:
+    return member.state
+
+
 def told(ticket: Ticket) -> str:
     """Which node did it, or the kind of its error; "" while it has no result."""
     if not ticket.done.done():
@@ -165,7 +169,7 @@ def test_a_silent_node_gets_nothing_new_and_is_lost_after_its_lease() -> None:
         other.go.set()
         node.is_silent = node.loses_letters = True
         await clock().advance(3.5)
-        assert member.state == "unreachable"
+        assert state_of(member) == "unreachable"
         later = place.submit("u")
         await clock().advance(1)
         assert told(later) == "b"
@@ -174,7 +178,7 @@ def test_a_silent_node_gets_nothing_new_and_is_lost_after_its_lease() -> None:
         assert node.lease.left_s <= 0, "the node ends before its loss is told"
         await clock().advance(4)
         assert told(ticket) == "NodeLost"
-        assert member.state == "lost"
+        assert state_of(member) == "lost"
         await place.tasks.cancel()
 
     loop_clock.run(body())
@@ -188,7 +192,7 @@ def test_a_node_that_hears_and_is_not_heard_ends_in_time() -> None:
         node.is_mute = True
         await clock().advance(FENCE_S)
         assert node.lease.left_s <= 0
-        assert member.state == "unreachable"
+        assert state_of(member) == "unreachable"
         place.submit("t")
         await clock().advance(0)
         assert node.times == {}
@@ -205,10 +209,10 @@ def test_a_node_that_is_back_goes_on() -> None:
         await clock().advance(0.1)
         node.is_silent = True
         await clock().advance(5)
-        assert member.state == "unreachable"
+        assert state_of(member) == "unreachable"
         node.is_silent = False
         await clock().advance(2)
-        assert member.state == "ready"
+        assert state_of(member) == "ready"
         node.go.set()
         await clock().advance(1)
         assert told(ticket) == "a"

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _HEAD_S = 2.0
 _PROBE_S = 30.0
-_LEDGER_S = 3.0
+_LEDGER_S = 8.0
+"""Seconds for a task on the machine of a lost node: Ray starts a process for it."""
 _LEAVE_S = 5.0
 _INSTALL = "run: pip install 'cellwall[ray]'"
 _HOW = (

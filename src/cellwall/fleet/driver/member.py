@@ -56,7 +56,7 @@ class Callbacks:
 class Member:
     """One node of a fleet."""
 
-    def __init__(  # noqa: PLR0913 - what it is, and what it works with
+    def __init__(
         self,
         name: str,
         where: str,

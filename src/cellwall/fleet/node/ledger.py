@@ -8,10 +8,14 @@ given counts as begun.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 
 _FOLDER = "fleet"
+_KEPT_S = 86_400.0
+"""Seconds for which the ledger of a node stays that did not end cleanly."""
 
 
 def place(state_dir: Path, name: str) -> Path:
@@ -23,8 +27,12 @@ class Ledger:
     """The ledger of one node."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file; its name is taken once."""
+        """Make the file; its name is taken once. Remove those that no driver can ask for."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in path.parent.glob("*.begun"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - old.stat().st_mtime > _KEPT_S:
+                    old.unlink()
         self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
