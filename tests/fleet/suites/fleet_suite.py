@@ -213,6 +213,20 @@ print(reward.compute_score(["code"] * 3, solutions, tests, [{{}}] * 3))
     assert done.stdout.splitlines()[-1] == "[1.0, 0.0, 0.0]", done.stderr
 
 
+def test_the_example_of_the_page(around: House) -> None:
+    snippet = EXAMPLES.parent / "docs" / "snippets" / "fleet" / "first.py"
+    done = subprocess.run(
+        [sys.executable, snippet],
+        env={**around.environment(around.place / "state0"), "RAY_ADDRESS": ADDRESS},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ran on node" in done.stdout
+
+
 def test_without_a_token_it_does_not_join(around: House) -> None:
     code = f"""
 import asyncio

@@ -22,8 +22,8 @@ def around() -> Iterator[House]:
         yield made
 
 
-async def joined(**options: bool) -> str:
-    fleet = await Fleet.connect(ADDRESS, **options)
+async def joined(*, trusted: bool = False) -> str:
+    fleet = await Fleet.connect(ADDRESS, trusted=trusted)
     try:
         return (await fleet.arun("print(1)")).stdout
     finally:

@@ -352,4 +352,5 @@ def house(*, has_token: bool = True, nodes: int = 3) -> Iterator[House]:
         yield made
     finally:
         made.close()
-        shutil.rmtree(place, ignore_errors=True)
+        if not os.environ.get("FL_KEEP"):
+            shutil.rmtree(place, ignore_errors=True)

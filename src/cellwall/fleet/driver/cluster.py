@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _HEAD_S = 2.0
 _PROBE_S = 30.0
-_LEDGER_S = 8.0
-"""Seconds for a task on the machine of a lost node: Ray starts a process for it."""
 _LEAVE_S = 5.0
 _INSTALL = "run: pip install 'cellwall[ray]'"
 _HOW = (
@@ -231,8 +229,7 @@ class RayLink:
         task = ray.remote(ledger.taken_away).options(
             num_cpus=0, max_retries=0, scheduling_strategy=self._on_machine()
         )
-        async with asyncio.timeout(_LEDGER_S):
-            data = await self._answer(await asyncio.to_thread(task.remote, place))
+        data = await self._answer(await asyncio.to_thread(task.remote, place))
         return ledger.begun(data)
 
     def drop(self) -> None:

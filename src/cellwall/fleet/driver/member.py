@@ -40,6 +40,10 @@ _MISSED = 2.5
 """Number of pings without an answer after which a node is unreachable."""
 _GONE_S = 1.0
 """Seconds for the kernel to end the sandboxes of a process that has ended."""
+_LEDGER_S = 8.0
+_LEAST_LEDGER_S = 1.0
+"""Seconds for a task that reads a ledger, for which Ray starts a process; a loss that is told late is
+told without."""
 _CLOSE_S = 10.0
 
 
@@ -146,7 +150,9 @@ class Member:
             silent_s = self._clock() - self._heard_at
             if self._gone.is_set():
                 await asyncio.sleep(_GONE_S)
-                await self._lose("its process has ended", await self._begun())
+                most_s = self._fence_s + MARGIN_S - silent_s - _GONE_S
+                begun = await self._begun(min(max(most_s, _LEAST_LEDGER_S), _LEDGER_S))
+                await self._lose("its process has ended", begun)
             elif silent_s > self._fence_s + MARGIN_S:
                 await self._lose(f"it has not answered for {silent_s:.0f} s", None)
             elif silent_s > _MISSED * interval:
@@ -202,9 +208,10 @@ class Member:
 
     # -- its end ---------------------------------------------------------------------------
 
-    async def _begun(self) -> set[str] | None:
+    async def _begun(self, most_s: float) -> set[str] | None:
         try:
-            return await self._link.begun(self._ledger)
+            async with asyncio.timeout(most_s):
+                return await self._link.begun(self._ledger)
         except (NoAnswer, TimeoutError):
             return None
 
