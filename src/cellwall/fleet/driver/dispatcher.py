@@ -66,6 +66,7 @@ class Dispatcher:
         elif ticket.tries >= MOST_TRIES:
             ticket.fail(_full(f"{ticket.tries} nodes have not taken it"))
         else:
+            ticket.renew()
             self._waiting.appendleft(ticket)
             asyncio.get_running_loop().call_soon(self.place)
 

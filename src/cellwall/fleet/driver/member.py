@@ -42,8 +42,8 @@ _GONE_S = 1.0
 """Seconds for the kernel to end the sandboxes of a process that has ended."""
 _LEDGER_S = 8.0
 _LEAST_LEDGER_S = 1.0
-"""Seconds for a task that reads a ledger, for which Ray starts a process; a loss that is told late is
-told without."""
+"""Seconds for a task that reads a ledger, for which Ray starts a process. At the end of a lease
+there is less time for it: a loss is told in time, if need be without."""
 _CLOSE_S = 10.0
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cellwall.fleet.wire.items import Json
+from cellwall.model.ids import new_id
 
 OnLost = Literal["report", "retry"]
 MOST_TRIES = 3
@@ -38,6 +39,13 @@ class Ticket:
     def is_over(self) -> bool:
         """Whether it has a result, or its caller has left."""
         return self.done.done()
+
+    def renew(self) -> None:
+        """Give it another id, before another node does it: the old one is barred for ever where a
+        letter with it may still arrive."""
+        fresh = new_id()
+        self.item = self.item.replace(self.id.encode("ascii"), fresh.encode("ascii"), 1)
+        self.id = fresh
 
     def end(self, node: str, result: Json) -> None:
         """Set the result."""
