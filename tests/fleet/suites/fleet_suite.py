@@ -24,7 +24,8 @@ from cellwall.model.errors import (
     UsageError,
 )
 from kit.fleet.driving import ADDRESS, OURS, Driver, Loop, driver
-from kit.fleet.house import House, house, processes_with
+from kit.fleet.house import House, born, house
+from kit.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -260,9 +261,16 @@ def test_a_closed_fleet_says_so_and_leaves_nothing(around: House) -> None:
     with pytest.raises(Conflict):
         loop.do(fleet.arun("1"))
     loop.close()
+    assert_left_nothing(around, engines)
+
+
+def assert_left_nothing(around: House, engines: set[int]) -> None:
+    """No engine, nothing below one, and no ledger; Ray's own processes may be there."""
+    began = {pid: born(pid) for pid in engines}
+    wait_until(lambda: not any(began[pid] and born(pid) == began[pid] for pid in engines), "ends")
     for node in around.nodes:
-        left = processes_with(f"CELLWALL_STATE_DIR={node.state}")
-        assert not engines & left
+        names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in node.processes()}
+        assert not {name for name in names if "cellwall" in name or "NodeActor" in name}, names
         assert list((node.state / "fleet").iterdir()) == []
 
 
@@ -308,6 +316,4 @@ asyncio.run(main())
     assert "session lost" in said
     assert "closed" in said
     assert "head of the cluster" in said
-    for node in around.nodes:
-        assert not engines & processes_with(f"CELLWALL_STATE_DIR={node.state}")
-        assert list((node.state / "fleet").iterdir()) == []
+    assert_left_nothing(around, engines)

@@ -96,7 +96,7 @@ def test_a_link_that_is_down_for_moments_loses_nothing(cluster: Driver, victim: 
 
     def blink() -> None:
         victim.cut()
-        time.sleep(5)
+        time.sleep(2)
         victim.heal()
 
     found = run_through(cluster, victim, blink, count=COUNT)
@@ -111,7 +111,7 @@ def test_an_engine_that_stands_still_for_moments_loses_nothing(
 
     def blink() -> None:
         kill(actor, signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(4)
         kill(actor, signal.SIGCONT)
 
     check(run_through(cluster, victim, blink, count=COUNT), 0)

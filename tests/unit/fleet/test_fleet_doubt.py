@@ -81,7 +81,7 @@ class Node:
     async def begun(self, ledger: str) -> set[str] | None:
         return self.ledger
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         pass
 
 

@@ -12,9 +12,11 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable
+import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cellwall.fleet.driver.link import NoAnswer, NodeGone
 from cellwall.fleet.node import ledger
@@ -24,7 +26,10 @@ from cellwall.model.errors import HostUnsupported, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+T = TypeVar("T")
 _HEAD_S = 2.0
+_ASK_S = 10.0
+"""Seconds for what Ray asks the head; without a head it would ask for a minute."""
 _PROBE_S = 30.0
 _LEAVE_S = 5.0
 _INSTALL = "run: pip install 'cellwall[ray]'"
@@ -130,8 +135,7 @@ class Cluster:
         import ray
 
         try:
-            async with asyncio.timeout(_PROBE_S):
-                found = await asyncio.to_thread(ray.nodes)
+            found = await _aside(ray.nodes, _ASK_S)
         except (TimeoutError, ray.exceptions.RayError):
             return []
         return [
@@ -171,8 +175,7 @@ class Cluster:
         if self._is_ours:
             self._is_ours = False
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LEAVE_S):
-                    await asyncio.to_thread(self._leave)
+                await _aside(self._leave, _LEAVE_S)
 
     @staticmethod
     def _leave() -> None:
@@ -205,7 +208,7 @@ class RayLink:
             max_concurrency=1000,
             scheduling_strategy=self._on_machine(),
         )
-        self._actor = await asyncio.to_thread(kind.remote)
+        self._actor = await _aside(kind.remote, _PROBE_S)
         return await self._answer(self._actor.open.remote(message))
 
     async def ping(self, message: bytes) -> bytes:
@@ -229,16 +232,16 @@ class RayLink:
         task = ray.remote(ledger.taken_away).options(
             num_cpus=0, max_retries=0, scheduling_strategy=self._on_machine()
         )
-        data = await self._answer(await asyncio.to_thread(task.remote, place))
+        data = await self._answer(await _aside(partial(task.remote, place), _ASK_S))
         return ledger.begun(data)
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         """Have Ray kill the process, should it be there."""
         import ray
 
         if self._actor is not None:
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(self._actor)
+            with contextlib.suppress(ray.exceptions.RayError, ValueError, TimeoutError):
+                await _aside(partial(ray.kill, self._actor), _ASK_S)
 
     async def _answer(self, reference: Awaitable[bytes]) -> bytes:
         import ray
@@ -252,6 +255,32 @@ class RayLink:
             raise NoAnswer(_first_line(error)) from None
         except ray.exceptions.RayError as error:
             raise NoAnswer(_first_line(error)) from None
+
+
+async def _aside(work: Callable[[], T], most_s: float) -> T:
+    """Return the result of a blocking call of Ray's. Raises TimeoutError.
+
+    In a thread that nothing waits for: without a head such a call lasts a minute, and threads of
+    asyncio's own would keep the program from its end for as long.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(step: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by then
+            loop.call_soon_threadsafe(lambda: None if done.done() else step())
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            tell(partial(done.set_exception, error))
+        else:
+            tell(partial(done.set_result, result))
+
+    threading.Thread(target=run, name="cellwall-ray", daemon=True).start()
+    async with asyncio.timeout(most_s):
+        return await done
 
 
 def _first_line(error: BaseException) -> str:

@@ -274,7 +274,7 @@ class Fleet:
             "fleet: the head of the cluster does not answer any longer; every node has ended",
             remedy="start the cluster anew and connect to it",
         )
-        await self._end(error)
+        await self._end(error, has_head=False)
         await self._cluster.leave()
 
     # -- life ------------------------------------------------------------------------------
@@ -283,13 +283,14 @@ class Fleet:
         if self._ended is not None:
             raise copy(self._ended)
 
-    async def _end(self, error: CellwallError) -> None:
+    async def _end(self, error: CellwallError, *, has_head: bool = True) -> None:
         """Have every node end; what is under way ends with `error`."""
         if self._ended is not None:
             return
         self._ended = error
         self._dispatcher.end(error)
-        await asyncio.gather(*(each.close(error) for each in self._dispatcher.members.values()))
+        members = self._dispatcher.members.values()
+        await asyncio.gather(*(each.close(error, has_head=has_head) for each in members))
 
     async def close(self) -> None:
         """End every node with its sandboxes, and leave the cluster. Idempotent."""

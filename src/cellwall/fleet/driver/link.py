@@ -35,5 +35,5 @@ class Link(Protocol):
     async def begun(self, ledger: str) -> set[str] | None:
         """Return what the node that has ended had begun, by its ledger; None if that is lost."""
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         """Have the process ended, should it be there."""

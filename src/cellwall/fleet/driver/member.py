@@ -11,6 +11,7 @@ it is final, and nothing of that name is asked again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,9 +35,9 @@ State = Literal["opening", "ready", "unreachable", "lost", "unfit"]
 MARGIN_S = 3.0
 """Seconds after the end of a lease until the loss is told: the node's guard kills after
 `fence.HARD_S`, and the kernel ends what was below."""
-_PINGS = 10
+_PINGS = 20
 """Number of pings during one lease."""
-_MISSED = 2.5
+_MISSED = 5
 """Number of pings without an answer after which a node is unreachable."""
 _GONE_S = 1.0
 """Seconds for the kernel to end the sandboxes of a process that has ended."""
@@ -90,7 +91,9 @@ class Member:
         self._heard_at = 0.0
         self._has_doubt = False
         self._is_settling = False
-        self._gone = asyncio.Event()
+        self._gone = False
+        self._next = asyncio.Event()
+        """Whether the next ping should not wait for its time."""
         self.courier = Courier(name, link, tasks, tell.on_change, tell.on_unbegun, self._on_trouble)
 
     @property
@@ -142,13 +145,12 @@ class Member:
         while not self.is_final:
             number += 1
             self._tasks.spawn(self._ping(number))
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval):
-                    await self._gone.wait()
-            except TimeoutError:
-                pass
+                    await self._next.wait()
+            self._next.clear()
             silent_s = self._clock() - self._heard_at
-            if self._gone.is_set():
+            if self._gone:
                 await asyncio.sleep(_GONE_S)
                 most_s = self._fence_s + MARGIN_S - silent_s - _GONE_S
                 begun = await self._begun(min(max(most_s, _LEAST_LEDGER_S), _LEDGER_S))
@@ -160,6 +162,7 @@ class Member:
 
     async def _ping(self, number: int) -> None:
         message = encoded({"number": number, "heard": self._heard})
+        sent_at = self._clock()
         try:
             facts = json.loads(await self._link.ping(message))
         except NoAnswer as error:
@@ -170,6 +173,8 @@ class Member:
             return
         if number > self._heard:
             self._heard, self._heard_at = number, self._clock()
+            if self._heard_at - sent_at > self._fence_s / _PINGS:
+                self._next.set()  # its lease is short by now: tell it at once that it was heard
         self.running = facts["running"]
         if self._has_doubt and not self.is_final and not self._is_settling:
             await self._settle()
@@ -193,7 +198,8 @@ class Member:
 
     def _on_trouble(self, error: NoAnswer) -> None:
         if isinstance(error, NodeGone):
-            self._gone.set()
+            self._gone = True
+            self._next.set()
         self._doubt()
 
     def _doubt(self) -> None:
@@ -226,7 +232,7 @@ class Member:
             self._tell.on_unbegun(ticket)
         left = self.courier.surrender()
         self._end("lost", error)
-        self._link.drop()
+        self._tasks.spawn(self._link.drop())
         for ticket in left:
             is_unbegun = begun is not None and ticket.id not in begun
             if ticket.may_move and (is_unbegun or ticket.on_lost == "retry"):
@@ -243,8 +249,11 @@ class Member:
         else:
             self._tell.on_unbegun(ticket)
 
-    async def close(self, error: CellwallError) -> None:
-        """Have it end everything, cleanly if it answers; its tickets end with `error`."""
+    async def close(self, error: CellwallError, *, has_head: bool) -> None:
+        """Have it end everything, cleanly if it answers; its tickets end with `error`.
+
+        `has_head`: whether Ray can end the process afterwards; else it ends itself.
+        """
         if self.is_final:
             return
         self._end("lost", error)
@@ -252,10 +261,11 @@ class Member:
             ticket.fail(error)
         try:
             async with asyncio.timeout(_CLOSE_S):
-                await self._link.close(b"{}")
+                await self._link.close(encoded({"exit": not has_head}))
         except (NoAnswer, TimeoutError):
             pass
-        self._link.drop()
+        if has_head:
+            await self._link.drop()
 
     def _end(self, state: Literal["lost", "unfit"], error: CellwallError) -> None:
         self.error = error

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from cellwall.fleet.node.ledger import Ledger
 
 _log = logging.getLogger("cellwall")
+_EXIT_S = 0.5
+"""Seconds for the last answer to leave."""
 _CLOSE_S = 1.0
 """Seconds that a fenced engine may take to end its sandboxes by itself; then the guard does."""
 
@@ -73,8 +75,8 @@ class NodeActor:
         self._engine = engine = Engine()
         await engine.runtime()
         for template in wishes["templates"]:
-            await engine.template(template)
-        # Only now: what is above may take longer than a lease.
+            # Also brings everything here that a first program needs, before the lease begins.
+            await engine.run("", template=template)
         self._fence = fence = Fence(Lease(wishes["fence_s"]))
         await fence.set_up()
         self._ledger = ledger.Ledger(ledger.place(engine.state_dir, wishes["name"]))
@@ -109,8 +111,8 @@ class NodeActor:
             _log.exception("fleet: a letter failed")
             os._exit(1)  # what it began is unknown: the driver hears of the end instead
 
-    async def close(self, _message: bytes) -> bytes:
-        """End every sandbox; return once none is left."""
+    async def close(self, message: bytes) -> bytes:
+        """End every sandbox; return once none is left. The process ends afterwards if asked to."""
         if self._watch is not None:
             self._watch.cancel()
         await self._end()
@@ -119,6 +121,8 @@ class NodeActor:
             self._ledger = None
         if self._fence is not None:
             await asyncio.to_thread(self._fence.lower)
+        if letter_of(message)["exit"]:
+            asyncio.get_running_loop().call_later(_EXIT_S, os._exit, 0)
         return encoded({})
 
     async def _end(self) -> None:
