@@ -23,7 +23,7 @@ from cellwall.model.errors import (
     SandboxUnavailable,
     UsageError,
 )
-from kit.fleet.driving import ADDRESS, OURS, Driver, Loop, driver
+from kit.fleet.driving import ADDRESS, OURS, Driver, driver
 from kit.fleet.house import House, born, house
 from kit.waiting import wait_until
 
@@ -254,14 +254,12 @@ asyncio.run(main())
     assert "trusted=True" in done.stdout
 
 
-def test_a_closed_fleet_says_so_and_leaves_nothing(around: House) -> None:
-    with driver(around) as made:
-        fleet, loop = made.fleet, Loop()
-        engines = {node.actor() for node in around.nodes}
+def test_a_closed_fleet_says_so_and_leaves_nothing(place: Driver) -> None:
+    engines = {node.actor() for node in place.house.nodes}
+    place.loop.do(place.fleet.close())
     with pytest.raises(Conflict):
-        loop.do(fleet.arun("1"))
-    loop.close()
-    assert_left_nothing(around, engines)
+        place.loop.do(place.fleet.arun("1"))
+    assert_left_nothing(place.house, engines)
 
 
 def assert_left_nothing(around: House, engines: set[int]) -> None:

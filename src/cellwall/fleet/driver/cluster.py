@@ -134,6 +134,8 @@ class Cluster:
         """Return the machines that may have a node; none while the head does not answer."""
         import ray
 
+        if not ray.is_initialized():
+            return []
         try:
             found = await _aside(ray.nodes, _ASK_S)
         except (TimeoutError, ray.exceptions.RayError):
@@ -211,19 +213,27 @@ class RayLink:
         self._actor = await _aside(kind.remote, _PROBE_S)
         return await self._answer(self._actor.open.remote(message))
 
+    @property
+    def _there(self) -> Any:  # noqa: ANN401 - Ray's own
+        """The actor. Raises NoAnswer if it never started, or the cluster was left."""
+        import ray
+
+        # A call after the end of the connection would start a cluster of its own.
+        if self._actor is None or not ray.is_initialized():
+            raise NoAnswer("it never started, or the cluster was left")
+        return self._actor
+
     async def ping(self, message: bytes) -> bytes:
         """Ask whether it is there."""
-        return await self._answer(self._actor.ping.remote(message))
+        return await self._answer(self._there.ping.remote(message))
 
     async def exchange(self, message: bytes) -> bytes:
         """Give it items and take results."""
-        return await self._answer(self._actor.exchange.remote(message))
+        return await self._answer(self._there.exchange.remote(message))
 
     async def close(self, message: bytes) -> bytes:
         """Have it end everything."""
-        if self._actor is None:
-            raise NoAnswer("it never started")
-        return await self._answer(self._actor.close.remote(message))
+        return await self._answer(self._there.close.remote(message))
 
     async def begun(self, place: str) -> set[str] | None:
         """Read the ledger of the node that has ended, by a task on its machine, and remove it."""
@@ -239,7 +249,7 @@ class RayLink:
         """Have Ray kill the process, should it be there."""
         import ray
 
-        if self._actor is not None:
+        if self._actor is not None and ray.is_initialized():
             with contextlib.suppress(ray.exceptions.RayError, ValueError, TimeoutError):
                 await _aside(partial(ray.kill, self._actor), _ASK_S)
 

@@ -242,7 +242,7 @@ class Fleet:
         """Start a node on each machine that has none."""
         for machine in await self._cluster.machines():
             latest = self._machines.get(machine.id)
-            if latest is None or latest.state == "lost":
+            if self._ended is None and (latest is None or latest.state == "lost"):
                 self._begin(machine)
 
     def _begin(self, machine: Machine) -> None:
@@ -260,7 +260,7 @@ class Fleet:
         return name
 
     async def _look_on(self) -> None:
-        while True:
+        while self._ended is None:
             await asyncio.sleep(_LOOK_S)
             await self._look()
 
