@@ -6,11 +6,14 @@ makes a cluster of several machines. `make fleet` takes ten thousand programs th
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from conftest import require_capability
 from kit.agents.other_environment import python_of, run_suite
 from kit.places import TESTS
 
@@ -24,6 +27,9 @@ Run = Callable[..., None]
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Run a suite; all of its tests have to pass."""
+    for command, package in (("nft", "nftables"), ("unshare", "util-linux"), ("ip", "iproute2")):
+        found = shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        require_capability(command, found is not None, f"run: apt-get install {package}")
     python = python_of("suite-ray", "ray")
     alone = tmp_path / "python"
     # Not `ip netns exec`: it mounts /sys anew, and engines find no cgroups then.
