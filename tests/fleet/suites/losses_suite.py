@@ -39,6 +39,8 @@ def all_of_it(around: House) -> Iterator[Driver]:
 
 @pytest.fixture
 def cluster(all_of_it: Driver) -> Driver:
+    for node in all_of_it.house.nodes:
+        node.revive()
     all_of_it.wait_ready(3)
     return all_of_it
 

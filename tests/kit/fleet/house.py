@@ -146,19 +146,31 @@ class Node:
 
     def actor(self) -> int:
         """Return the process of the node's engine."""
-        for pid in processes_with(f"{_STATE}={self.state}"):
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::NodeActor"):
-                    return pid
-        raise AssertionError(f"node {self.number} has no actor")
+        found = self._named(b"ray::NodeActor")
+        # A child of it that has not executed its own program yet looks the same.
+        below_others = {each for pid in found for each in below(pid)}
+        (pid,) = set(found) - below_others
+        return pid
 
     def raylet(self) -> int:
         """Return the process of Ray's agent."""
+        found = self._named(b"raylet/raylet")
+        (pid,) = set(found) - {each for pid in found for each in below(pid)}
+        return pid
+
+    def _named(self, name: bytes) -> list[int]:
+        found = []
         for pid in processes_with(f"{_STATE}={self.state}"):
             with contextlib.suppress(OSError):
-                if b"raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
-                    return pid
-        raise AssertionError(f"node {self.number} has no raylet")
+                if name in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] and born(pid):
+                    found.append(pid)
+        return found
+
+    def revive(self) -> None:
+        """Start Ray again if it has ended: the head gives a machine up that was silent for long."""
+        if not self._named(b"raylet/raylet"):
+            self.kill_all()
+            self.start()
 
     def kill_all(self) -> None:
         """Kill every process of it, as a loss of power does."""
