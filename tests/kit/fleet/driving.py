@@ -136,6 +136,7 @@ def run_through(
         async for each in driver.fleet.map(programs, **options):
             found.answers[each.index] += 1
             if isinstance(each.error, NodeLost):
+                assert node.address in each.error.message, f"not the one that broke: {each.error}"
                 if not found.lost:
                     found.alive_when_told = witness.alive()
                 found.lost[each.index] = time.monotonic() - found.broken_at

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _HEAD_S = 2.0
+_PINGS = "pings"
 _ASK_S = 10.0
 """Seconds for what Ray asks the head; without a head it would ask for a minute."""
 _PROBE_S = 30.0
@@ -208,6 +209,8 @@ class RayLink:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=1000,
+            # Pings on a thread of their own: an engine that is short of CPU is no lost one.
+            concurrency_groups={_PINGS: 1},
             scheduling_strategy=self._on_machine(),
         )
         self._actor = await _aside(kind.remote, _PROBE_S)
@@ -225,7 +228,8 @@ class RayLink:
 
     async def ping(self, message: bytes) -> bytes:
         """Ask whether it is there."""
-        return await self._answer(self._there.ping.remote(message))
+        ping = self._there.ping.options(concurrency_group=_PINGS)
+        return await self._answer(ping.remote(message))
 
     async def exchange(self, message: bytes) -> bytes:
         """Give it items and take results."""

@@ -92,8 +92,10 @@ class NodeActor:
         }
 
     async def ping(self, message: bytes) -> bytes:
-        """Answer a ping, and renew the lease."""
-        if self._fence is None or self._desk is None or self._fence.has_ended:
+        """Answer a ping, and renew the lease. Runs on a thread of its own, beside the engine's."""
+        if self._fence is None or self._desk is None:
+            return encoded({"over": True})
+        if self._fence.has_ended or self._fence.is_stuck:
             return encoded({"over": True})
         told = letter_of(message)
         self._fence.renew(told["number"], told["heard"])

@@ -1,6 +1,7 @@
 """Fence: ends a node whose driver is silent, from inside if that works, else by the guard.
 
-`NodeActor` has one. It stands beside the engine's loop, and the guard beside the process. The
+`NodeActor` has one. Pings renew it on a thread of their own, because an engine that is short of CPU
+is no lost one; one whose loop hangs is. The
 invariant: once the lease has ended nothing begins any longer, and no sandbox is left `HARD_S`
 seconds later.
 """
@@ -17,12 +18,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from cellwall.fleet.node import guard
-from cellwall.fleet.node.lease import Lease
+from cellwall.fleet.node.lease import Lease, boot_s
 from cellwall.model.errors import HostUnsupported
 
 HARD_S = 1.5
 """Seconds after the end of a lease until the guard kills the actor."""
 _LOOK_S = 0.25
+_STUCK_S = 60.0
+"""Seconds after which an engine whose loop does nothing is no longer kept alive by pings."""
 _READY_S = 20.0
 
 
@@ -33,6 +36,7 @@ class Fence:
         self._lease = lease
         self._guard: subprocess.Popen[bytes] | None = None
         self._deadlines_w = -1
+        self._pulse_at = boot_s()
 
     async def set_up(self) -> None:
         """Start the guard. Raises HostUnsupported if it does not start."""
@@ -80,10 +84,16 @@ class Fence:
             os.write(self._deadlines_w, struct.pack(">q", self._hard_ns))
 
     async def watch(self, on_end: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the end of the lease, then do `on_end`."""
-        while (left_s := self._lease.left_s) > 0:  # noqa: ASYNC110 - a clock tells nothing
+        """Wait for the end of the lease, then do `on_end`; runs on the engine's loop."""
+        while (left_s := self._lease.left_s) > 0:
+            self._pulse_at = boot_s()
             await asyncio.sleep(min(left_s, _LOOK_S))
         await on_end()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine's loop has stood still for long."""
+        return boot_s() - self._pulse_at > _STUCK_S
 
     @property
     def has_ended(self) -> bool:
