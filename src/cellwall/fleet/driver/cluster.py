@@ -204,15 +204,16 @@ class RayLink:
         """Start the actor, and have it open."""
         import ray
 
-        kind = ray.remote(NodeActor).options(
-            num_cpus=0,
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=1000,
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": 1000,
             # Pings on a thread of their own: an engine that is short of CPU is no lost one.
-            concurrency_groups={_PINGS: 1},
-            scheduling_strategy=self._on_machine(),
-        )
+            "concurrency_groups": {_PINGS: 1},
+            "scheduling_strategy": self._on_machine(),
+        }
+        kind = ray.remote(**options)(NodeActor)
         self._actor = await _aside(kind.remote, _PROBE_S)
         return await self._answer(self._actor.open.remote(message))
 

@@ -115,17 +115,17 @@ class Member:
             facts = json.loads(await self._link.open(encoded({**wishes, "name": self.name})))
             if "failure" in facts:
                 raise raised(facts["failure"], self.label)
-        except NoAnswer as error:
+        except CellwallError as error:
+            self._end("unfit", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, callers wait for the state
             self._end(
                 "unfit",
                 HostUnsupported(
                     "node",
-                    f"node {self.label}: it did not start: {error}",
+                    f"node {self.label}: it did not start: {error!r}",
                     remedy="look whether that machine has cellwall: pip install 'cellwall[ray]'",
                 ),
             )
-        except CellwallError as error:
-            self._end("unfit", error)
         else:
             self.cpus, self._at_once = facts["cpus"], facts["at_once"]
             self._ledger = facts["ledger"]
