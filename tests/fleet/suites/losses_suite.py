@@ -124,8 +124,12 @@ def test_an_engine_that_is_stopped_is_ended_by_its_guard(cluster: Driver, victim
     actor = victim.actor()
     began = born(actor)
     again = threading.Timer(20, resume, (actor, began))
-    again.start()
-    found = run_through(cluster, victim, lambda: kill(actor, signal.SIGSTOP), count=COUNT)
+
+    def stop() -> None:
+        kill(actor, signal.SIGSTOP)
+        again.start()
+
+    found = run_through(cluster, victim, stop, count=COUNT)
     again.cancel()
     check(found, 2 * AT_ONCE)
     assert found.lost
