@@ -179,10 +179,12 @@ class Fleet:
         if "failure" in result:
             raise raised(result["failure"], node)
         facts = result["value"]
-        return FleetSandbox(node, facts, partial(call, sandbox_id=facts["id"]))
+        member.sandboxes.add(facts["id"])
+        ended = partial(member.sandboxes.discard, facts["id"])
+        return FleetSandbox(node, facts, partial(call, sandbox_id=facts["id"]), ended)
 
     def _calmest(self) -> Member:
-        """Return the node with the least load; sandboxes are not queued."""
+        """Return the node with the fewest sandboxes for its size, and then the least load."""
         ready = [each for each in self._dispatcher.members.values() if each.state == "ready"]
         if not ready:
             raise CapacityError(
@@ -190,7 +192,12 @@ class Fleet:
                 retry_after_s=1.0,
                 remedy="look at fleet.nodes(), which says why",
             )
-        return min(ready, key=lambda each: (each.room.share, not each.is_near))
+
+        def order(each: Member) -> tuple[float, bool]:
+            room = each.room
+            return (len(each.sandboxes) + room.load) / room.at_once, not each.is_near
+
+        return min(ready, key=order)
 
     async def _call(
         self, member: Member, op: str, body: Mapping[str, Any], sandbox_id: str = ""
@@ -218,6 +225,7 @@ class Fleet:
                 cpus=each.cpus,
                 running=each.running if each.state == "ready" else 0,
                 given=each.courier.load,
+                sandboxes=len(each.sandboxes),
                 why="" if each.error is None else each.error.message,
             )
             for each in self._dispatcher.members.values()

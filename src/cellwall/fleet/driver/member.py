@@ -81,6 +81,8 @@ class Member:
         self.cpus = 0
         self.running = 0
         """Number of items under way, as of its last answer."""
+        self.sandboxes: set[str] = set()
+        """Ids of the sandboxes that were made there and not closed."""
         self._at_once = 1
         self._ledger = ""
         self._fence_s = 0.0
@@ -231,6 +233,7 @@ class Member:
         for ticket in self.courier.hold():
             self._tell.on_unbegun(ticket)
         left = self.courier.surrender()
+        self.sandboxes.clear()
         self._end("lost", error)
         self._tasks.spawn(self._link.drop())
         for ticket in left:

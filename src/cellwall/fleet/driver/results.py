@@ -67,5 +67,7 @@ class NodeFacts:
     """Number of programs and calls that are under way there, as of its last answer."""
     given: int
     """Number of those that it was given and whose results have not come."""
+    sandboxes: int
+    """Number of sandboxes that were made there and not closed."""
     why: str
     """Why it is lost or unfit."""

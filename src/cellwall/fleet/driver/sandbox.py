@@ -38,8 +38,9 @@ _NO_STREAMS = "run code in sandboxes of `cellwall serve`, which streams"
 class FleetSandbox:
     """One live sandbox on a node."""
 
-    def __init__(self, node: str, facts: Json, call: Call) -> None:
-        """Called by `Fleet.sandbox`."""
+    def __init__(self, node: str, facts: Json, call: Call, on_ended: Callable[[], None]) -> None:
+        """Called by `Fleet.sandbox`; `on_ended` when it is known to be there no longer."""
+        self._on_ended = on_ended
         self.node = node
         """Name of its node."""
         self._facts = facts
@@ -103,16 +104,20 @@ class FleetSandbox:
             return
         with contextlib.suppress(SandboxUnavailable, NodeLost):
             await self._asked("close", {})
+        self._end()
+
+    def _end(self) -> None:
         self._has_ended = True
+        self._on_ended()
 
     async def _told(self, op: str, body: Mapping[str, Any]) -> tuple[str, Json]:
         try:
             node, result = await self._call(op, body)
         except NodeLost:
-            self._has_ended = True
+            self._end()
             raise
         if result.get("failure", {}).get("code") == SandboxUnavailable.code:
-            self._has_ended = True
+            self._end()
         return node, result
 
     async def _asked(self, op: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
