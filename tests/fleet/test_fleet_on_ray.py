@@ -53,7 +53,7 @@ def test_a_fleet_at_work(run: Run) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_cluster_without_tokens(run: Run) -> None:
-    run("open_suite.py", 2, 100)
+    run("open_suite.py", 3, 100)
 
 
 @pytest.mark.timeout(400)

@@ -6,6 +6,8 @@ Runs in the environment of `suite-ray`, in a fresh network namespace; `test_flee
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -46,3 +48,31 @@ def test_its_owner_may_say_that_it_is_trusted(around: House) -> None:
     os.environ.update(around.environment(around.place / "state0"))
     assert loop.do(joined(trusted=True)) == "1\n"
     loop.close()
+
+
+def test_a_driver_with_a_token_finds_out_that_others_need_none(around: House) -> None:
+    """The cluster takes its token without looking at it; what counts is that it asks for one."""
+    code = f"""
+import asyncio
+from cellwall.fleet import Fleet
+from cellwall.model.errors import HostUnsupported
+async def main():
+    try:
+        await Fleet.connect({ADDRESS!r})
+    except HostUnsupported as error:
+        print(error.feature, error.message)
+asyncio.run(main())
+"""
+    environment = around.environment(around.place / "state0")
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(around.token)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout == "token fleet: the head of the cluster answers without a token\n", (
+        done.stdout + done.stderr
+    )
