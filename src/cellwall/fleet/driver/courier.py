@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cellwall.fleet.driver.ticket import Ticket
     from cellwall.surface.shared.tasks import Tasks
 
-_LINGER_S = 0.01
-"""Seconds for which a reply waits for further results: what it costs is shared by all of them."""
 _MERGE_S = 0.005
 """Seconds for which a ticket waits for a letter that is under way to come back."""
 
@@ -126,7 +124,8 @@ class Courier:
         have, self._have = self._have, []
         cancel, self._cancelled = self._cancelled, []
         self._under_way += 1
-        self._tasks.spawn(self._send(Letter(items, want, _LINGER_S, have, cancel=cancel)))
+        linger_s = min((ticket.linger_s for ticket in self._in_hand.values()), default=0.0)
+        self._tasks.spawn(self._send(Letter(items, want, linger_s, have, cancel=cancel)))
         if self._outbox:
             self._stir()
 

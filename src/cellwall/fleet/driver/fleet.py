@@ -21,7 +21,7 @@ from cellwall.fleet.driver.mapping import Many, Programs
 from cellwall.fleet.driver.member import Callbacks, Member
 from cellwall.fleet.driver.results import FleetExecution, Mapped, NodeFacts, executed
 from cellwall.fleet.driver.sandbox import FleetSandbox
-from cellwall.fleet.driver.ticket import OnLost, Ticket
+from cellwall.fleet.driver.ticket import ALONE_S, AMONG_MANY_S, OnLost, Ticket
 from cellwall.fleet.wire import items
 from cellwall.fleet.wire.failures import raised
 from cellwall.model.errors import (
@@ -140,16 +140,22 @@ class Fleet:
         bound = max(2 * self._dispatcher.places, 64)
 
         def submit(code: str, **each: Any) -> Ticket:  # noqa: ANN401 - of items.program
-            return self._submit(code, on_lost, each)
+            return self._submit(code, on_lost, each, AMONG_MANY_S)
 
         return Many(options, bound, submit, self._dispatcher.withdraw).run(programs)
 
-    def _submit(self, code: str, on_lost: OnLost, options: Mapping[str, Any]) -> Ticket:
+    def _submit(
+        self,
+        code: str,
+        on_lost: OnLost,
+        options: Mapping[str, Any],
+        linger_s: float = ALONE_S,
+    ) -> Ticket:
         _check_on_lost(on_lost)
         self._check_open()
         ticket_id = new_id()
         item = items.item(ticket_id, "program", items.program(code, **options))
-        ticket = Ticket(ticket_id, item, may_move=True, on_lost=on_lost)
+        ticket = Ticket(ticket_id, item, may_move=True, on_lost=on_lost, linger_s=linger_s)
         self._dispatcher.submit(ticket)
         return ticket
 

@@ -11,6 +11,10 @@ from cellwall.fleet.wire.items import Json
 from cellwall.model.ids import new_id
 
 OnLost = Literal["report", "retry"]
+ALONE_S = 0.005
+"""`linger_s` of what a caller waits for by itself."""
+AMONG_MANY_S = 0.1
+"""`linger_s` of one of many: what a letter costs is shared by more of them."""
 MOST_TRIES = 3
 """Number of nodes that are asked, one after the other."""
 
@@ -30,6 +34,8 @@ class Ticket:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     """Name of the node, and its result with `value` or `failure`; or an error of the fleet."""
+    linger_s: float = ALONE_S
+    """Seconds for which its result may wait on the node for others to travel with."""
     tries: int = 0
     """Number of nodes it was given to."""
     refusal: tuple[str, Json] | None = None
