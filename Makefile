@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench ledger soak walls proofs upstream versions harbor mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench ledger soak walls proofs fleet upstream versions harbor mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -23,7 +23,7 @@ run: environment templates
 # one apart.
 APART := tests/unit tests/meta
 LANGUAGES := tests/languages tests/contexts
-ELSEWHERE := $(addprefix --ignore=,$(APART) $(LANGUAGES) tests/server tests/agents)
+ELSEWHERE := $(addprefix --ignore=,$(APART) $(LANGUAGES) tests/server tests/agents tests/fleet)
 
 test: dev templates
 	$(PYTEST) -n 3 $(APART)
@@ -32,6 +32,7 @@ test: dev templates
 	$(PYTEST) -n 3 --dist loadfile tests/server
 	$(PYTEST) -n 2 --dist loadgroup $(LANGUAGES)
 	$(PYTEST) -n 2 tests/agents
+	$(PYTEST) tests/fleet
 
 # The jail's contract and attacks with everything of `jail/fast` off, then the attacks on sandboxes of
 # a quick fork-server, which a single run has: two minutes.
@@ -86,6 +87,11 @@ proofs: dev templates
 	CELLWALL_TEST_STEPS=40 $(PYTEST) -s -k engine tests/faults/sandboxes/test_faults_copy_steps.py
 	CELLWALL_TEST_KEPT=100 CELLWALL_TEST_KILLS=50 $(PYTEST) -s tests/server/durable/test_durable_kills.py
 	CELLWALL_TEST_PAUSED=500 CELLWALL_TEST_PAUSED_S=60 $(PYTEST) -s tests/server/state/test_server_pause_crowd.py
+
+# Fleets on clusters of Ray's, in network namespaces, and ten thousand programs through each way to lose a
+# machine; as root, an hour.
+fleet: dev templates
+	$(PYTEST) -m "slow or not slow" tests/fleet
 
 # E2B's own suites of its SDKs, from checkouts of its repositories; npm for those in JavaScript. Twenty
 # minutes. UPSTREAM="-k words" takes some of the tests in Python.

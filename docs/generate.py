@@ -20,6 +20,7 @@ DOCS = Path(__file__).resolve().parent
 PAGES = (
     *(
         "cli.md",
+        "fleet.md",
         "history.md",
         "library.md",
         "network.md",

@@ -109,6 +109,7 @@ def test_every_snippet_is_shown_and_help_is_current() -> None:
         ("library.md", SNIPPETS),
         ("agents/tools.md", AGENTS),
         ("sdk.md", folder.glob("sdk/*.py")),
+        ("fleet.md", folder.glob("fleet/*.py")),
         ("network.md", folder.glob("network/policy*.py")),
         ("volumes.md", VOLUMES),
         ("state.md", STATE),
