@@ -16,6 +16,7 @@ from cellwall.apps.doors.e2b.daemon.connect.connect_codec import ConnectError
 from cellwall.apps.doors.e2b.daemon.watch import Watchers
 from cellwall.model.files import Change
 from cellwall.surface.shared.tasks import Tasks
+from kit.loop_clock import clock, run
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.e2b.seat import Seat
@@ -39,7 +40,10 @@ class _Watch:
 
 
 def _seat(*changes: Change, sandbox_id: str = "s") -> Seat:
-    files = SimpleNamespace(watch=lambda *_, **__: _Watch(list(changes)))
+    async def stat(_path: str) -> None:
+        """Answer at once."""
+
+    files = SimpleNamespace(watch=lambda *_, **__: _Watch(list(changes)), stat=stat)
     sandbox = SimpleNamespace(id=sandbox_id, files=files, facts={})
     request = SimpleNamespace(headers={}, state=SimpleNamespace(tasks=Tasks()))
     return cast("Seat", SimpleNamespace(sandbox=sandbox, request=request))
@@ -96,6 +100,33 @@ def test_a_client_that_asks_at_once_gets_what_has_just_changed() -> None:
         await watchers.aclose()
 
     asyncio.run(run())
+
+
+def test_a_change_of_a_slow_sandbox_is_waited_for() -> None:
+    """Its answers take half a second, and the change comes a second after the question."""
+
+    class Slow(_Watch):
+        async def __aiter__(self) -> AsyncIterator[Change]:
+            await asyncio.sleep(1.5)
+            for each in self._changes:
+                yield each
+            await asyncio.Event().wait()
+
+    async def stat(_path: str) -> None:
+        await asyncio.sleep(0.5)
+
+    async def main() -> None:
+        watchers, seat = Watchers(), _seat()
+        seat.sandbox.files.watch = lambda *_, **__: Slow(_created("a"))  # type: ignore[method-assign,assignment]
+        seat.sandbox.files.stat = stat  # type: ignore[method-assign,assignment]
+        made = await watchers.create(seat, {"path": "/tmp"})
+        asking = asyncio.ensure_future(_names(watchers, seat, made))
+        for _ in range(4):
+            await clock().advance(0.5)
+        assert await asking == ["a"]
+        await watchers.aclose()
+
+    run(main())
 
 
 def test_a_directory_that_never_rests_keeps_no_client_waiting(

@@ -108,10 +108,11 @@ class Watching:
 
     async def turn_s(self) -> float:
         """Return the seconds that the sandbox takes to answer now."""
-        began = time.monotonic()
+        now = asyncio.get_running_loop().time
+        began = now()
         with contextlib.suppress(FileError, SandboxUnavailable):
             await self._files.stat(self._path)
-        return time.monotonic() - began
+        return now() - began
 
     async def aclose(self) -> None:
         """Stop watching."""
