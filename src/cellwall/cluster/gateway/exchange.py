@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""
+_TOGETHER_BYTES = 64 * 1024
+"""Largest body that is joined to its head: a larger one is not copied to save a system call."""
 _TRIES = 3
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
@@ -187,13 +189,12 @@ class Exchange:
                 return "gone"
             may = may_turn_away and self._can_repeat
             passage = Passage(self._client, link, may_turn_away=may)
-            link.ask(
-                passage,
-                self._first(node, offered),
-                self._length,
-                has_answer_body=self._head.method != b"HEAD",
-            )
-            self._begin(passage)
+            first, rest = self._first(node, offered), self._pieces
+            if self._length and len(rest) == 1 and len(rest[0]) <= _TOGETHER_BYTES:
+                first, rest = first + rest[0], []
+            has_body = self._head.method != b"HEAD"
+            link.ask(passage, first, self._length, has_answer_body=has_body)
+            self._begin(passage, rest)
             return await passage.end
         finally:
             self._passage = None
@@ -216,13 +217,13 @@ class Exchange:
             said.append((b"cellwall-id", offered.encode()))
         return request_bytes(self._head, str(node.links.address).encode(), said, dropped)
 
-    def _begin(self, passage: Passage) -> None:
+    def _begin(self, passage: Passage, pieces: list[bytes]) -> None:
         """Send what there is of the body, and ask a client for it that waits to be asked."""
         self._passage = passage
         if self._waits and not self._is_whole:
             self._waits = False
             self._client.write(_CONTINUE)
-        for piece in self._pieces:
+        for piece in pieces:
             passage.send(piece)
         if not self._can_repeat:
             self._pieces.clear()

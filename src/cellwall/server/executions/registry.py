@@ -169,16 +169,12 @@ class Executions:
         self._all[execution_id] = record
         return record
 
-    async def check_unused(self, execution_id: str) -> None:
-        """Raise `Conflict` if an execution has had an offered id, in memory or on disk.
-
-        What begins next with that id must begin without a pause of the caller's.
-        """
-        if await self._ledger.find(execution_id) is not None:
-            raise _used(execution_id)
-
     def _id_of(self, order: Order) -> str:
-        """Return the id of an order that is about to begin; raises UsageError, `Conflict`."""
+        """Return the id of an order that is about to begin; raises UsageError, `Conflict`.
+
+        An id that only the disk has is not looked for, which would cost each program a read: who
+        offers ids draws them anew each time.
+        """
         execution_id = accepted_id(order.offered_id, self._node)
         if execution_id in self._all or execution_id in self._queued:
             raise _used(execution_id)

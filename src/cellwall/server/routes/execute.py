@@ -46,12 +46,12 @@ async def execute(request: Request) -> None:
             replay=use,
         )
         if body.background:
-            order = await offered(request, replace(order, on_disconnect="detach"))
+            order = offered(request, replace(order, on_disconnect="detach"))
             await _submit(request, order, use)
             return
         if body.image is not None:  # without a place among those that run
             await request.state.images.wait_here(body.image)
-        order = await offered(request, order)
+        order = offered(request, order)
         record = request.state.executions.start(order)
         request.holding().until(record.ended)
         if use is not None:
@@ -79,16 +79,10 @@ def oneshot(request: Request, body: ExecuteBody, size: int, *, is_streamed: bool
     return order
 
 
-async def offered(request: Request, order: Order) -> Order:
-    """Return the order with the id that was offered for it, if one was. Raises `Conflict`.
-
-    To be awaited last before the order begins.
-    """
+def offered(request: Request, order: Order) -> Order:
+    """Return the order with the id that was offered for it, if one was."""
     offered_id = request.origin.offered_id
-    if not offered_id:
-        return order
-    await request.state.executions.check_unused(offered_id)
-    return replace(order, offered_id=offered_id)
+    return replace(order, offered_id=offered_id) if offered_id else order
 
 
 async def _submit(request: Request, order: Order, use: Use | None) -> None:

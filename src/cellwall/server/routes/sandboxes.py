@@ -267,7 +267,7 @@ async def execute(request: Request) -> None:
             await again(request, use.thing_id, form)
             return
         order = await _order(request, body, use, is_streamed=form != "json")
-        order = await offered(request, order)
+        order = offered(request, order)
         record = request.state.executions.start(order)
         request.holding().until(record.ended)
         if use is not None:

@@ -71,7 +71,6 @@ def test_offered_id_is_the_executions(tmp_path: Path) -> None:
     async def run() -> None:
         async with executions(tmp_path) as it:
             offered = new_id(NODE)
-            await it.check_unused(offered)
             record = it.start(order(offered))
             await record.ended
             assert (record.id, record.as_json()["execution_id"]) == (offered, offered)
@@ -100,23 +99,21 @@ def test_id_of_another_node_or_of_none_begins_nothing(
     asyncio.run(run())
 
 
-def test_id_is_used_once_in_memory_in_the_queue_and_on_disk(tmp_path: Path) -> None:
+def test_id_is_used_once_in_memory_and_in_the_queue(tmp_path: Path) -> None:
     async def run() -> None:
-        async with executions(tmp_path, retained=0, running=0) as it:
-            forgotten, queued = new_id(NODE), new_id(NODE)
-            record = it.start(order(forgotten))
-            with pytest.raises(Conflict):
-                it.start(order(forgotten))
-            await record.ended
-            assert forgotten not in it.all  # only the disk has it
+        async with executions(tmp_path, running=0) as it:
+            running, queued = new_id(NODE), new_id(NODE)
+            record = it.start(order(running))
             await it.submit(order(queued, COST))
-            for used in (forgotten, queued):
+            for used in (running, queued):
                 with pytest.raises(Conflict) as refused:
-                    await it.check_unused(used)
+                    it.start(order(used))
                 assert refused.value.remedy
             with pytest.raises(Conflict):
                 await it.submit(order(queued, COST))
-            await it.check_unused(new_id(NODE))  # the control
+            await record.ended
+            control = it.start(order(new_id(NODE)))
+            await control.ended
 
     asyncio.run(run())
 

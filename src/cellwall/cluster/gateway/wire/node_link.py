@@ -79,6 +79,8 @@ class NodeLink(asyncio.Protocol):
         self._is_answer_whole = True
         self._has_no_body = False
         self._in_chunks = False
+        self._stays_open = False
+        """Whether the node keeps the connection after this answer."""
         self.is_full = False
         """Whether the node takes no more data for the moment."""
         self.is_open = False
@@ -124,7 +126,7 @@ class NodeLink(asyncio.Protocol):
             and self._is_request_whole
             and self._is_answer_whole
             and not self._is_tunnel
-            and self._parser.should_keep_alive()
+            and self._stays_open
         )
         if is_reusable:
             self._transport.resume_reading()
@@ -205,6 +207,7 @@ class NodeLink(asyncio.Protocol):
         if 100 <= status < 200 and status != 101:
             return  # such an answer is on the way to another
         self._is_tunnel = status == 101
+        self._stays_open = self._parser.should_keep_alive()
         headers = self._headers
         length = length_of(headers)
         has_no_body = self._has_no_body or status in (204, 304) or self._is_tunnel

@@ -42,6 +42,8 @@ class Passage:
         self._refusal: ResponseHead | None = None
         self._refused = bytearray()
         self._in_chunks = False
+        self._held = b""
+        """The head, until the body's first piece: together they are one system call."""
         self._has_begun = False
         self.is_tunnel = False
         self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
@@ -92,7 +94,14 @@ class Passage:
         if not is_kept:
             self._client.is_closing = True
         framing = framing_for(head.length, has_chunks=has_chunks)
-        self._client.write(response_bytes(head, is_kept=is_kept, framing=framing))
+        self._held = response_bytes(head, is_kept=is_kept, framing=framing)
+        asyncio.get_running_loop().call_soon(self._write, b"")
+
+    def _write(self, data: bytes) -> None:
+        """Send a piece of the answer, behind the head if that waits."""
+        held, self._held = self._held, b""
+        if held or data:
+            self._client.write(held + data if held else data)
 
     def on_data(self, data: bytes) -> None:
         """Pass a piece of the answer on."""
@@ -101,7 +110,7 @@ class Passage:
             if len(self._refused) > _REFUSAL_BYTES:
                 self._pass_refusal()
         else:
-            self._client.write(chunk(data) if self._in_chunks else data)
+            self._write(chunk(data) if self._in_chunks else data)
 
     def on_end(self) -> None:
         """Take the end of the answer."""
@@ -110,8 +119,7 @@ class Passage:
                 self._over("full")
                 return
             self._pass_refusal()
-        if self._in_chunks:
-            self._client.write(LAST_CHUNK)
+        self._write(LAST_CHUNK if self._in_chunks else b"")
         self._over("whole")
 
     def _pass_refusal(self) -> None:
