@@ -16,6 +16,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, get_args, get_origin, get_type_hints
 
+from cellwall.apps.cluster.settings import NodeSettings
+from cellwall.cluster.gateway.settings import GatewaySettings
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.server.auth.keys import KeyRecord
 from cellwall.server.core.settings import ServerSettings
@@ -81,6 +83,8 @@ def reference() -> list[Setting]:
     found = [*_of("server", ServerSettings, ServerSettings())]
     found += _of("engine", EngineSettings, EngineSettings())
     found += _of("[keys]", KeyRecord, None)
+    found += _of("node", NodeSettings, None)
+    found += _of("gateway", GatewaySettings, None)
     return found
 
 
@@ -107,6 +111,9 @@ _ABOUT = {
     "tenants": "Which tier a tenant has: its name, and the tier's.",
     "doors": "Foreign protocols that are answered, each below `/NAME`; an empty section opens one. "
     "docs/doors.md has their names, and further options of each.",
+    "node": "What `cellwall node` needs beside those of a server; docs/cluster.md.",
+    "gateway": "What `cellwall gateway` needs beside `[server]`, `[[keys]]`, `[tiers.NAME]` and "
+    "`[tenants]`; docs/cluster.md.",
     "trust": "What `trust=untrusted`, `semi` and `trusted` stand for; NAME is one of the three. "
     "`trusted` has the level `process` by default. Also `CELLWALL_TRUST=untrusted=kernel,…`.",
 }
