@@ -26,6 +26,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "copies",
     "trees",
     "sessions",
+    "cluster",
     "nodes",
 }
 
