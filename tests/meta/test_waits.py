@@ -17,8 +17,8 @@ SLEEPS = re.compile(
     r"\b(?:time|asyncio)\.sleep\b(?!\(0[,)])|\bfrom (?:time|asyncio) import .*\bsleep"
 )
 MOST = 7
-"""Four are on a loop whose time stands still, two are caller code that awaits between its cells, one
-is a system call that the filter has to let pass. Lower it when there are fewer."""
+"""Four are on a loop whose time stands still, two are caller code that awaits between its cells,
+one is a system call that the filter has to let pass. Lower it when there are fewer."""
 
 
 def test_unit_tests_do_not_sleep() -> None:

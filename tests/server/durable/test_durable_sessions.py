@@ -26,7 +26,7 @@ from cellwall.linux.cgroups import hierarchies
 from kit.arena import control_groups, descendants
 from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.server.kept_house import change_record, keeper_of, kept, load
-from kit.servers import BOB, Server, new_sandbox, run_cell
+from kit.servers import ALICE, BOB, Server, new_sandbox, run_cell
 from kit.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.root
@@ -66,6 +66,39 @@ def test_killed_under_load_every_sandbox_is_there_once(tmp_path: Path) -> None:
         client = server.client()
         assert client.get(f"/sandboxes/{sandboxes[0]}").json()["name"] == "n0"
         assert server.client(BOB).get(f"/sandboxes/{sandboxes[0]}").status_code == 404
+
+
+def test_killed_with_connections_to_a_port_every_sandbox_is_there(tmp_path: Path) -> None:
+    """Init ends the connections of a server that has gone, and tells the next one so."""
+    listens = """
+import socket
+s = socket.create_server(("127.0.0.1", 8000))
+import threading
+threading.Thread(target=lambda: [s.accept() for _ in range(99)], daemon=True).start()
+"""
+    with kept(tmp_path) as house:
+        server = house.start()
+        sandboxes = begun(server.client(), 2)
+        run_cell(server.client(), f"/sandboxes/{sandboxes[0]}", listens)
+        for _ in range(ROUNDS):
+            held = [server.connect() for _ in range(3)]
+            for sock in held:
+                path = f"/sandboxes/{sandboxes[0]}/ports/8000/"
+                head = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {ALICE}\r\n\r\n"
+                sock.sendall(head.encode())
+            wait_until(partial(has_connections, server, sandboxes[0], 3), "they are open inside")
+            house.kill(server)
+            for sock in held:
+                sock.close()
+            server = house.start()
+            check_all(server.client(), sandboxes)
+
+
+def has_connections(server: Server, sandbox: str, count: int) -> bool:
+    """Report whether so many connections to a port of a sandbox are open inside."""
+    look = "print(sum(l.split()[1].endswith(':1F40') and l.split()[3] == '01' "
+    look += "for l in open('/proc/net/tcp').readlines()[1:]))"
+    return int(run_cell(server.client(), f"/sandboxes/{sandbox}", look)["stdout"]) >= count
 
 
 def test_one_that_came_back_from_hibernation_is_kept_under_its_id(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,8 @@ from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import REPLY, RUN, TERMINAL, ChannelLost
 
 _LENGTHS = struct.Struct(">II")
-_FIRST_ID = 1
-_APART = 1 << 32
-"""Distance of this server's request ids from those of the server before, which may have made as
-many requests that it got no answer to."""
+_PER_MS = 1 << 22
+"""Request ids that a server may use in a millisecond without reaching those of a later server."""
 _MOST_CONTEXTS = 32
 _MOST_AT_WORK = 128
 _MOST_LOST_BYTES = 1 << 40
@@ -87,18 +86,19 @@ class _Leftover:
 class _Report:
     """Listener for init's report; it continues the channel before the next frame is looked at."""
 
-    def __init__(self, channel: GuestChannel) -> None:
+    def __init__(self, channel: GuestChannel, before: int) -> None:
+        """`before`: the servers before have used lower ids only."""
         self._channel = channel
+        self._before = before
         self.found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
 
     def on_frame(self, kind: str, header: dict[str, Any], _body: bytes) -> None:
         """See `Listener`."""
         if kind != "reply":
             raise FrameError(f"take_over: {str(header.get('message'))[:200]}")
-        found = _checked(header)
+        found = _checked(header, self._before)
         for number, over in found.at_work.items():
             self._channel.listen(number, _Leftover(over), RUN | TERMINAL)
-        self._channel.go_on_after(max(found.at_work, default=0) + _APART)
         if not self.found.done():
             self.found.set_result(found)
 
@@ -118,7 +118,8 @@ async def take_over(
 
     Owns both sockets. Raises ChannelLost, SandboxBroken.
     """
-    text = json.dumps({"op": "take_over", "id": _FIRST_ID}).encode()
+    first = _first_id()
+    text = json.dumps({"op": "take_over", "id": first}).encode()
     with contextlib.closing(next_standby):
         try:
             # A few bytes on an idle line: the kernel takes all of them, or none.
@@ -127,9 +128,10 @@ async def take_over(
             line.close()
             raise SandboxBroken(f"take over: its standby line: {error.strerror}") from error
     channel = GuestChannel(line, on_violation=on_violation)
-    report = _Report(channel)
-    channel.go_on_after(_FIRST_ID)
-    channel.listen(_FIRST_ID, report, REPLY)
+    report = _Report(channel, first)
+    # Before init reports, it may tell of the end of what belonged to a server before: late frames.
+    channel.go_on_after(first)
+    channel.listen(first, report, REPLY)
     try:
         async with asyncio.timeout(timeout_s):
             return channel, await report.found
@@ -141,14 +143,27 @@ async def take_over(
         raise
 
 
-def _checked(header: Mapping[str, Any]) -> Found:
-    """Read the report. Raises FrameError."""
+def _first_id() -> int:
+    """Return an id above every one that a server before has used.
+
+    The clock tells: a sandbox does not outlive the kernel that it counts for, and it goes on while
+    the machine is suspended. What earlier servers asked for may still have frames to come, which
+    must reach no request of this one.
+    """
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000 * _PER_MS
+
+
+def _checked(header: Mapping[str, Any], before: int) -> Found:
+    """Read the report of a sandbox whose requests so far have ids below `before`.
+
+    Raises FrameError.
+    """
     contexts, executions, commands = (
         header.get(name) for name in ("contexts", "executions", "commands")
     )
     if not isinstance(contexts, list) or len(contexts) > _MOST_CONTEXTS:
         raise FrameError("take_over: no proper list of contexts")
-    numbers = [*_numbers(executions), *_numbers(commands)]
+    numbers = [*_numbers(executions, before), *_numbers(commands, before)]
     unsent = header.get("unsent_bytes")
     if header.get("can_again") is not True or type(unsent) is not int:
         raise FrameError("take_over: init has no next standby line")
@@ -156,15 +171,15 @@ def _checked(header: Mapping[str, Any]) -> Found:
     return Found(
         tuple(_context(each) for each in contexts),
         {number: loop.create_future() for number in numbers},
-        set(_numbers(commands)),
+        set(_numbers(commands, before)),
         min(max(0, unsent), _MOST_LOST_BYTES),
     )
 
 
-def _numbers(found: object) -> list[int]:
+def _numbers(found: object, before: int) -> list[int]:
     if not isinstance(found, list) or len(found) > _MOST_AT_WORK:
         raise FrameError("take_over: no proper list of what is at work")
-    if not all(type(each) is int and 0 < each < 1 << 60 for each in found):
+    if not all(type(each) is int and 0 < each < before for each in found):
         raise FrameError("take_over: a request id that is none")
     return found
 

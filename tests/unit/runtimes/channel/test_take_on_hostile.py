@@ -28,7 +28,7 @@ from kit.guest.channel_pair import frame
 
 NUMBER, OTHER = 7, 8
 REPORT = {
-    "ev": "reply", "id": 1, "contexts": [], "executions": [], "commands": [NUMBER, OTHER],
+    "ev": "reply", "contexts": [], "executions": [], "commands": [NUMBER, OTHER],
     "sent_bytes": 0, "unsent_bytes": 0, "can_again": True,
 }  # fmt: skip
 DONE = {
@@ -100,20 +100,26 @@ class Guest:
             await answers
 
 
-async def taken_over(report: Mapping[str, Any] = REPORT) -> Guest:
+async def taken_over(report: Mapping[str, Any] = REPORT, *earlier: Mapping[str, Any]) -> Guest:
+    """Take over what says `earlier` first and then reports."""
     ours, theirs = socket.socketpair()
     following, other = socket.socketpair()
     theirs.setblocking(False)
     violations: list[str] = []
-    theirs.sendall(frame(report))
+    taking = asyncio.ensure_future(take_over(ours, following, violations.append, 5))
     try:
-        channel, found = await take_over(ours, following, violations.append, 5)
+        data = await asyncio.get_running_loop().sock_recv(theirs, 1 << 16)
+        asked = json.loads(data[8:])
+        for each in earlier:
+            theirs.sendall(frame(each))
+        theirs.sendall(frame({**report, "id": asked["id"]}))
+        channel, found = await taking
     except BaseException:
+        taking.cancel()
         theirs.close()
         raise
     finally:
         other.close()
-    await asyncio.get_running_loop().sock_recv(theirs, 1 << 16)
     return Guest(theirs, channel, found, violations)
 
 
@@ -135,6 +141,52 @@ async def ended(guest: Guest) -> None:
     over = asyncio.Event()
     guest.channel.on_end(over.set)
     await asyncio.wait_for(over.wait(), 20)
+
+
+def test_end_of_an_earlier_servers_connection_is_no_violation() -> None:
+    """Init ends the connections to its ports when it is taken over, and says so first."""
+
+    async def main() -> None:
+        ends = [{"ev": "closed", "id": number, "reset": True} for number in (3, 57, 1 << 33)]
+        guest = await taken_over(REPORT, *ends)
+        guest.say(ends[1])
+        answers = asyncio.ensure_future(guest.answer({}))
+        await guest.channel.request("ping")
+        await answers
+        assert guest.violations == []
+        guest.channel.close()
+        guest.theirs.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_later_server_uses_no_id_of_an_earlier_one() -> None:
+    """So a late frame of an earlier request reaches no request of this one."""
+
+    async def main() -> None:
+        first = await taken_over()
+        for _ in range(3):
+            first.channel.tell("nothing")
+        began = time.monotonic_ns() // 1_000_000
+        while time.monotonic_ns() // 1_000_000 <= began + 1:
+            pass  # a later server begins at least a millisecond later
+        second = await taken_over()
+        assert second.channel.last_id > first.channel.last_id
+        for each in (first, second):
+            each.channel.close()
+            each.theirs.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_work_of_an_id_that_no_earlier_server_used_is_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(ChannelLost, match="request id that is none"):
+            await taken_over({**REPORT, "commands": [1 << 60]})
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("has_terminal", [False, True])
