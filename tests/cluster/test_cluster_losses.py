@@ -20,7 +20,7 @@ from kit.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
-FENCE_S = 3.0
+FENCE_S = 6.0
 
 
 def _server_of(made: Cluster, name: str) -> int:
