@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import cellwall
+from cellwall.cluster.gateway.batch import Batch
 from cellwall.cluster.gateway.callers import caller_of
 from cellwall.cluster.gateway.exchange import Exchange, Listing
 from cellwall.cluster.gateway.lists import listed
@@ -83,6 +84,8 @@ class Gateway:
             return self._own(client, head, path)
         if way.kind == "all" and caller is not None:
             return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
+        if way.kind == "batch" and caller is not None:
+            return Batch(self, client, head, caller).begin()
         exchange = Exchange(self, client, head, way, caller)
         self.tasks.spawn(exchange.run())
         return exchange

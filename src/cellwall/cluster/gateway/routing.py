@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 
 from cellwall.model.ids import NODE_LENGTH, node_of
 
-Kind = Literal["own", "object", "new", "any", "all", "refused"]
+Kind = Literal["own", "object", "new", "batch", "any", "all", "refused"]
 """`own`: the gateway answers; `object`: the node that has it; `new`: a node is chosen, and may be
-chosen again; `any`: each node answers alike; `all`: the answers of all nodes together; `refused`:
-it has no meaning for many machines yet."""
+chosen again; `batch`: many of these; `any`: each node answers alike; `all`: the answers of all
+nodes together; `refused`: it has no meaning for many machines yet."""
 
 _NEW = frozenset({("POST", "/execute"), ("POST", "/sandboxes")})
 _OWN = frozenset({"/health", "/nodes"})
@@ -65,6 +65,8 @@ def _kind_of(method: str, path: str) -> Kind | None:
         return "own"
     if (method, path) in _NEW:
         return "new"
+    if (method, path) == ("POST", "/executions/batch"):
+        return "batch"
     if method in {"GET", "HEAD"}:
         return "any" if path in _ANY else "all" if path in _ALL else None
     return None

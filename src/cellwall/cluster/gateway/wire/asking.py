@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.heads import Headers, ResponseHead
-    from cellwall.cluster.gateway.wire.links import Links
+    from cellwall.cluster.gateway.wire.links import Address, Links
+    from cellwall.cluster.gateway.wire.node_link import NodeLink
 
 _MOST_BYTES = 16 << 20
 
@@ -20,19 +21,28 @@ class Whole(NamedTuple):
     body: bytes
 
 
-async def ask(links: Links, target: bytes, said: Headers, method: bytes = b"GET") -> Whole:
-    """Ask a node. Raises OSError if there is no whole answer."""
+async def ask(links: Links, target: bytes, said: Headers) -> Whole:
+    """Ask a node with GET. Raises OSError if there is no whole answer."""
     link = await links.take()
-    answer = _Answer()
-    lines = [b"%s %s HTTP/1.1\r\n" % (method, target)]
-    lines.append(b"host: %s\r\n" % str(links.address).encode())
-    lines += [b"%s: %s\r\n" % each for each in said]
-    lines.append(b"\r\n")
     try:
-        link.ask(answer, b"".join(lines), 0, has_answer_body=True)
-        return await answer.whole
+        return await answer_on(link, links.address, target, said)
     finally:
         links.give_back(link)
+
+
+async def answer_on(
+    link: NodeLink, address: Address, target: bytes, said: Headers, body: bytes | None = None
+) -> Whole:
+    """Ask on a connection, with POST if there is a body. Raises ConnectionError if it ends."""
+    answer = _Answer()
+    lines = [b"%s %s HTTP/1.1\r\n" % (b"GET" if body is None else b"POST", target)]
+    lines.append(b"host: %s\r\n" % str(address).encode())
+    lines += [b"%s: %s\r\n" % each for each in said]
+    if body is not None:
+        lines.append(b"content-length: %d\r\n" % len(body))
+    lines += [b"\r\n", body or b""]
+    link.ask(answer, b"".join(lines), 0, has_answer_body=True)
+    return await answer.whole
 
 
 class _Answer:

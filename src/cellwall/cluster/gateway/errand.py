@@ -1,0 +1,75 @@
+"""One program of many, run at a node that takes it, with its whole answer.
+
+Called by `batch`. The same rules as for a request of its own (`exchange`): only what certainly did
+not begin goes to another node, and what may have begun is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from cellwall.cluster.gateway.doubt import Doubt
+from cellwall.cluster.gateway.wire.asking import Whole, answer_on
+from cellwall.model.errors import CapacityError, CellwallError
+from cellwall.model.ids import new_id
+from cellwall.wire.reading import error_of
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.wire.heads import Headers
+
+_TRIES = 3
+_JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
+
+
+async def run(book: Book, said: Headers, program: bytes) -> dict[str, Any]:
+    """Return the execution of a program, as JSON.
+
+    Raises CapacityError if no node takes it now, and the error of what became of it: that of the
+    node's answer, NodeLost, Interrupted, NodeUnreachable.
+    """
+    asked: set[Node] = set()
+    full: CellwallError | None = None
+    for _ in range(_TRIES):
+        try:
+            node = book.choose(None, asked)
+        except CapacityError as error:
+            raise full or error from None
+        asked.add(node)
+        answer = await _at(book, node, said, program)
+        if answer is None:
+            continue
+        value = json.loads(answer.body)
+        if answer.status == 200:
+            return dict(value)
+        failure = error_of(value["error"], answer.status)
+        if not isinstance(failure, CapacityError):
+            raise failure
+        full = failure
+    raise full or CapacityError(
+        "nodes: none of those asked takes it now", retry_after_s=1.0, remedy="try again"
+    )
+
+
+async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | None:
+    """Run a program at one node; None: nothing has begun there."""
+    doubt, offered = Doubt(book, node), new_id(node.name)
+    headers = [*said, *_JSON, (b"cellwall-id", offered.encode())]
+    node.in_flight += 1
+    try:
+        link = await node.links.take()
+    except OSError:
+        node.in_flight -= 1
+        return None
+    try:
+        return await answer_on(link, node.links.address, b"/execute", headers, program)
+    except ConnectionError:
+        pass
+    finally:
+        node.links.give_back(link)
+        node.in_flight -= 1
+    await doubt.until_heard()
+    if await doubt.has_begun(offered):
+        raise doubt.broken()
+    return None
