@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 
 from cellwall.cluster.certificates import Files, issue_gateway, issue_node, make_authority
-from kit.servers import ADMIN, ALICE, configuration, state_of
-from kit.waiting import wait_until
+from kit.servers import ADMIN, ALICE, configuration, descendants, state_of
+from kit.waiting import is_alive, wait_until
 
 _HOST = "127.0.0.1"
 
@@ -35,9 +35,11 @@ class Process:
         return int(self.said.rpartition(":")[2])
 
     def kill(self) -> None:
-        """Kill it, and wait."""
+        """Kill it, and wait until it has ended with everything below it."""
+        below = descendants(self.popen.pid)
         self.popen.kill()
         self.popen.wait()
+        wait_until(lambda: not any(map(is_alive, below)), "the end of what was below it")
         if self.popen.stdout is not None:
             self.popen.stdout.close()
 

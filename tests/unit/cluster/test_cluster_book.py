@@ -15,8 +15,8 @@ def _node(port: int) -> Node:
     return Node(Links(Address("127.0.0.1", port), None))
 
 
-def _told(name: str, generation: str = "g1", *, is_draining: bool = False) -> Told:
-    return Told(name, generation, is_draining, frozenset({"python"}), "1")
+def _told(name: str, *, is_draining: bool = False, fence_s: float = 10.0) -> Told:
+    return Told(name, "g1", is_draining, frozenset({"python"}), "1", fence_s)
 
 
 @pytest.fixture
@@ -92,3 +92,12 @@ def test_node_that_never_answered_is_not_lost() -> None:
     book = Book(LOST_AFTER_S, [_node(1)])
     assert not book.missed(book.nodes[0], "refused", 100.0)
     assert (book.nodes[0].state, book.lost) == ("unknown", {})
+
+
+def test_node_that_would_outlive_its_loss_is_refused(book: Book) -> None:
+    for fence_s in (LOST_AFTER_S, 60.0, float("nan")):
+        book.answered(book.nodes[0], _told("aaaa", fence_s=fence_s), 1.0)
+        assert book.nodes[0].state == "refused"
+        assert "fence_s" in book.nodes[0].why
+    book.answered(book.nodes[0], _told("aaaa"), 2.0)
+    assert book.nodes[0].state == "ready"

@@ -37,6 +37,8 @@ class Told:
     templates: frozenset[str]
     beat: str
     """Its clock, which the next probe says back to it."""
+    fence_s: float
+    """Seconds without a gateway that hears it after which it ends everything in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +93,7 @@ class Book:
         before = node.told
         if before is not None and before.name not in ("", told.name):
             self._bury(before.name, "it has taken another name")
-        why = self._why_not(node, told.name)
+        why = self._why_not(node, told)
         if why:
             node.state, node.told, node.why = "refused", None, why
             return
@@ -100,8 +102,12 @@ class Book:
         node.told, node.why = told, ""
         node.state = "draining" if told.is_draining else "ready"
 
-    def _why_not(self, node: Node, name: str) -> str:
-        """Return why a node cannot have a name; empty: it can."""
+    def _why_not(self, node: Node, told: Told) -> str:
+        """Return why a node cannot be one of this gateway's; empty: it can."""
+        name = told.name
+        if not told.fence_s < self.lost_after_s:
+            # It could be told to be lost while it goes on.
+            return f"its fence_s = {told.fence_s:g} is longer than that of this gateway"
         if name in self.lost:
             return f"its name {name} was lost: {self.lost[name]}"
         for other in self.nodes:

@@ -53,4 +53,5 @@ async def _asked(node: Node) -> Told:
         facts["state"] == "draining",
         frozenset(map(str, facts["templates"])),
         str(facts["beat"]),
+        float(facts["fence_s"]),
     )

@@ -30,13 +30,19 @@ class Heart:
     def __init__(self, descriptor: int, fence_s: float) -> None:
         """`descriptor`: the pipe to the guard."""
         self._descriptor = descriptor
+        self.fence_s = fence_s
         self._fence_ns = int(fence_s * _NS)
         self._heard_ns = 0
 
-    @staticmethod
-    def now() -> str:
-        """Return this node's clock, which an answer carries."""
-        return str(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    def beat(self) -> str:
+        """Return this node's clock, which an answer carries.
+
+        From the first answer on the fence counts: a gateway that got it may send work.
+        """
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        if not self._heard_ns:
+            self._note(now_ns)
+        return str(now_ns)
 
     def heard(self, beat: str) -> None:
         """Note that a gateway has heard the answer of that time; what is no such time is left."""
@@ -44,9 +50,12 @@ class Heart:
             return
         at_ns = int(beat)
         if self._heard_ns < at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME):
-            self._heard_ns = at_ns
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):
-                os.write(self._descriptor, _BEAT.pack(at_ns))
+            self._note(at_ns)
+
+    def _note(self, at_ns: int) -> None:
+        self._heard_ns = at_ns
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._descriptor, _BEAT.pack(at_ns))
 
     @property
     def is_over(self) -> bool:

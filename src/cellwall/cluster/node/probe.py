@@ -52,7 +52,8 @@ class Probe:
                 "generation": self._generation,
                 "state": "draining" if request.state.is_stopping else "ready",
                 "templates": self._templates,
-                "beat": self._heart.now(),
+                "beat": self._heart.beat(),
+                "fence_s": self._heart.fence_s,
             }
         )
 
