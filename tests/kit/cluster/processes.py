@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -75,12 +76,11 @@ class Cluster:
         text = configuration(
             f'{more}\n[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
             f'key = "{files.key}"\nfence_s = {fence_s}',
-            port=self.ports.get(name, 0),
+            port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
         )
         env = {**os.environ, "CELLWALL_STATE_DIR": str(state_of(folder))}
         made = _started(folder, "node", text, env)
         self.nodes[name] = made
-        self.ports[name] = made.port
         return made
 
     def start_gateway(self, fence_s: float = 10.0, probe_s: float = 0.2) -> Process:
@@ -173,3 +173,10 @@ def cluster(nodes: int = 2, gateways: int = 1, **choices: float) -> Iterator[Clu
             made.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unused_port() -> int:
+    """Return a port of loopback that no process has now."""
+    with socket.socket() as sock:
+        sock.bind((_HOST, 0))
+        return int(sock.getsockname()[1])
