@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import sys
 import tempfile
 import time
@@ -76,7 +77,7 @@ async def _opened() -> AsyncIterator[_House]:
         node = issue_node(folder / "authority", "node", (_HOST,))
         gate = issue_gateway(folder / "authority", "gate")
         env = {**os.environ, "CELLWALL_STATE_DIR": str(folder / "state")}
-        text = f"[server]\nport = 0\n{_section('node', authority, node)}"
+        text = f"[server]\nport = {_unused_port()}\n{_section('node', authority, node)}"
         async with started(_argv(folder, "node", text), env, "node listening on ") as (_, line):
             port = int(line.rpartition(":")[2])
             nodes = f'nodes = ["{_HOST}:{port}"]\n'
@@ -88,6 +89,12 @@ async def _opened() -> AsyncIterator[_House]:
             ):
                 gateway = Target(int(said.rpartition(":")[2]), key, process.pid)
                 yield _House(gateway, Target(port, "", 0), authority, gate)
+
+
+def _unused_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((_HOST, 0))
+        return int(sock.getsockname()[1])
 
 
 def _section(name: str, authority: Path, files: Files) -> str:

@@ -73,6 +73,11 @@ def named(loaded: Loaded) -> Loaded:
             "node: a node that was fenced takes another name, so it draws its names itself",
             remedy="leave [server] node out",
         )
+    if loaded.server.unix is None and loaded.server.port == 0:
+        raise UsageError(
+            "node: port = 0: gateways would not find it again after its server was ended",
+            remedy="give [server] a port of its own",
+        )
     return replace(loaded, server=replace(loaded.server, node=AUTO))
 
 
