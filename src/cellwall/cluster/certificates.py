@@ -2,7 +2,7 @@
 
 Used by `cellwall cluster` to make them, by nodes and gateways to use them. The invariant: what a
 certificate is for is in it, and TLS holds it: a node's serves and never calls, a gateway's calls
-and never serves; so neither can be used as the other, whoever has it.
+and never serves; so a stolen key of one cannot play the other.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def _node(port: int) -> Node:
 
 
 def _told(name: str, *, is_draining: bool = False, fence_s: float = 10.0) -> Told:
-    return Told(name, "g1", is_draining, frozenset({"python"}), "1", fence_s)
+    return Told(name, "g1", is_draining, "1", fence_s)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_two_missed_probes_make_a_node_unreachable_and_an_answer_brings_it_back(
     book.missed(node, "away", 2.0)
     with pytest.raises(NodeUnreachable, match="may come back"):
         book.of("aaaa", "sandbox", "x")
-    assert all(book.choose(None, frozenset()) is not node for _ in range(50))
+    assert all(book.choose() is not node for _ in range(50))
     book.answered(node, _told("aaaa"), 3.0)
     assert book.of("aaaa", "sandbox", "x") is node
 
@@ -53,10 +53,11 @@ def test_node_is_lost_once_its_fence_is_certainly_over_and_stays_lost(book: Book
     with pytest.raises(NodeLost, match="the program was not the reason"):
         book.of("aaaa", "sandbox", "x")
     book.answered(node, _told("aaaa"), 20.0)  # it comes back under the name that is over
-    assert node.state == "refused"
+    assert (node.state, node.used_up) == ("refused", "aaaa")
     with pytest.raises(NodeLost):
         book.of("aaaa", "sandbox", "x")
     book.answered(node, _told("dddd"), 21.0)
+    assert node.used_up == ""
     assert (node.state, book.of("dddd", "sandbox", "x")) == ("ready", node)
 
 
@@ -76,15 +77,15 @@ def test_node_cannot_take_the_name_of_another(book: Book) -> None:
 def test_choice_takes_the_one_with_less_in_flight_and_never_one_that_drains(book: Book) -> None:
     book.nodes[0].in_flight = 9
     book.answered(book.nodes[2], _told("cccc", is_draining=True), 1.0)
-    assert all(book.choose(None, frozenset()) is book.nodes[1] for _ in range(50))
-    assert book.choose(None, frozenset({book.nodes[1]})) is book.nodes[0]
+    assert all(book.choose() is book.nodes[1] for _ in range(50))
+    assert book.choose(frozenset({book.nodes[1]})) is book.nodes[0]
     assert book.of("cccc", "sandbox", "x") is book.nodes[2]  # what it has goes on
     with pytest.raises(CapacityError, match="none of them is ready"):
-        book.choose(None, frozenset(book.nodes))
+        book.choose(frozenset(book.nodes))
 
 
 def test_choice_is_spread_over_idle_nodes(book: Book) -> None:
-    chosen = {book.choose(None, frozenset()).name for _ in range(200)}
+    chosen = {book.choose().name for _ in range(200)}
     assert chosen == {"aaaa", "bbbb", "cccc"}
 
 

@@ -20,7 +20,7 @@ ID = NODE + "b" * 26
 def _sent(headers: list[tuple[bytes, bytes]], length: int | None = 0) -> list[bytes]:
     head = RequestHead(b"POST", b"/execute?x=1", headers, b"", length, dict(headers))
     said = [(b"cellwall-tenant", b"alice")]
-    return request_bytes(head, b"node:1", said, frozenset({b"x-api-key"})).split(b"\r\n")
+    return request_bytes(head, said, frozenset({b"x-api-key"})).split(b"\r\n")
 
 
 def test_what_a_client_says_in_the_gateways_name_is_left_out() -> None:

@@ -91,6 +91,6 @@ def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int
 
     context = node_context(Path(settings.authority), settings.files)
     role = Role(context, face, lambda _state: (*probe.endpoints, *offers.endpoints))
-    # Gateways have checked the names and origins that clients use, and count their addresses.
-    server = replace(loaded.server, allowed_hosts=("*",), proxies=_EVERYWHERE)
+    # All clients come from the addresses of gateways, which count theirs.
+    server = replace(loaded.server, proxies=_EVERYWHERE)
     run(replace(loaded, server=server), GatewayKeys(), said, role)

@@ -117,6 +117,8 @@ def _stand_in(state: State, tenant: str | None) -> Principal | None:
 class _DoorFace:
     """The face of a door: public routes need no key, and a tenant may be that of a missing one."""
 
+    has_checked_hosts = False
+
     def __init__(self, door: Door, router: _Router, stand_in: Principal | None) -> None:
         self._door = door
         self._router = router

@@ -34,7 +34,6 @@ class Told:
     generation: str
     """A word that differs for each run of its server."""
     is_draining: bool
-    templates: frozenset[str]
     beat: str
     """Its clock, which the next probe says back to it."""
     fence_s: float
@@ -55,6 +54,8 @@ class Node:
     """When it last answered, on the event loop's clock."""
     why: str = ""
     """Why it is not ready."""
+    used_up: str = ""
+    """The lost name that it still says; empty: it says none."""
     _turn: asyncio.Future[None] | None = field(default=None, repr=False)
 
     @property
@@ -93,6 +94,7 @@ class Book:
         before = node.told
         if before is not None and before.name not in ("", told.name):
             self._bury(before.name, "it has taken another name")
+        node.used_up = told.name if told.name in self.lost else ""
         why = self._why_not(node, told)
         if why:
             node.state, node.told, node.why = "refused", None, why
@@ -149,21 +151,19 @@ class Book:
             f"{kind} {shown[:64]!r}: there is none", remedy="look at your own; it may have expired"
         )
 
-    def choose(self, template: str | None, without: AbstractSet[Node]) -> Node:
+    def choose(self, without: AbstractSet[Node] = frozenset()) -> Node:
         """Return the node for new work: of two by chance, the one with less of ours in flight.
 
         Raises CapacityError if no node is ready.
         """
         ready = [node for node in self.nodes if node.state == "ready" and node not in without]
-        having = [node for node in ready if _has(node, template)]
-        found = having or ready  # a node without the template says so itself
-        if not found:
+        if not ready:
             raise CapacityError(
                 "nodes: none of them is ready for new work",
                 retry_after_s=1.0,
                 remedy="try again; the operator sees their states with `cellwall cluster status`",
             )
-        pair = random.sample(found, min(_CHOICES, len(found)))
+        pair = random.sample(ready, min(_CHOICES, len(ready)))
         return min(pair, key=lambda node: node.in_flight)
 
     def answering(self) -> Iterable[Node]:
@@ -186,10 +186,6 @@ class Book:
             }
             for node in self.nodes
         ] + [{"name": name, "state": "lost", "why": why} for name, why in self.lost.items()]
-
-
-def _has(node: Node, template: str | None) -> bool:
-    return template is None or (node.told is not None and template in node.told.templates)
 
 
 def lost(name: str) -> NodeLost:

@@ -33,7 +33,7 @@ async def run(book: Book, said: Headers, program: bytes) -> dict[str, Any]:
     full: CellwallError | None = None
     for _ in range(_TRIES):
         try:
-            node = book.choose(None, asked)
+            node = book.choose(asked)
         except CapacityError as error:
             raise full or error from None
         asked.add(node)

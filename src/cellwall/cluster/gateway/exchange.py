@@ -139,7 +139,7 @@ class Exchange:
     def _its_node(self) -> Node:
         way, book = self._way, self._gateway.book
         if way.kind == "any":
-            return book.choose(None, frozenset())
+            return book.choose()
         return book.of(way.node, way.thing, way.name)
 
     async def _at_a_chosen_node(self) -> None:
@@ -149,7 +149,7 @@ class Exchange:
         left = 1 if known else _TRIES
         while True:
             left -= 1
-            node = book.of(known, "request", "") if known else book.choose(None, asked)
+            node = book.of(known, "request", "") if known else book.choose(asked)
             asked.add(node)
             has_more = left > 0 and any(
                 each.state == "ready" and each not in asked for each in book.nodes
@@ -189,7 +189,7 @@ class Exchange:
                 return "gone"
             may = may_turn_away and self._can_repeat
             passage = Passage(self._client, link, may_turn_away=may)
-            first, rest = self._first(node, offered), self._pieces
+            first, rest = self._first(offered), self._pieces
             if self._length and len(rest) == 1 and len(rest[0]) <= _TOGETHER_BYTES:
                 first, rest = first + rest[0], []
             has_body = self._head.method != b"HEAD"
@@ -206,7 +206,7 @@ class Exchange:
     def _length(self) -> int | None:
         return 0 if self._head.upgrade else self._head.length
 
-    def _first(self, node: Node, offered: str) -> bytes:
+    def _first(self, offered: str) -> bytes:
         """Return the head for a node."""
         said: Headers = [(_REQUEST_ID, self.request_id.encode())]
         dropped = frozenset({_REQUEST_ID})
@@ -215,7 +215,7 @@ class Exchange:
             dropped |= self._caller.dropped
         if offered:
             said.append((b"cellwall-id", offered.encode()))
-        return request_bytes(self._head, str(node.links.address).encode(), said, dropped)
+        return request_bytes(self._head, said, dropped)
 
     def _begin(self, passage: Passage, pieces: list[bytes]) -> None:
         """Send what there is of the body, and ask a client for it that waits to be asked."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.book import Told
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 _PATH = b"/node"
 _BEAT = b"cellwall-beat"
+_LOST = b"cellwall-lost"
+_log = logging.getLogger("cellwall.gateway")
 
 
 async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node], None]) -> None:
     """Ask one node for ever; `on_lost` is called when it is lost."""
     loop = asyncio.get_running_loop()
     while True:
-        began_s = loop.time()
+        began_s, before = loop.time(), node.state
         try:
             async with asyncio.timeout(every_s):
                 told = await _asked(node)
@@ -36,6 +39,15 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
             why = str(error) or f"no answer within {every_s:g} s"
             if book.missed(node, why, loop.time()):
                 on_lost(node)
+        if node.state != before:
+            _log.warning(
+                "node %s at %s: %s, was %s%s",
+                node.name or "without a name",
+                node.links.address,
+                node.state,
+                before,
+                f": {node.why}" if node.why else "",
+            )
         node.turn()
         await asyncio.sleep(max(0.0, began_s + every_s - loop.time()))
 
@@ -43,6 +55,8 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
 async def _asked(node: Node) -> Told:
     """Ask once. Raises OSError, and the errors of an answer that is none."""
     said = [] if node.told is None else [(_BEAT, node.told.beat.encode())]
+    if node.used_up:
+        said.append((_LOST, node.used_up.encode()))
     answer = await ask(node.links, _PATH, said)
     if answer.status != 200:
         raise ConnectionError(f"it answers {answer.status}")
@@ -51,7 +65,6 @@ async def _asked(node: Node) -> Told:
         str(facts["name"]),
         str(facts["generation"]),
         facts["state"] == "draining",
-        frozenset(map(str, facts["templates"])),
         str(facts["beat"]),
         float(facts["fence_s"]),
     )

@@ -28,6 +28,8 @@ _OPEN = "/node"
 class NodeFace(OwnFace):
     """See the module."""
 
+    has_checked_hosts = True
+
     def __init__(self, tokens: Tokens, tenants: Tenants, heart: Heart, offers: Offers) -> None:
         """`tenants` learns each tenant's tier, `offers` the ids of what may begin."""
         super().__init__(tokens)
@@ -68,7 +70,7 @@ class NodeFace(OwnFace):
 class GatewayKeys(KeyRing):
     """The keys of a node: it has none, and accepts what a gateway has accepted.
 
-    A key that was revoked stops at the gateway, which also looks at the key in a token.
+    A key that is accepted no longer stops at the gateway, also where a token names it.
     """
 
     def is_accepted(self, key_id: str) -> bool:

@@ -22,6 +22,8 @@ _BEAT = struct.Struct("=q")
 """A server writes the time of the latest answer that a gateway has heard, of CLOCK_BOOTTIME, in
 nanoseconds: a machine that was suspended finds out, too."""
 _NS = 1_000_000_000
+_USED_UP = -1
+"""What a server writes instead once a gateway says that its name is lost."""
 
 
 class Heart:
@@ -52,6 +54,10 @@ class Heart:
         if self._heard_ns < at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME):
             self._note(at_ns)
 
+    def give_up(self) -> None:
+        """Have the guard end this server, whose name is used up, and start another."""
+        self._note(_USED_UP)
+
     def _note(self, at_ns: int) -> None:
         self._heard_ns = at_ns
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
@@ -69,7 +75,8 @@ def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], obje
     """Run a server until it ends by itself or by a signal; return its exit status.
 
     `start` starts one, given the descriptor for its beats, and returns its pid. `fenced` is called
-    when one was ended because no gateway heard it; another is started then.
+    when one was ended because no gateway heard it, or because its name is used up; another is
+    started then.
     """
     with _signals() as woken:
         while True:
@@ -99,7 +106,7 @@ def _watch(read: int, child: int, woken: int, fence_ns: int) -> bool:
         poll.register(each, select.POLLIN)
     while True:
         left_ns = heard_ns + fence_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        if heard_ns and left_ns <= 0:
+        if heard_ns == _USED_UP or (heard_ns and left_ns <= 0):
             return True
         # At most a second: after a suspension the timer of `poll` is late, the clock is not.
         ready = poll.poll(min(1000, left_ns // 1_000_000 + 1) if heard_ns else None)
@@ -120,7 +127,7 @@ def _latest(read: int, heard_ns: int, poll: select.poll) -> int:
         poll.unregister(read)  # the server closed it; its own end tells the rest
         return heard_ns
     beats: list[int] = [at_ns for (at_ns,) in _BEAT.iter_unpack(data)]
-    return max(heard_ns, *beats)
+    return _USED_UP if _USED_UP in beats else max(heard_ns, *beats)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,9 @@ _TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
 class Face(Protocol):
     """What `guards` asks of a protocol."""
 
+    has_checked_hosts: bool
+    """Whether what is in front has checked the names and origins that clients use."""
+
     def principal(self, request: Request, find: Find) -> Principal | None:
         """Return who asks; None: no key was presented, or one that is not accepted."""
 
@@ -44,6 +47,8 @@ class Face(Protocol):
 
 class OwnFace:
     """The face of our own protocol."""
+
+    has_checked_hosts = False
 
     def __init__(self, tokens: Tokens) -> None:
         """`tokens` are those that this server signs."""

@@ -70,7 +70,8 @@ class Guard:
         def check() -> None:
             if fault is not None:
                 raise fault
-            self._check_host(request)
+            if not self._face.has_checked_hosts:
+                self._check_host(request)
             self._check_key(request)
 
         try:

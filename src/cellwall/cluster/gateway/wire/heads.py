@@ -72,19 +72,14 @@ def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     return None
 
 
-def request_bytes(
-    head: RequestHead, host: bytes, said: Headers, dropped: frozenset[bytes]
-) -> bytes:
+def request_bytes(head: RequestHead, said: Headers, dropped: frozenset[bytes]) -> bytes:
     """Return the head for a node: the client's headers but `dropped`, then what is `said`."""
     lines = [b"%s %s HTTP/1.1\r\n" % (head.method, head.target)]
-    named = head.headers
     lines += [
         b"%s: %s\r\n" % (name, value)
-        for name, value in named
+        for name, value in head.headers
         if name not in _HOP and name not in dropped and not name.startswith(OURS)
     ]
-    if b"host" in dropped:
-        lines.append(b"host: %s\r\n" % host)
     lines += [b"%s: %s\r\n" % each for each in said]
     if head.upgrade:
         lines.append(b"connection: upgrade\r\nupgrade: %s\r\n" % head.upgrade)
