@@ -150,3 +150,13 @@ def test_sdk_works_by_the_gateways_address_alone(two: Cluster) -> None:
             sandbox.files.write("a.txt", "hello")
             assert sandbox.run("print(x, open('a.txt').read())").stdout == "1 hello\n"
             assert sandbox.commands.run("echo $((6*7))").stdout == "42\n"
+
+
+def test_page_of_the_gateways_own_origin_may_call_and_another_may_not(
+    two: Cluster, alice: httpx.Client
+) -> None:
+    own = f"http://127.0.0.1:{two.gateways[0].port}"
+    answer = alice.post("/execute", json={"code": "print(3)"}, headers={"origin": own})
+    assert (answer.status_code, answer.json()["stdout"]) == (200, "3\n")
+    other = alice.post("/execute", json={"code": "1"}, headers={"origin": "http://evil.example"})
+    assert (other.status_code, other.json()["error"]["code"]) == (403, "origin_refused")

@@ -72,6 +72,12 @@ def test_killed_node_is_an_answer_and_its_sessions_end() -> None:
         # Every id of that name has this end, so nothing is told of other tenants.
         unknown = alice.get(f"/sandboxes/{first}{'a' * 26}")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (410, "node_lost")
+        # Its machine comes back later: it takes another name, and works.
+        made.start_node("node-0", FENCE_S)
+        made.wait_ready(2)
+        assert set(made.states()) > {first, second}
+        assert made.states()[first] == "lost"
+        assert alice.get(lost).status_code == 410
 
 
 def test_hung_node_is_ended_by_its_guard_before_its_loss_is_told() -> None:

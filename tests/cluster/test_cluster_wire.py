@@ -166,6 +166,11 @@ def test_token_of_a_port_opens_it_through_a_gateway_without_a_key(one: Cluster) 
     wait_until(lambda: client.get(inside).status_code == 200, "it listens")
     assert stranger.get(inside).status_code == 401
     assert stranger.get(inside, params={"cellwall_token": token}).text == "inside"
+    # Beside a token `Authorization` is for the server inside, and goes there.
+    for_inside = {"authorization": "Bearer of-the-application"}
+    opened = stranger.get(inside, params={"cellwall_token": token}, headers=for_inside)
+    assert opened.text == "inside"
+    assert stranger.get(inside, headers=for_inside).status_code == 401
     wrong = {"cellwall_token": token[:-2] + "xx"}
     assert stranger.get(inside, params=wrong).status_code in {401, 403, 404}
     client.delete(path)

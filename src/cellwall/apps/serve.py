@@ -47,6 +47,7 @@ from cellwall.linux import uid_ranges
 from cellwall.linux.cgroups.delegation import step_aside
 from cellwall.server.app import create_app
 from cellwall.server.auth.keys import KeyRing
+from cellwall.server.http.addresses import Addresses
 from cellwall.server.http.uvicorn_protocol import Connection, SocketConnection
 from cellwall.server.state import State
 
@@ -131,9 +132,8 @@ def config_of(
 ) -> uvicorn.Config:
     """Return uvicorn's configuration; `context` replaces the certificate of the settings."""
     Connection.header_s = settings.header_s
-    Connection.most_per_address = settings.most_connections_per_address
     Connection.most = settings.most_connections
-    Connection.proxies = settings.proxy_networks
+    Connection.addresses = Addresses(settings.most_connections_per_address, settings.proxy_networks)
     config = _Config(
         app,
         loop="none",

@@ -20,7 +20,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cellwall.engine.policy.levels import Trust
 from cellwall.engine.policy.settings import EngineSettings
@@ -34,6 +34,7 @@ SECTIONS = frozenset(
     {"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust", "doors"}
     | {"node", "gateway"}  # read by `apps.cluster.settings`
 )
+T = TypeVar("T")
 _NOT_ENGINE = frozenset({"limits", "trust", "node"})
 _NOT_DOOR = frozenset({"options"})
 _NO_NAMES: frozenset[str] = frozenset()
@@ -99,8 +100,23 @@ def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
+def read_section(path: Path, name: str, kind: type[T]) -> T:
+    """Return a section of a file as a dataclass. Raises UsageError as `load`."""
+    return kind(**_values(kind, _section(_document(path), name), _NO_NAMES, name))
+
+
 def _changed(settings: Any, changes: Mapping[str, Any], hidden: frozenset[str], where: str) -> Any:  # noqa: ANN401 - either dataclass
-    known = {each.name: each for each in fields(settings) if each.name not in hidden}
+    return replace(settings, **_values(settings, changes, hidden, where))
+
+
+def _values(
+    kind: Any,  # noqa: ANN401 - a dataclass, or an object of one
+    changes: Mapping[str, Any],
+    hidden: frozenset[str],
+    where: str,
+) -> dict[str, Any]:
+    """Return the values of known names, each of its field's type. Raises UsageError."""
+    known = {each.name: each for each in fields(kind) if each.name not in hidden}
     values = {}
     for name, value in changes.items():
         if name not in known:
@@ -109,7 +125,7 @@ def _changed(settings: Any, changes: Mapping[str, Any], hidden: frozenset[str], 
                 remedy=f"known names: {', '.join(known)}",
             )
         values[name] = _fitting(name, value, str(known[name].type))
-    return replace(settings, **values)
+    return values
 
 
 def _fitting(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of TOML

@@ -34,6 +34,8 @@ def test_whole_settings_are_read(tmp_path: Path) -> None:
         ("", "authority is not given"),
         (f"[node]\n{FILES}fence = 3", "unknown name 'fence'"),
         (f"[node]\n{FILES}fence_s = 0", "not above 0"),
+        (f'[node]\n{FILES}fence_s = "long"', "fence_s = 'long' is not float"),
+        ("node = 3", "not a section"),
         ("[node", "write it as TOML"),
     ],
 )
@@ -46,6 +48,7 @@ def test_wrong_node_is_refused(tmp_path: Path, text: str, why: str) -> None:
     ("text", "why"),
     [
         (FILES, "has no nodes"),
+        (f'nodes = "a:1"\n{FILES}', "not a list of texts"),
         (f'nodes = ["a:1"]\n{FILES}probe_s = 20.0', "several times"),
         (f'nodes = ["a:1"]\n{FILES}probe_s = 0.0', "several times"),
     ],

@@ -20,6 +20,7 @@ from cellwall.cluster.gateway.probing import watch
 from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
+from cellwall.server.http.addresses import Addresses
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.settings import GatewaySettings
@@ -60,6 +61,8 @@ async def _serve(
     gateway = Gateway(server, keys, book)
     living: set[ClientLink] = set()
     ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
+    ClientLink.most = server.most_connections
+    ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
     with listening_on(server) as sock:
         for node in book.nodes:
             gateway.tasks.spawn(watch(book, node, settings.probe_s, _cut))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
+from cellwall.apps.settings_loader import read_section
 from cellwall.cluster.certificates import Files
 from cellwall.cluster.gateway.settings import GatewaySettings
 from cellwall.model.errors import UsageError
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +45,9 @@ class NodeSettings:
 
 def node_settings(path: Path) -> NodeSettings:
     """Read `[node]`. Raises UsageError."""
-    return _read(path, "node", NodeSettings)
+    return read_section(path, "node", NodeSettings)
 
 
 def gateway_settings(path: Path) -> GatewaySettings:
     """Read `[gateway]`. Raises UsageError."""
-    return _read(path, "gateway", GatewaySettings)
-
-
-def _read(path: Path, section: str, kind: type[_T]) -> _T:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"settings: read {path}: {error.strerror}", remedy="name a readable file"
-        ) from None
-    except ValueError as error:
-        raise UsageError(f"settings: {path}: {error}", remedy="write it as TOML") from None
-    found: dict[str, Any] = document.get(section, {})
-    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    unknown = sorted(set(found) - known)
-    if unknown:
-        raise UsageError(
-            f"settings: {section}: unknown name {unknown[0]!r}",
-            remedy=f"known names: {', '.join(sorted(known))}",
-        )
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-    return kind(**values)
+    return read_section(path, "gateway", GatewaySettings)

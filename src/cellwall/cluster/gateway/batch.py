@@ -20,6 +20,8 @@ from cellwall.cluster.gateway.wire.heads import (
     response_bytes,
 )
 from cellwall.model.errors import CapacityError, CellwallError, UsageError
+from cellwall.server.core.body_budget import Held
+from cellwall.server.core.error_log import log_failure
 from cellwall.server.core.errors import failure
 from cellwall.wire.answer import one_line
 
@@ -52,6 +54,7 @@ class Batch:
         self._client = client
         self._head = head
         self._said = caller.said
+        self._held = Held(gateway.bodies, caller.principal.tenant)
         self._request_id = gateway.request_id_of(head)
         media = head.first(b"content-type").partition(";")[0].strip().lower()
         self._is_lined = media == _NDJSON
@@ -75,6 +78,13 @@ class Batch:
 
     def on_body(self, data: bytes) -> None:
         """Take a piece of the body; lines are programs at once."""
+        if self._fault is not None:
+            return
+        try:
+            self._held.resize(self._held.size + len(data))
+        except CapacityError as error:
+            self._refuse(error)
+            return
         self._body += data
         most = _LINE_BYTES if self._is_lined else _BODY_BYTES
         if self._is_lined:
@@ -143,6 +153,12 @@ class Batch:
     # -- the programs ----------------------------------------------------------------------
 
     async def _run(self) -> None:
+        try:
+            await self._answer()
+        finally:
+            self._held.release()
+
+    async def _answer(self) -> None:
         first = await self._programs.get()
         if self._fault is not None:
             self._gateway.refuse(self._client, self._head, self._fault, self._request_id)
@@ -183,11 +199,13 @@ class Batch:
         try:
             try:
                 value = await self._execution(program)
-            except CellwallError as error:
+            except Exception as error:  # noqa: BLE001 - it belongs to this one program
                 self._failed += 1
                 value = {"error": self._error(error)}
             await self._send({"index": index, **value})
         finally:
+            if self._is_lined:
+                self._held.resize(max(0, self._held.size - len(program)))
             places.release()
 
     async def _execution(self, program: bytes) -> dict[str, Any]:
@@ -202,7 +220,8 @@ class Batch:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
-    def _error(self, error: CellwallError) -> dict[str, Any]:
+    def _error(self, error: Exception) -> dict[str, Any]:
+        log_failure(error, self._request_id)
         return failure(error, self._request_id)
 
     # -- the answer ------------------------------------------------------------------------

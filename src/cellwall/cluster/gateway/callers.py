@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
+from cellwall.server.auth.tokens import TokenRefused, key_of_token
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.request import unauthorized
+from cellwall.server.port_proxy.headers import port_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.server.auth.keys import Failures, KeyRing, Principal
 
@@ -54,6 +57,25 @@ def caller_of(
     if rest:
         said.append((_PROTOCOLS, rest))
     return Caller(principal, said, dropped)
+
+
+def check_token(head: RequestHead, way: Way, keys: KeyRing) -> bool:
+    """Report whether a token stands for the caller's key, which the node checks.
+
+    Raises TokenRefused if the key that it names is not accepted any longer.
+    """
+    if not way.may_have_token or b"x-api-key" in head.named:
+        return False
+    if _other_keys(head, keys):  # the bearer has a key of ours
+        return False
+    query = head.target.partition(b"?")[2]
+    named = {"x-cellwall-token": head.first(b"x-cellwall-token")}
+    token = way.name if way.thing == "token" else port_token(named, query)
+    if not token:
+        return False
+    if not keys.is_accepted(key_of_token(token)):
+        raise TokenRefused("token: it is not known, or no longer", remedy="have a new one signed")
+    return True
 
 
 def said_of(principal: Principal, tier: str) -> Headers:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
-from cellwall.model.errors import CellwallError, NodeUnreachable
+from cellwall.model.errors import CapacityError, NodeUnreachable
 from cellwall.model.ids import new_id
+from cellwall.server.core.body_budget import Held
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Node
@@ -55,7 +56,7 @@ class Exchange:
         self._caller = caller
         self.request_id = gateway.request_id_of(head)
         self._pieces: list[bytes] = []
-        self._kept_bytes = 0
+        self._held = Held(gateway.bodies, "" if caller is None else caller.principal.tenant)
         self._can_repeat = True
         """Whether all of the body so far is in `_pieces`."""
         self._is_whole = head.length == 0 or bool(head.upgrade)
@@ -78,13 +79,20 @@ class Exchange:
             self._client.hold()  # until there is a connection
 
     def _keep(self, data: bytes) -> None:
-        self._kept_bytes += len(data)
-        if self._passage is None or (self._can_repeat and self._kept_bytes <= _KEPT_BYTES):
+        if self._can_repeat:
+            self._can_repeat = self._has_room(len(data))
+        if self._passage is None or self._can_repeat:
             self._pieces.append(data)
-        if self._kept_bytes > _KEPT_BYTES:
-            self._can_repeat = False
-            if self._passage is not None:
-                self._pieces.clear()
+        else:
+            self._pieces.clear()
+
+    def _has_room(self, more: int) -> bool:
+        """Count bytes that are kept; False: they are too many, and the body goes to one node."""
+        try:
+            self._held.resize(self._held.size + more)
+        except CapacityError:
+            return False
+        return self._held.size <= _KEPT_BYTES
 
     def on_whole(self) -> None:
         """Note that the request is whole."""
@@ -117,10 +125,11 @@ class Exchange:
                 await self._at_a_chosen_node()
             else:
                 await self._at_one_node()
-        except CellwallError as error:
+        except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             if not self._is_gone:
                 self._gateway.refuse(self._client, self._head, error, self.request_id)
         finally:
+            self._held.release()
             self._client.done()
 
     async def _at_one_node(self) -> None:

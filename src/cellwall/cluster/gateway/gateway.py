@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cellwall
 from cellwall.cluster.gateway.batch import Batch
-from cellwall.cluster.gateway.callers import caller_of
+from cellwall.cluster.gateway.callers import caller_of, check_token
 from cellwall.cluster.gateway.exchange import Exchange, Listing
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
@@ -23,6 +23,8 @@ from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, respo
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.server.auth.keys import Failures
+from cellwall.server.core.body_budget import BodyBudget, most_bytes
+from cellwall.server.core.error_log import log_failure
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
 from cellwall.server.http.face import PUBLIC
 from cellwall.server.http.guards import allowed_hosts, answers_to, name_of_host
@@ -54,6 +56,8 @@ class Gateway:
         self._keys = keys
         self._failures = Failures()
         self._replays = Replays()
+        self.bodies = BodyBudget(most_bytes(settings))
+        """What is held of bodies: of those that another node may need, and of batches."""
         self._hosts = allowed_hosts(settings)
         self._origins = frozenset(settings.allowed_origins)
         self.requests = 0
@@ -97,7 +101,7 @@ class Gateway:
             said = [*caller.said, (b"x-request-id", request_id.encode())]
             found = await listed(self.book, way.path, head.target, said)
             self.answer(client, head, found.status, found.value, request_id)
-        except CellwallError as error:
+        except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self.refuse(client, head, error, request_id)
         client.done()
 
@@ -130,10 +134,7 @@ class Gateway:
         return given if _REQUEST_ID.fullmatch(given) else new_id()
 
     def _caller(self, client: ClientLink, head: RequestHead, way: Way, path: str) -> Caller | None:
-        if path in PUBLIC:
-            return None
-        has_key = b"x-api-key" in head.named or b"authorization" in head.named
-        if way.may_have_token and not has_key:
+        if path in PUBLIC or check_token(head, way, self._keys):
             return None
         return caller_of(head, client.peer, self._keys, self._settings.tenants, self._failures)
 
@@ -177,9 +178,10 @@ class Gateway:
         return _Answered(client, head, lambda: self.refuse(client, head, error, request_id))
 
     def refuse(
-        self, client: ClientLink, head: RequestHead, error: CellwallError, request_id: str
+        self, client: ClientLink, head: RequestHead, error: Exception, request_id: str
     ) -> None:
         """Answer with the error envelope."""
+        log_failure(error, request_id)
         body = envelope(error, request_id)
         status, more = status_of(error), headers_of(error)
         self.answer(client, head, status, body, request_id, more)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.node.guard import Heart
     from cellwall.server.core.request import Request
 
+
 class Probe:
     """The route of probes; one of a server's run."""
 

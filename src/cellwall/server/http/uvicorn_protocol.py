@@ -7,10 +7,7 @@ client that has not shown a key costs one descriptor and a few KiB, for seconds.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
-from collections import Counter
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import httptools
@@ -20,13 +17,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from cellwall.model.errors import CapacityError
 from cellwall.server.core.errors import envelope, headers_of
+from cellwall.server.http.addresses import Addresses
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from cellwall.server.core.settings import Network
 
 _HEADER_BYTES = 64 * 1024
 _URL_BYTES = 16 * 1024
@@ -43,16 +40,6 @@ _REFUSED = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
-
-
-@lru_cache(maxsize=256)
-def _is_in(address: str, networks: tuple[Network, ...]) -> bool:
-    """Report whether an address is in one of the networks."""
-    if not networks:
-        return False
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None) or found
-    return any(mapped in network for network in networks)
 
 
 class TooMuch(Exception):
@@ -130,11 +117,9 @@ class Connection(HttpToolsProtocol):
     """One client connection."""
 
     header_s: ClassVar[float] = 10.0
-    most_per_address: ClassVar[int] = 1024
     most: ClassVar[int] = 4096
     """Maximum of open connections; uvicorn answers 503 above it."""
-    proxies: ClassVar[tuple[Network, ...]] = ()
-    per_address: ClassVar[Counter[str]] = Counter()
+    addresses: ClassVar[Addresses] = Addresses(1024, ())
     idle: ClassVar[dict[Connection, None]] = {}
     """Connections that wait for another request; those that wait longest come first."""
 
@@ -147,7 +132,7 @@ class Connection(HttpToolsProtocol):
         self._address = self.client[0] if self.client else ""
         self._make_room()
         if self._address:
-            if self.is_too_many(self._address):
+            if self.addresses.is_too_many(self._address):
                 transport.abort()
                 return
             sock = transport.get_extra_info("socket")
@@ -159,7 +144,7 @@ class Connection(HttpToolsProtocol):
         """Uncount the connection."""
         self._stop_clock()
         self.idle.pop(self, None)
-        self.forget(self._address)
+        self.addresses.forget(self._address)
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
@@ -178,22 +163,6 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None:
             self.idle[self] = None
-
-    @classmethod
-    def is_too_many(cls, address: str) -> bool:
-        """Count a connection of `address`; report whether there are too many from there."""
-        if _is_in(address, cls.proxies):
-            return False
-        cls.per_address[address] += 1
-        return cls.per_address[address] > cls.most_per_address
-
-    @classmethod
-    def forget(cls, address: str) -> None:
-        """Uncount one connection of `address`."""
-        if address and address in cls.per_address:
-            cls.per_address[address] -= 1
-            if cls.per_address[address] <= 0:
-                del cls.per_address[address]
 
     def _start_clock(self) -> None:
         if self._slow is None:
@@ -309,7 +278,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Uncount the connection."""
-        Connection.forget(self.client[0] if self.client else "")
+        Connection.addresses.forget(self.client[0] if self.client else "")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

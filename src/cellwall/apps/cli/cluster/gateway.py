@@ -21,6 +21,7 @@ def gateway(
     ],
     host: Annotated[str | None, typer.Option(help="Address to bind; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; default 8080, 0 for any.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Pass the requests of callers to the nodes of a cluster until stopped.
 
@@ -32,12 +33,17 @@ def gateway(
     from cellwall.apps.cluster.settings import gateway_settings
     from cellwall.apps.settings_loader import load
     from cellwall.server.auth.keys import KeyRing
+    from cellwall.server.observability.logs import set_up
 
     settings = gateway_settings(config)
     loaded = load(config, {"host": host, "port": port})
-    run(
-        settings,
-        loaded.server,
-        KeyRing(loaded.keys),
-        lambda address: typer.echo(f"listening on {address}"),
-    )
+    log = set_up(log_level, loaded.server.log_format)
+    try:
+        run(
+            settings,
+            loaded.server,
+            KeyRing(loaded.keys),
+            lambda address: typer.echo(f"listening on {address}"),
+        )
+    finally:
+        log.close()

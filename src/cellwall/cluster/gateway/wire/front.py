@@ -16,7 +16,9 @@ import httptools
 
 from cellwall.cluster.gateway.wire.heads import RequestHead, length_of
 from cellwall.server.core.errors import HttpError
+from cellwall.server.http.addresses import Addresses
 from cellwall.server.http.guards import read_headers
+from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,13 +28,32 @@ _URL_BYTES = 16 * 1024
 _HIGH_BYTES = 256 * 1024
 _MOST_NEXT = 64
 """Requests that may come together."""
+_LINGER_S, _LINGER_BYTES = 1.0, 8 << 20
+"""Seconds and bytes of a body that are dropped after its request was refused."""
 _WAITING_BYTES = 64 * 1024
 """Bytes of further requests that are held while one is answered."""
-_REFUSED = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: 124\r\n\r\n"
-    b'{"error":{"code":"usage","message":"request: not proper HTTP/1.1, or too long headers",'
-    b'"remedy":"use an HTTP client","request_id":""}}'
+
+
+def _refusal(status: bytes, code: str, message: str, remedy: str) -> bytes:
+    """Return a whole answer, after which the connection ends."""
+    error = {"code": code, "message": message, "remedy": remedy, "request_id": ""}
+    body = one_line({"error": error}).encode()
+    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\n" % status
+    more = b"retry-after: 1\r\n" if status.startswith(b"503") else b""
+    return head + more + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+_REFUSED = _refusal(
+    b"400 Bad Request",
+    "usage",
+    "request: not proper HTTP/1.1, or too long headers",
+    "use an HTTP client",
+)
+_FULL = _refusal(
+    b"503 Service Unavailable",
+    "capacity",
+    "connections: the gateway has as many as it takes",
+    "try again, or let the operator raise most_connections",
 )
 
 
@@ -78,6 +99,9 @@ class ClientLink(asyncio.Protocol):
 
     header_s: ClassVar[float] = 10.0
     keep_alive_s: ClassVar[float] = 75.0
+    most: ClassVar[int] = 4096
+    """Open connections of all clients."""
+    addresses: ClassVar[Addresses] = Addresses(1024, ())
 
     def __init__(
         self,
@@ -97,6 +121,8 @@ class ClientLink(asyncio.Protocol):
         self._is_tunnel = False
         self._waiting = bytearray()
         self._is_held = False
+        self._dropped_bytes = -1
+        """Bytes that were dropped after the last answer; below 0: none are."""
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
         """The client's address, without the port; empty for a unix socket."""
@@ -134,14 +160,32 @@ class ClientLink(asyncio.Protocol):
 
     def done(self) -> None:
         """Note that the answer is whole: the next request's turn has come."""
-        is_kept, self._served, self._current = self.is_kept, None, None
-        if not is_kept:
+        is_kept, is_whole = self.is_kept, self._current is None or self._current.is_whole
+        self._served = self._current = None
+        if not is_whole and not self._transport.is_closing():
+            self._linger()
+        elif not is_kept:
             self.close()
         elif self._next:
             self._loop.call_soon(self._serve_next)
         else:
             self._time(self.keep_alive_s)
             self._loop.call_soon(self._take_waiting)
+
+    def _linger(self) -> None:
+        """Drop the rest of a body that nothing wants, until its client has taken the answer.
+
+        A connection that is closed with bytes unread is reset, and the answer is lost with it.
+        """
+        self.is_closing = True
+        self._dropped_bytes = 0
+        self._time(_LINGER_S)
+        self._transport.resume_reading()
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > _LINGER_BYTES:
+            self.close()
 
     def _serve_next(self) -> None:
         """Begin a request that came together with the one before."""
@@ -208,12 +252,19 @@ class ClientLink(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
         self._living.add(self)
-        self._time(self.header_s)
+        if self.addresses.is_too_many(self.peer):
+            self.abort()
+        elif len(self._living) > self.most:
+            self.write(_FULL)
+            self.close()
+        else:
+            self._time(self.header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the exchange under way."""
         self.is_closing = True
         self._living.discard(self)
+        self.addresses.forget(self.peer)
         self.ended.set_result(None)
         self._no_time()
         served, self._served = self._served, None
@@ -233,6 +284,9 @@ class ClientLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends."""
+        if self._dropped_bytes >= 0:
+            self._drop(data)
+            return
         if self._is_tunnel:
             if self._served is not None:
                 self._served.on_body(data)

@@ -1,0 +1,172 @@
+"""What a gateway bounds: tokens of keys that are over, connections, and bytes of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from cellwall.cluster.gateway.book import Book, Node, Told
+from cellwall.cluster.gateway.callers import check_token
+from cellwall.cluster.gateway.gateway import Gateway
+from cellwall.cluster.gateway.routing import way_of
+from cellwall.cluster.gateway.wire.front import ClientLink
+from cellwall.cluster.gateway.wire.heads import RequestHead
+from cellwall.cluster.gateway.wire.links import Address, Links
+from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
+from cellwall.server.auth.tokens import TokenRefused, Tokens
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.http.addresses import Addresses
+
+KEY = "k" * 43
+RECORD = KeyRecord(digest_of(KEY), "alice")
+HOST = "127.0.0.1"
+
+
+def _head(path: str, **headers: str) -> RequestHead:
+    named = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+    return RequestHead(b"GET", path.encode(), named, named=dict(named))
+
+
+def _token() -> str:
+    signs = Tokens(b"s" * 32, lambda _key: True, "a7c2")
+    return signs.sign(RECORD.principal, "port", {"sandbox": "x", "port": 80}, 60)[0]
+
+
+def test_token_of_an_accepted_key_goes_on_and_one_of_a_revoked_key_does_not() -> None:
+    path = f"/sandboxes/a7c2{'b' * 26}/ports/80/?cellwall_token={_token()}"
+    head = _head(path)
+    way = way_of("GET", head.path)
+    assert check_token(head, way, KeyRing([RECORD]))
+    with pytest.raises(TokenRefused):
+        check_token(head, way, KeyRing())
+
+
+@pytest.mark.parametrize("token", ["", "a7c2.", "a7c2.!!", "a7c2." + "A" * 50, "x" * 20_000])
+def test_what_is_no_token_names_no_key(token: str) -> None:
+    head = _head(f"/signed/{token or 'x'}")
+    with pytest.raises(TokenRefused):
+        check_token(head, way_of("GET", head.path), KeyRing([RECORD]))
+
+
+def test_token_whose_claims_are_no_object_names_no_key() -> None:
+    wrong: list[object] = [[], "key", {"kind": "port"}, 7]
+    for claims in wrong:
+        raw = base64.urlsafe_b64encode(b"s" * 32 + json.dumps(claims).encode()).decode()
+        head = _head(f"/signed/a7c2.{raw.rstrip('=')}")
+        with pytest.raises(TokenRefused):
+            check_token(head, way_of("GET", head.path), KeyRing([RECORD]))
+
+
+def test_key_of_ours_counts_before_a_token() -> None:
+    path = f"/sandboxes/a7c2{'b' * 26}/ports/80/?cellwall_token={_token()}"
+    ring = KeyRing([RECORD])
+    for headers in ({"x_api_key": "anything"}, {"authorization": f"Bearer {KEY}"}):
+        head = _head(path, **headers)
+        assert not check_token(head, way_of("GET", head.path), ring)
+    inside = _head(path, authorization="Bearer of-the-application")
+    assert check_token(inside, way_of("GET", inside.path), ring)
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
+
+
+@contextlib.asynccontextmanager
+async def _gateway(serve: Serve, **settings: int) -> AsyncIterator[tuple[Gateway, int]]:
+    """Run a gateway in front of a node of two lines, without TLS between them."""
+    node = await asyncio.start_server(serve, HOST, 0)  # type: ignore[arg-type]  # either kind
+    port = node.sockets[0].getsockname()[1]
+    behind = Node(Links(Address(HOST, port), None))
+    book = Book(13.0, [behind])
+    book.answered(behind, Told("aaaa", "g", False, "1", 10.0), 0.0)
+    made = Gateway(ServerSettings(**settings), KeyRing([RECORD]), book)  # type: ignore[arg-type]
+    living: set[ClientLink] = set()
+    loop = asyncio.get_running_loop()
+    front = await loop.create_server(lambda: ClientLink(made.begin, living), HOST, 0)
+    try:
+        yield made, front.sockets[0].getsockname()[1]
+    finally:
+        front.close()
+        for each in list(living):
+            each.abort()
+        await made.tasks.cancel()
+        behind.links.cut()
+        node.close()
+        await asyncio.sleep(0)
+
+
+async def _asked(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        writer.write(data)
+        return await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.close()
+
+
+async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+def test_connections_are_bounded_over_all_and_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with _gateway(_silent) as (_, port):
+            monkeypatch.setattr(ClientLink, "addresses", Addresses(1000, ()))
+            monkeypatch.setattr(ClientLink, "most", 2)
+            held = [await asyncio.open_connection(HOST, port) for _ in range(2)]
+            assert b"503" in await _asked(port, b"")
+            for _, writer in held:
+                writer.close()
+                await writer.wait_closed()
+            monkeypatch.setattr(ClientLink, "addresses", Addresses(1, ()))
+            health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            first, writer = await asyncio.open_connection(HOST, port)
+            writer.write(health)
+            assert b"200 OK" in await first.readuntil(b"\r\n")  # the control
+            with pytest.raises((ConnectionError, AssertionError)):
+                assert await _asked(port, health)
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_defect_of_the_gateway_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a defect at /some/path")
+
+    async def run() -> None:
+        async with _gateway(_silent) as (_, port):
+            monkeypatch.setattr(Book, "choose", fails)
+            body = b'{"code":"1"}'
+            head = (
+                f"POST /execute HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
+                f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            said = await _asked(port, head.encode() + body)
+            assert said.startswith(b"HTTP/1.1 500 ")
+            assert b'"code":"internal"' in said
+            assert b"/some/path" not in said
+
+    asyncio.run(run())
+
+
+def test_batch_above_the_budget_of_bodies_is_refused() -> None:
+    async def run() -> None:
+        async with _gateway(_silent) as (made, port):
+            size = 1 << 20
+            made.bodies.take("alice", made.bodies._each - size // 2)
+            body = b'{"executions": ["' + b"x" * size + b'"]}'
+            head = (
+                f"POST /executions/batch HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            said = await _asked(port, head.encode() + body)
+            assert said.startswith(b"HTTP/1.1 503 ")
+            assert b"those of this tenant" in said
+
+    asyncio.run(run())
