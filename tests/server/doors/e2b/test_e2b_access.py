@@ -367,7 +367,7 @@ def test_a_server_inside_sees_the_host_that_its_client_chose(
 ) -> None:
     made = served(e2b, network={"maskRequestHost": mask})
     answer = e2b.client().get("/", headers={"Host": host(made)})
-    assert answer.json()["headers"]["host"] == expected
+    assert answer.json()["headers"]["Host"] == expected
     shown = e2b.client().get(f"/sandboxes/{made['sandboxID']}").json()
     assert shown["network"].get("maskRequestHost") == mask
     assert shown["metadata"] == {}
