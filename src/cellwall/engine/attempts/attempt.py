@@ -326,9 +326,7 @@ class Attempt:
         self.recorder.raise_refusal()
         paused_s = self.live.paused_s - self._paused_before_s
         wall_s = time.perf_counter() - self._began_s - paused_s
-        if self.recorder.cause is Cause.LOST and not self.live.channel.is_open:
-            await self._until_gone()
-        now = self.live.readings()
+        now = await self._readings()
         kills = await self._aftermath.kills(now.oom_kills)
         if now.processes_refused > self._before.processes_refused and self._lives_on:
             await self._aftermath.thin()
@@ -346,11 +344,13 @@ class Attempt:
         self.recorder.end(outcome)
         return outcome
 
-    async def _until_gone(self) -> None:
-        """Wait for the end of a sandbox's processes: only then is known whether memory was why."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GONE_S):
-                await self.live.runtime_sandbox.wait_ended()
+    async def _readings(self) -> KernelReadings:
+        """Read the counters; of a lost sandbox at its end, when it is known if memory was why."""
+        if self.recorder.cause is Cause.LOST and not self.live.channel.is_open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GONE_S):
+                    await self.live.runtime_sandbox.wait_ended()
+        return self.live.readings()
 
     def _let_go(self) -> None:
         self._stop_clocks()

@@ -22,7 +22,7 @@ def _is_full(sock: socket.socket) -> bool:
 
 
 async def _until_full(sock: socket.socket) -> None:
-    while not _is_full(sock):
+    while not _is_full(sock):  # noqa: ASYNC110 - what fills it is another task of this loop
         await asyncio.sleep(0.001)
 
 
