@@ -23,7 +23,7 @@ def _is_full(sock: socket.socket) -> bool:
 
 async def _until_full(sock: socket.socket) -> None:
     while not _is_full(sock):  # noqa: ASYNC110 - what fills it is another task of this loop
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 async def _answered_after_a_pause() -> list[int]:
