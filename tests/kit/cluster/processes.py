@@ -14,9 +14,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -91,8 +92,10 @@ class Cluster:
         self.nodes[name] = made
         return made
 
-    def start_gateway(self, fence_s: float = 10.0, probe_s: float = 0.2) -> Process:
-        """Start a gateway over all nodes."""
+    def start_gateway(
+        self, fence_s: float = 10.0, probe_s: float = 0.2, **server: object
+    ) -> Process:
+        """Start a gateway over all nodes; `server` are settings of `[server]`."""
         name = f"gate-{len(self.gateways)}"
         folder = self.folder / name
         folder.mkdir()
@@ -104,6 +107,7 @@ class Cluster:
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
             f"fence_s = {fence_s}\nprobe_s = {probe_s}",
             **place,
+            **server,
         )
         made = _started(folder, "gateway", text, dict(os.environ), self._entering(name))
         self.gateways.append(made)
@@ -184,18 +188,26 @@ def _started(
 
 @contextlib.contextmanager
 def cluster(
-    nodes: int = 2, gateways: int = 1, machines: Machines | None = None, **choices: float
+    nodes: int = 2,
+    gateways: int = 1,
+    machines: Machines | None = None,
+    at_gateway: Mapping[str, object] | None = None,
+    at_nodes: str = "",
+    **choices: float,
 ) -> Iterator[Cluster]:
-    """Run a cluster for the length of a block, on `machines` of its own if there are some."""
+    """Run a cluster for the length of a block, on `machines` of its own if there are some.
+
+    `at_gateway`: settings of `[server]`; `at_nodes`: more sections of the nodes' settings.
+    """
     folder = Path(tempfile.mkdtemp())
     try:
         authority = make_authority(folder / "authority").certificate
         made = Cluster(folder, authority, machines=machines)
         try:
             for number in range(nodes):
-                made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
+                made.start_node(f"node-{number}", choices.get("fence_s", 10.0), at_nodes)
             for _ in range(gateways):
-                made.start_gateway(**choices)
+                made.start_gateway(**choices, **dict[str, Any](at_gateway or {}))
             for number in range(gateways):
                 made.wait_ready(nodes, number)
             yield made
