@@ -83,7 +83,9 @@ class Cluster:
         self.nodes[name] = made
         return made
 
-    def start_gateway(self, fence_s: float = 10.0, probe_s: float = 0.2) -> Process:
+    def start_gateway(
+        self, fence_s: float = 10.0, probe_s: float = 0.2, more: str = ""
+    ) -> Process:
         """Start a gateway over all nodes."""
         name = f"gate-{len(self.gateways)}"
         folder = self.folder / name
@@ -93,7 +95,7 @@ class Cluster:
         text = configuration(
             f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
-            f"fence_s = {fence_s}\nprobe_s = {probe_s}",
+            f"fence_s = {fence_s}\nprobe_s = {probe_s}\n{more}",
             port=0,
         )
         made = _started(folder, "gateway", text, dict(os.environ))

@@ -6,13 +6,15 @@ import asyncio
 import signal
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from cellwall.apps.exposure import check_exposure, check_tls
-from cellwall.apps.listeners import address_of, listening_on
+from cellwall.apps.cluster.doors import opened_doors
+from cellwall.apps.listeners import address_of, listening_for_doors, listening_on, tcp_address_of
 from cellwall.cluster.certificates import Files, gateway_context
 from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.gateway import Gateway
@@ -35,8 +37,13 @@ def run(
     server: ServerSettings,
     keys: KeyRing,
     on_ready: Callable[[str], None],
+    on_door: Callable[[str, str], None] = lambda _name, _address: None,
 ) -> None:
-    """Pass requests to the nodes until a signal ends the gateway."""
+    """Pass requests to the nodes until a signal ends the gateway.
+
+    `on_ready` gets the address, once it listens; `on_door` the name and the address of each door
+    with a port of its own.
+    """
     check_exposure(server, has_own_keys=bool(keys.fixed))
     check_tls(server)
     if not keys.fixed:
@@ -45,7 +52,7 @@ def run(
             remedy="set CELLWALL_API_KEY, or give [[keys]] in the configuration",
         )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, server, keys, on_ready))
+        runner.run(_serve(settings, server, keys, on_ready, on_door))
 
 
 async def _serve(
@@ -53,17 +60,18 @@ async def _serve(
     server: ServerSettings,
     keys: KeyRing,
     on_ready: Callable[[str], None],
+    on_door: Callable[[str, str], None] = lambda _name, _address: None,
 ) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     book = _book(settings)
-    gateway = Gateway(server, keys, book)
+    gateway = Gateway(server, keys, book, opened_doors(server))
     living: set[ClientLink] = set()
     ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
     ClientLink.most = server.most_connections
     ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
-    with listening_on(server) as sock:
+    with listening_on(server) as sock, listening_for_doors(server) as door_socks:
         for node in book.nodes:
             gateway.tasks.spawn(watch(book, node, settings.probe_s, _cut))
         listener = await loop.create_server(
@@ -72,7 +80,14 @@ async def _serve(
             backlog=_BACKLOG,
             ssl=_tls(server),
         )
+        for name, each in door_socks.items():
+            begin = partial(gateway.begin_at, name)
+            await loop.create_server(
+                lambda begin=begin: ClientLink(begin, living), sock=each, ssl=_tls(server)
+            )
         on_ready(address_of(server, sock))
+        for name, each in door_socks.items():
+            on_door(name, tcp_address_of(server, each))
         await over.wait()
         listener.close()
         await _let_end(living, server.stop_s)

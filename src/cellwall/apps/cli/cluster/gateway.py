@@ -44,6 +44,7 @@ def gateway(
             loaded.server,
             KeyRing(loaded.keys),
             lambda address: typer.echo(f"listening on {address}"),
+            lambda name, address: typer.echo(f"door {name} on {address}"),
         )
     finally:
         log.close()
