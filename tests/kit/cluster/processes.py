@@ -83,9 +83,7 @@ class Cluster:
         self.nodes[name] = made
         return made
 
-    def start_gateway(
-        self, fence_s: float = 10.0, probe_s: float = 0.2, more: str = ""
-    ) -> Process:
+    def start_gateway(self, fence_s: float = 10.0, probe_s: float = 0.2, more: str = "") -> Process:
         """Start a gateway over all nodes."""
         name = f"gate-{len(self.gateways)}"
         folder = self.folder / name
@@ -167,7 +165,7 @@ def cluster(nodes: int = 2, gateways: int = 1, **choices: float) -> Iterator[Clu
             for number in range(nodes):
                 made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
             for _ in range(gateways):
-                made.start_gateway(**choices)
+                made.start_gateway(choices.get("fence_s", 10.0), choices.get("probe_s", 0.2))
             for number in range(gateways):
                 made.wait_ready(nodes, number)
             yield made

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.cluster.doors import opened_doors
+from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.listeners import address_of, listening_for_doors, listening_on, tcp_address_of
 from cellwall.cluster.certificates import Files, gateway_context
 from cellwall.cluster.gateway.book import Book, Node

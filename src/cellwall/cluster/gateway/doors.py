@@ -1,4 +1,4 @@
-"""Doors of other protocols at a gateway: where their requests go, and what is said of their callers.
+"""Doors of other protocols at a gateway: where requests go, and what nodes hear of their callers.
 
 `apps` says which are open and what each protocol has (`Opened`); the door itself is at the nodes,
 and answers in its protocol's shape also what has no key. The invariants: a key that is accepted
@@ -47,7 +47,7 @@ class Opened:
     tenant: str | None = None
     """Tenant of requests without a key; None: those are the door's to refuse."""
 
-    def caller(  # noqa: PLR0913, PLR0917 - what is known of a request
+    def caller(
         self,
         head: RequestHead,
         peer: str,

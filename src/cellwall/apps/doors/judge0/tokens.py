@@ -1,4 +1,4 @@
-"""Tokens of submissions: UUIDs of version 4, whose first 20 bits are the node's name, if there is one.
+"""Tokens of submissions: UUIDs of version 4; their first 20 bits are the name of a node's server.
 
 Clients may check that form. A token alone opens nothing: its tenant does.
 """
