@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 
 import httpx
@@ -13,7 +12,7 @@ from mcp.client.client import Client
 from cellwall.apps.doors.judge0.tokens import node_of as node_of_token
 from cellwall.model.ids import node_of
 from kit.cluster.processes import Cluster, cluster
-from kit.server.mcp_doors import HttpDoor, text_of
+from kit.server.mcp_doors import HttpDoor, facts_of, text_of
 from kit.servers import ALICE, BOB
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
@@ -117,10 +116,10 @@ def test_sandboxes_of_e2b_are_found_by_header_token_and_host(
 def test_session_of_mcp_stays_at_its_node(two: Cluster) -> None:
     async def use(client: Client) -> None:
         made = await client.call_tool("create_sandbox", {})
-        sandbox = json.loads(json.dumps(made.structured_content))["sandbox_id"]
+        sandbox = facts_of(made)["sandbox_id"]
         assert node_of(sandbox) in two.states()
-        await client.call_tool("run_code", {"sandbox_id": sandbox, "code": "x = 42"})
-        said = await client.call_tool("run_code", {"sandbox_id": sandbox, "code": "print(x)"})
+        await client.call_tool("execute", {"sandbox_id": sandbox, "code": "x = 42"})
+        said = await client.call_tool("execute", {"sandbox_id": sandbox, "code": "print(x)"})
         assert "42" in text_of(said)
 
     async def run() -> None:

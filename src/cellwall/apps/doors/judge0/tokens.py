@@ -1,4 +1,6 @@
-"""Tokens of submissions: UUIDs of version 4; their first 20 bits are the name of a node's server.
+"""Tokens of Judge0's submissions: UUIDs of version 4 that begin with the name of their node.
+
+The name is in the first 20 bits; a server that is no node has none there.
 
 Clients may check that form. A token alone opens nothing: its tenant does.
 """
