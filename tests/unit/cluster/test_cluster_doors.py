@@ -127,9 +127,9 @@ OF_SANDBOX = Way("object", "a7c2", "sandbox", ID)
         ("GET", "/contexts", {"e2b-traffic-access-token": TOKEN}, OF_SANDBOX),
         ("GET", "/health", {}, Way("any")),
         ("GET", "/templates/aliases/base", {}, Way("any")),
-        ("POST", "/v3/templates", {}, Way("refused")),
-        ("PUT", "/uploads/1_2", {}, Way("refused")),
-        ("GET", "/files?path=a&signature=v1_x", {}, Way("refused")),
+        ("POST", "/v3/templates", {}, Way("all")),
+        ("PUT", "/uploads/1_2", {}, Way("all")),
+        ("GET", "/files?path=a&signature=v1_x", {}, Way("all")),
     ],
 )
 def test_requests_of_e2b_go_where_their_sandbox_is(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _ANY = Way("any")
 _NOWHERE = Way("refused")
+_OF_ONE = Way("all")
+"""Things that lie on one node and do not say on which: there are none where there are several."""
 _BEARER, _KEY = b"authorization", b"x-api-key"
 _KEYS: Mapping[str, tuple[bytes, ...]] = {
     "e2b": (_KEY, _BEARER),
@@ -82,7 +84,7 @@ def _of_judge0(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
     """Return where a request about submissions goes; each is at the node that its token names."""
     where, _, query = path.partition("?")
     if where == "/submissions" and method == "GET":
-        return Way("all")
+        return _OF_ONE
     found = _SUBMISSION.fullmatch(where)
     named = [found[1]] if found else []
     if where == "/submissions/batch":
@@ -102,7 +104,7 @@ def _of_e2b(domain: str | None) -> WayOf:
             return Way("object", node_of(sandbox), "sandbox", sandbox)
         if method == "GET" and path in _E2B_LISTS:
             return Way("all", thing="array", path=path)
-        return _ANY if _E2B_ANYWHERE.fullmatch(path) else _NOWHERE
+        return _ANY if _E2B_ANYWHERE.fullmatch(path) else _OF_ONE
 
     return of
 

@@ -157,8 +157,8 @@ class Book:
 
     @property
     def has_several(self) -> bool:
-        """Whether there is more than one node that has objects, or had."""
-        return sum(node.name != "" for node in self.nodes) > 1
+        """Whether things may be at more than one node, also at one that has not answered yet."""
+        return len(self.nodes) > 1
 
     def choose(self, without: AbstractSet[Node] = frozenset()) -> Node:
         """Return the node for new work: of two by chance, the one with less of ours in flight.

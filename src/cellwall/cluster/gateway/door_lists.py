@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
 from cellwall.cluster.gateway.book import unreachable
+from cellwall.cluster.gateway.lists import waits_of
 from cellwall.cluster.gateway.wire.asking import ask
 from cellwall.server.core.errors import HttpError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.wire.asking import Whole
     from cellwall.cluster.gateway.wire.heads import Headers
@@ -30,6 +33,8 @@ class Array(NamedTuple):
 
     status: int
     value: dict[str, Any] | list[Any]
+    more: Mapping[str, str] = {}
+    """Headers of a refusal."""
 
 
 async def array(book: Book, _path: str, target: bytes, said: Headers) -> Array:
@@ -42,7 +47,7 @@ async def array(book: Book, _path: str, target: bytes, said: Headers) -> Array:
     parts = await asyncio.gather(*(_part(each, target, said) for each in book.answering()))
     for part in parts:
         if part.status != 200:
-            return Array(part.status, json.loads(part.body))  # each refuses it alike
+            return Array(part.status, json.loads(part.body), waits_of(part))  # each alike
     found: list[dict[str, Any]] = [each for part in parts for each in json.loads(part.body)]
     query = parse_qs(target.partition(b"?")[2].decode("latin-1"))
     has_more = any(key == _MORE for part in parts for key, _ in part.headers)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _NOTHING: Mapping[str, str] = {}
 _NO_DOORS: Mapping[str, Opened] = {}
 _NODES = "/nodes"
+_PLAIN = (b"cellwall-scheme", b"http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -69,6 +70,7 @@ class Gateway:
         """What is held of bodies: of those that another node may need, and of batches."""
         self._hosts = allowed_hosts(settings)
         self._origins = frozenset(settings.allowed_origins)
+        self.alive_s = settings.alive_s
         self.requests = 0
 
     # -- beginning -------------------------------------------------------------------------
@@ -155,7 +157,7 @@ class Gateway:
             said = [*caller.said, (b"x-request-id", request_id.encode())]
             make = array if way.thing == "array" else listed
             found = await make(self.book, way.path, head.target, said)
-            self.answer(client, head, found.status, found.value, request_id)
+            self.answer(client, head, found.status, found.value, request_id, found.more)
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self.refuse(client, head, error, request_id)
         client.done()
@@ -191,7 +193,10 @@ class Gateway:
     def _caller(self, client: ClientLink, head: RequestHead, way: Way, path: str) -> Caller | None:
         if path in PUBLIC or check_token(head, way, self._keys):
             return None
-        return caller_of(head, client.peer, self._keys, self._settings.tenants, self._failures)
+        made = caller_of(head, client.peer, self._keys, self._settings.tenants, self._failures)
+        if not self._settings.is_tls:  # nodes sign addresses for the client
+            made.said.append(_PLAIN)
+        return made
 
     def _check_host(self, head: RequestHead) -> None:
         host = head.first(b"host")

@@ -59,6 +59,8 @@ class NodeFace(OwnFace):
                 headers={"connection": "close"},
             )
         headers = request.headers
+        if headers.get("cellwall-scheme") == "http" and request.scope["type"] == "http":
+            request.scope["scheme"] = "http"  # addresses are signed for the gateway's client
         tenant, scope = unquote(headers.get("cellwall-tenant", "")), headers.get("cellwall-scope")
         if not tenant or scope not in SCOPES:
             return None
