@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
+from cellwall.cluster.gateway.names import node_with
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.model.errors import CapacityError, NodeUnreachable
@@ -137,7 +138,7 @@ class Exchange:
         tries, asked = 2 if self._head.method in _SAFE else 1, _no_nodes()
         while True:
             tries -= 1
-            node = self._its_node(asked)
+            node = await self._its_node(asked)
             doubt = Doubt(self._gateway.book, node)
             try:
                 end = await self._ask(node, "", may_turn_away=False)
@@ -152,8 +153,10 @@ class Exchange:
             if not tries or not self._can_repeat:
                 raise doubt.broken()
 
-    def _its_node(self, asked: set[Node]) -> Node:
+    async def _its_node(self, asked: set[Node]) -> Node:
         way, book = self._way, self._gateway.book
+        if way.thing == "snapshot" and not way.node and self._caller is not None:
+            return await node_with(book, way.name, self._caller.said)
         if way.kind != "any":
             return book.of(way.node, way.thing, way.name)
         node = book.choose(asked) if self._has_other(asked) else book.choose()
