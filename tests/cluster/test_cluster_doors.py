@@ -93,6 +93,7 @@ def test_sandboxes_of_e2b_are_found_by_header_token_and_host(
     stranger = two.client(key=None)
     for each in facts:
         assert node_of(each["sandboxID"]) in two.states()
+        other = each["envdAccessToken"][:-1] + ("1" if each["envdAccessToken"][-1] == "0" else "0")
         put = stranger.post(
             "/e2b/files?path=/home/user/a.txt",
             files={"file": b"hello"},
@@ -105,7 +106,7 @@ def test_sandboxes_of_e2b_are_found_by_header_token_and_host(
         assert by_header.text == "hello"
         wrong = stranger.get(
             "/e2b/files?path=/home/user/a.txt",
-            headers={"x-access-token": each["envdAccessToken"][:-1] + "0"},
+            headers={"x-access-token": other},
         )
         assert wrong.status_code == 401
         assert alice.delete(f"/e2b/sandboxes/{each['sandboxID']}").status_code == 204
@@ -129,3 +130,41 @@ def test_session_of_mcp_stays_at_its_node(two: Cluster) -> None:
                 await use(client)
 
     asyncio.run(run())
+
+
+def test_snapshot_is_found_by_its_name_on_whichever_node(alice: httpx.Client) -> None:
+    made: list[str] = []
+    while len({node_of(each) for each in made}) < 2:
+        made.append(alice.post("/sandboxes", json={}).json()["id"])
+    for number, each in enumerate(made):
+        answer = alice.post(f"/sandboxes/{each}/snapshots", json={"name": f"kept-{number}"})
+        assert answer.status_code == 201, answer.text
+    for number, each in enumerate(made):
+        found = alice.get(f"/snapshots/kept-{number}")
+        assert found.status_code == 200, found.text
+        assert node_of(found.json()["id"]) == node_of(each)
+        assert alice.delete(f"/snapshots/kept-{number}").status_code == 200
+        assert alice.delete(f"/sandboxes/{each}").status_code == 200
+    assert alice.get("/snapshots/kept-0").status_code == 404
+
+
+def test_thing_of_another_tenant_is_as_if_there_were_none(
+    two: Cluster, alice: httpx.Client
+) -> None:
+    made = str(alice.post("/sandboxes", json={}).json()["id"])
+    bob, shapes = two.client(key=BOB), []
+    for each in (made, made[:4] + "a" * 26, "a" * 26):
+        error = bob.get(f"/sandboxes/{each}").json()["error"]
+        del error["request_id"]
+        shapes.append(str(error).replace(each, "ID"))
+    assert len(set(shapes)) == 1
+    assert alice.delete(f"/sandboxes/{made}").status_code == 200
+
+
+def test_addresses_are_signed_for_the_gateways_client(two: Cluster, alice: httpx.Client) -> None:
+    made = f"/sandboxes/{alice.post('/sandboxes', json={}).json()['id']}"
+    alice.put(f"{made}/files", params={"path": "a.txt"}, content=b"hello")
+    signed = alice.post(f"{made}/files/sign", json={"path": "a.txt", "operation": "read"})
+    assert signed.json()["url"].startswith(_at(two, "/signed/")), signed.text
+    assert httpx.get(signed.json()["url"]).text == "hello"
+    alice.delete(made)

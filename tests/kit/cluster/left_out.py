@@ -4,6 +4,7 @@ Used where `switch` is on. What `FAILS` names is run and has to fail, so that an
 longer true is found; what `OTHERS` names is no matter of a gateway's, and is not run there.
 """
 
+# ruff: noqa: E501 - ids of tests are as long as they are
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
