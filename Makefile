@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench simulation ledger soak walls proofs fleet upstream versions harbor mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench simulation ledger soak walls proofs fleet cluster upstream versions harbor mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -92,6 +92,11 @@ proofs: dev templates
 # machine; as root, an hour.
 fleet: dev templates
 	$(PYTEST) -m "slow or not slow" tests/fleet
+
+# The suites of the server with a gateway in front of each of its servers, but what tests/kit/cluster/left_out.py
+# names; an hour. SUITES="tests/server/streams" takes some of them.
+cluster: dev templates
+	CELLWALL_TEST_GATEWAY=1 $(PYTEST) -n 2 --dist loadfile $(or $(SUITES),tests/server)
 
 # E2B's own suites of its SDKs, from checkouts of its repositories; npm for those in JavaScript. Twenty
 # minutes. UPSTREAM="-k words" takes some of the tests in Python.

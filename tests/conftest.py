@@ -285,8 +285,9 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are another run's."""
+    """Leave out the tests that are another run's, and what is no matter of a gateway's."""
     from kit.ci.share import is_taken
+    from kit.cluster.switch import is_fronted
 
     left = [
         item
@@ -297,6 +298,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         out = set(left)
         items[:] = [item for item in items if item not in out]
+    if is_fronted():
+        from kit.cluster.left_out import mark
+
+        mark(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -20,14 +20,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from cellwall.engine.templates.store import state_dir
 from cellwall.runtimes.jail.fork_servers import bundle_in
 from cellwall.server.auth.keys import digest_of
+from kit.cluster.switch import is_fronted
 from kit.server.mould import Forked, the_mould
+
+if TYPE_CHECKING:
+    from kit.cluster.fronted import Fronted
 
 ALICE = "alice-key-0123456789abcdef0123456789abcdef"
 BOB = "bob-key-0123456789abcdef0123456789abcdef01"
@@ -55,7 +59,7 @@ def configuration(more: str = "", /, **server: object) -> str:
 class Server:
     """One running server."""
 
-    process: subprocess.Popen[str] | Forked
+    process: subprocess.Popen[str] | Forked | Fronted
     address: str
     lines: list[str]
     log: Path
@@ -211,6 +215,11 @@ def start(
     env = {k: v for k, v in os.environ.items() if k not in {"CELLWALL_API_KEY", "CELLWALL_CONFIG"}}
     env["CELLWALL_STATE_DIR"] = str(state_of(folder))
     env |= environ or {}
+    if is_forked and entry[0] != "-c" and is_fronted():
+        from kit.cluster.fronted import begin  # which makes certificates
+
+        begun = begin(folder, entry, flags, config or "", env)
+        return _server(begun.process, begun.lines, log)
     process: subprocess.Popen[str] | Forked
     with log.open("w", encoding="utf-8") as stderr:
         if is_forked and entry[0] != "-c":
@@ -224,12 +233,19 @@ def start(
     for line in process.stdout:
         lines.append(line.rstrip("\n"))
         if line.startswith("listening on "):
-            address = line.removeprefix("listening on ").strip()
-            unix = address.removeprefix("unix:") if address.startswith("unix:") else None
-            return Server(process, address, lines, log, unix)
+            return _server(process, lines, log)
     process.wait(_START_S)
     process.stdout.close()
     raise AssertionError(f"the server did not start: {lines} {log.read_text(encoding='utf-8')}")
+
+
+def _server(
+    process: subprocess.Popen[str] | Forked | Fronted, lines: list[str], log: Path
+) -> Server:
+    """Return a server whose last line says where it listens."""
+    address = lines[-1].removeprefix("listening on ").strip()
+    unix = address.removeprefix("unix:") if address.startswith("unix:") else None
+    return Server(process, address, lines, log, unix)
 
 
 @contextlib.contextmanager

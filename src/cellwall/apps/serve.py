@@ -320,7 +320,7 @@ class _Surfaces:
         if state.settings.doors:
             from cellwall.apps.doors.gate import Gate  # brings the SDK
 
-            self.app = self._gate = Gate(state, own)
+            self.app = self._gate = Gate(state, own, face)
             for name, sock in door_socks.items():
                 self._gate.listens(name, sock.getsockname()[1])
 

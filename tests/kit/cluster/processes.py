@@ -93,7 +93,7 @@ class Cluster:
         return made
 
     def start_gateway(
-        self, fence_s: float = 10.0, probe_s: float = 0.2, **server: object
+        self, fence_s: float = 10.0, probe_s: float = 0.2, more: str = "", **server: object
     ) -> Process:
         """Start a gateway over all nodes; `server` are settings of `[server]`."""
         name = f"gate-{len(self.gateways)}"
@@ -105,7 +105,7 @@ class Cluster:
         text = configuration(
             f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
-            f"fence_s = {fence_s}\nprobe_s = {probe_s}",
+            f"fence_s = {fence_s}\nprobe_s = {probe_s}\n{more}",
             **place,
             **server,
         )
@@ -207,7 +207,8 @@ def cluster(
             for number in range(nodes):
                 made.start_node(f"node-{number}", choices.get("fence_s", 10.0), at_nodes)
             for _ in range(gateways):
-                made.start_gateway(**choices, **dict[str, Any](at_gateway or {}))
+                fence_s, probe_s = choices.get("fence_s", 10.0), choices.get("probe_s", 0.2)
+                made.start_gateway(fence_s, probe_s, **dict[str, Any](at_gateway or {}))
             for number in range(gateways):
                 made.wait_ready(nodes, number)
             yield made

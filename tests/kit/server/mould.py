@@ -26,6 +26,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from kit.cluster.switch import is_fronted
+
 _LOADED = (
     "alembic.command",
     "cellwall.apps.cli.main",
@@ -42,6 +44,7 @@ _LOADED = (
     "cellwall.store.sqlite.database",
     "sqlalchemy.dialects.sqlite.pysqlite",
 )
+_OF_GATEWAYS = ("cellwall.apps.cluster.gateway", "cellwall.apps.cluster.node")
 _REQUEST_BYTES = 1 << 17
 
 
@@ -213,7 +216,7 @@ def _become(told: dict[str, Any], descriptors: list[int]) -> None:
 
 
 def _main() -> None:
-    for name in _LOADED:
+    for name in (*_LOADED, *(_OF_GATEWAYS if is_fronted() else ())):
         importlib.import_module(name)
     assert threading.active_count() == 1
     with socket.socket(fileno=int(sys.argv[1])) as control:

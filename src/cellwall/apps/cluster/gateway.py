@@ -6,13 +6,22 @@ import asyncio
 import signal
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
 
+from cellwall.apps.cluster.doors import opened_doors
 from cellwall.apps.cluster.finding import follower
 from cellwall.apps.exposure import check_exposure, check_tls
-from cellwall.apps.listeners import address_of, listening_on, raise_descriptor_limit
+from cellwall.apps.listeners import (
+    address_of,
+    listening_for_doors,
+    listening_on,
+    raise_descriptor_limit,
+    tcp_address_of,
+)
 from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.cluster.gateway.wire.front import ClientLink
@@ -27,17 +36,25 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the command that runs a gateway is told, and asked."""
+
+    on_ready: Callable[[str], None]
+    """Gets the address, once it listens."""
+    on_door: Callable[[str, str], None]
+    """Gets the name and the address of each door with a port of its own."""
+    read: Callable[[], GatewaySettings]
+    """Returns the settings anew, for SIGHUP."""
+
+
 def run(
     settings: GatewaySettings,
     server: ServerSettings,
     keys: KeyRing,
-    on_ready: Callable[[str], None],
-    read: Callable[[], GatewaySettings],
+    told: Told,
 ) -> None:
-    """Pass requests to the nodes until a signal ends the gateway.
-
-    `read` returns its settings anew, for SIGHUP.
-    """
+    """Pass requests to the nodes until a signal ends the gateway."""
     check_exposure(server, has_own_keys=bool(keys.fixed))
     check_tls(server)
     if not keys.fixed:
@@ -47,34 +64,40 @@ def run(
         )
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, server, keys, on_ready, read))
+        runner.run(_serve(settings, server, keys, told))
 
 
 async def _serve(
     settings: GatewaySettings,
     server: ServerSettings,
     keys: KeyRing,
-    on_ready: Callable[[str], None],
-    read: Callable[[], GatewaySettings],
+    told: Told,
 ) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     book = Book(settings.lost_after_s)
-    gateway = Gateway(server, keys, book)
+    gateway = Gateway(server, keys, book, opened_doors(server))
     living: set[ClientLink] = set()
     ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
     ClientLink.most = server.most_connections
     ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
-    with listening_on(server) as sock:
-        gateway.tasks.spawn(follower(settings, read, book, gateway.tasks, _cut))
+    with listening_on(server) as sock, listening_for_doors(server) as door_socks:
+        gateway.tasks.spawn(follower(settings, told.read, book, gateway.tasks, _cut))
         listener = await loop.create_server(
             lambda: ClientLink(gateway.begin, living),
             sock=sock,
             backlog=_BACKLOG,
             ssl=_tls(server),
         )
-        on_ready(address_of(server, sock))
+        for name, each in door_socks.items():
+            begin = partial(gateway.begin_at, name)
+            await loop.create_server(
+                lambda begin=begin: ClientLink(begin, living), sock=each, ssl=_tls(server)
+            )
+        told.on_ready(address_of(server, sock))
+        for name, each in door_socks.items():
+            told.on_door(name, tcp_address_of(server, each))
         await over.wait()
         listener.close()
         await _let_end(living, server.stop_s)

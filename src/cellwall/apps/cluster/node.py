@@ -20,11 +20,13 @@ from cellwall.model.errors import UsageError
 from cellwall.model.ids import AUTO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from cellwall.apps.cluster.settings import NodeSettings
     from cellwall.apps.serve import Said
     from cellwall.apps.settings_loader import Loaded
+    from cellwall.server.core.door_settings import DoorSettings
+    from cellwall.server.core.settings import ServerSettings
     from cellwall.server.http.face import Face
     from cellwall.server.state import State
 
@@ -84,13 +86,18 @@ def named(loaded: Loaded) -> Loaded:
 def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int) -> None:
     """Serve gateways until a signal ends the server."""
     heart = Heart(beats, settings.fence_s)
-    probe, offers = Probe(heart), Offers()
+    probe, offers, keys = Probe(heart), Offers(), GatewayKeys()
 
     def face(state: State) -> Face:
-        return NodeFace(state.tokens, state.queue.tenants, heart, offers)
+        return NodeFace(state.tokens, state.queue.tenants, heart, offers, keys)
 
     context = node_context(Path(settings.authority), settings.files)
     role = Role(context, face, lambda _state: (*probe.endpoints, *offers.endpoints))
     # All clients come from the addresses of gateways, which count theirs.
-    server = replace(loaded.server, proxies=_EVERYWHERE)
-    run(replace(loaded, server=server), GatewayKeys(), said, role)
+    server = replace(loaded.server, proxies=_EVERYWHERE, doors=_behind(loaded.server))
+    run(replace(loaded, server=server), keys, said, role)
+
+
+def _behind(server: ServerSettings) -> Mapping[str, DoorSettings]:
+    """Return a node's doors: ports of their own, and callers without a key, are the gateway's."""
+    return {name: replace(each, port=None, tenant=None) for name, each in server.doors.items()}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Message, Receive, Request, Send
     from cellwall.server.core.settings import ServerSettings
-    from cellwall.server.http.face import Find
+    from cellwall.server.http.face import Face, Find
     from cellwall.server.state import State
 
 
@@ -69,9 +69,13 @@ def _check_ports(settings: ServerSettings) -> None:
 class Gate:
     """The application of a server with doors; see the module."""
 
-    def __init__(self, state: State, own: Guard) -> None:
-        """`own` is the application of our own protocol, to which doors send their requests."""
+    def __init__(self, state: State, own: Guard, said: Face | None = None) -> None:
+        """`own` is the application of our own protocol, to which doors send their requests.
+
+        `said`: what a gateway in front says of its callers; None: callers come themselves.
+        """
         self._own = own
+        self._is_behind = said is not None
         self._clients = Clients(own, state.keys)
         self._doors: list[Door] = []
         self._by_name: dict[str, Guard] = {}
@@ -80,13 +84,16 @@ class Gate:
             door = maker_of(name)(state, settings.options)
             self._doors.append(door)
             router = _Router(door, self._clients, name)
-            face = _DoorFace(door, router, _stand_in(state, settings.tenant))
+            face = _DoorFace(door, router, _stand_in(state, settings.tenant), said)
             self._by_name[name] = Guard(state, router, face)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        server = scope.get("server")
-        guard = None if server is None else self._by_port.get(server[1])
+        if self._is_behind:
+            scope, guard = _as_said(scope), self._by_name.get(_said(scope, b"cellwall-door"))
+        else:
+            server = scope.get("server")
+            guard = None if server is None else self._by_port.get(server[1])
         if guard is None:
             first, _, rest = scope["path"][1:].partition("/")
             guard = self._by_name.get(first)
@@ -105,6 +112,22 @@ class Gate:
         await self._clients.aclose()
 
 
+def _said(scope: Message, name: bytes) -> str:
+    """Return what a gateway says under a name; empty: nothing."""
+    found = next((value for key, value in scope["headers"] if key == name), b"")
+    return str(found.decode("latin-1"))
+
+
+def _as_said(scope: Message) -> Message:
+    """Return a connection as the gateway's client made it: by which scheme, and from where."""
+    scheme, peer = _said(scope, b"cellwall-scheme"), _said(scope, b"cellwall-peer")
+    if not scheme:
+        return scope
+    if scope["type"] == "websocket":
+        scheme = "wss" if scheme == "https" else "ws"
+    return {**scope, "scheme": scheme, "client": (peer, 0) if peer else None}
+
+
 def _stand_in(state: State, tenant: str | None) -> Principal | None:
     """Return the caller for requests without a key: its key exists, and is known to no one."""
     if tenant is None:
@@ -115,27 +138,35 @@ def _stand_in(state: State, tenant: str | None) -> Principal | None:
 
 
 class _DoorFace:
-    """The face of a door: public routes need no key, and a tenant may be that of a missing one."""
+    """The face of a door: public routes need no key, and a tenant may be that of a missing one.
 
-    has_checked_hosts = False
+    Behind a gateway, which checks keys and leaves a word in the place of each, any key is that of
+    the caller whom it names.
+    """
 
-    def __init__(self, door: Door, router: _Router, stand_in: Principal | None) -> None:
+    def __init__(
+        self, door: Door, router: _Router, stand_in: Principal | None, said: Face | None
+    ) -> None:
         self._door = door
         self._router = router
         self._stand_in = stand_in
+        self._said = said
+        self.has_checked_hosts = said is not None
         self.refuse = door.refuse
 
     def principal(self, request: Request, find: Find) -> Principal | None:
-        tried = False
+        tried, stand_in = False, self._stand_in
+        if self._said is not None:
+            stand_in = self._said.principal(request, find)
 
         def finding(key: str) -> Principal | None:
             nonlocal tried
             tried = True
-            return find(key)
+            return find(key) if self._said is None else stand_in
 
         found = self._door.principal(request, finding)
         # A wrong key is refused: its sender believes to be another tenant.
-        return self._stand_in if found is None and not tried else found
+        return stand_in if found is None and not tried else found
 
     def is_open(self, request: Request) -> bool:
         return self._router.is_public(request)

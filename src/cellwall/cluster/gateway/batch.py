@@ -37,8 +37,9 @@ _AT_A_NODE = 16
 _MOST = 4096
 _BODY_BYTES = 64 << 20
 _LINE_BYTES = 16 << 20
+_UNUSUAL = (b'"tools"', b'"background"', b"\\u")
+"""What a program has that may say what those of a batch may not; a letter may be escaped."""
 _PAUSE_S, _MOST_PAUSE_S = 0.1, 1.0
-_ALIVE_S = 15.0
 _ALIVE = b" "
 """What a stream sends so often to show that it lives; as a server's (`streaming.streams`)."""
 
@@ -53,9 +54,9 @@ class Batch:
         self._gateway = gateway
         self._client = client
         self._head = head
-        self._said = caller.said
         self._held = Held(gateway.bodies, caller.principal.tenant)
         self._request_id = gateway.request_id_of(head)
+        self._said = [*caller.said, (b"x-request-id", self._request_id.encode())]
         media = head.first(b"content-type").partition(";")[0].strip().lower()
         self._is_lined = media == _NDJSON
         self._body = bytearray()
@@ -210,6 +211,7 @@ class Batch:
 
     async def _execution(self, program: bytes) -> dict[str, Any]:
         """Return a program's execution; it waits while no node has room."""
+        _check(program)
         pause_s = _PAUSE_S
         while True:
             try:
@@ -246,6 +248,22 @@ class Batch:
         self._client.write(chunk(data) if self._client.has_chunks else data)
 
     async def _say_alive(self) -> None:
-        while True:
-            await asyncio.sleep(_ALIVE_S)
+        every_s = self._gateway.alive_s
+        while every_s:
+            await asyncio.sleep(every_s)
             self._client.write(chunk(_ALIVE) if self._client.has_chunks else _ALIVE)
+
+
+def _check(program: bytes) -> None:
+    """Refuse what a program of a batch may not have. Raises UsageError."""
+    if not any(word in program for word in _UNUSUAL):
+        return
+    try:
+        value = json.loads(program)
+        tools, is_background = value.get("tools"), value.get("background")
+    except (ValueError, AttributeError, RecursionError):
+        return  # the node says what is wrong with it
+    if tools is not None:
+        raise UsageError("tools: not for the programs of a batch", remedy="send it by itself")
+    if is_background:
+        raise UsageError("background: not for the programs of a batch", remedy="leave it out")

@@ -168,6 +168,15 @@ class Book:
             f"{kind} {shown[:64]!r}: there is none", remedy="look at your own; it may have expired"
         )
 
+    def has_had(self, name: str) -> bool:
+        """Report whether a node has that name, or had it before it was lost."""
+        return name in self.lost or any(node.name == name for node in self.nodes if name)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether things may be at more than one node, also at one that has not answered yet."""
+        return len(self.nodes) > 1
+
     def choose(self, without: AbstractSet[Node] = frozenset()) -> Node:
         """Return the node for new work: of two by chance, the one with less of ours in flight.
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from cellwall.server.auth.keys import Failures, KeyRing, Principal
 
 _PROTOCOLS = b"sec-websocket-protocol"
+_KEY = b"x-api-key"
+_WORD = (_KEY, b"-")
+"""What a node sees in the place of that header's key: `Authorization` beside it is not for us."""
 
 
 class Caller(NamedTuple):
@@ -53,6 +56,8 @@ def caller_of(
         raise unauthorized()
     dropped |= _other_keys(head, keys)
     said = said_of(principal, tiers.get(principal.tenant, ""))
+    if _KEY in dropped:
+        said.append(_WORD)
     rest = _rest_of_protocols(head) if _PROTOCOLS in dropped else b""
     if rest:
         said.append((_PROTOCOLS, rest))

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
+from cellwall.cluster.gateway.names import node_with
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.model.errors import CapacityError, NodeUnreachable
@@ -134,22 +135,37 @@ class Exchange:
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""
-        tries = 2 if self._head.method in _SAFE else 1
+        tries, asked = 2 if self._head.method in _SAFE else 1, _no_nodes()
         while True:
             tries -= 1
-            node = self._its_node()
+            node = await self._its_node(asked)
             doubt = Doubt(self._gateway.book, node)
-            if await self._ask(node, "", may_turn_away=False) != "lost":
+            try:
+                end = await self._ask(node, "", may_turn_away=False)
+            except NodeUnreachable:
+                if self._way.kind != "any" or len(asked) >= _TRIES or not self._has_other(asked):
+                    raise
+                tries += 1  # nothing has begun
+                continue
+            if end != "lost":
                 return
             await doubt.until_heard()
             if not tries or not self._can_repeat:
                 raise doubt.broken()
 
-    def _its_node(self) -> Node:
+    async def _its_node(self, asked: set[Node]) -> Node:
         way, book = self._way, self._gateway.book
-        if way.kind == "any":
-            return book.choose()
-        return book.of(way.node, way.thing, way.name)
+        if way.thing == "snapshot" and not way.node and self._caller is not None:
+            return await node_with(book, way.name, self._caller.said)
+        if way.kind != "any":
+            return book.of(way.node, way.thing, way.name)
+        node = book.choose(asked) if self._has_other(asked) else book.choose()
+        asked.add(node)
+        return node
+
+    def _has_other(self, asked: set[Node]) -> bool:
+        """Report whether a node is ready that was not asked."""
+        return any(each.state == "ready" and each not in asked for each in self._gateway.book.nodes)
 
     async def _at_a_chosen_node(self) -> None:
         """Ask nodes for new work until one takes it, or certainly has begun it."""
@@ -160,9 +176,7 @@ class Exchange:
             left -= 1
             node = book.of(known, "request", "") if known else book.choose(asked)
             asked.add(node)
-            has_more = left > 0 and any(
-                each.state == "ready" and each not in asked for each in book.nodes
-            )
+            has_more = left > 0 and self._has_other(asked)
             if not await self._was_refused(node, has_more=has_more):
                 return
 

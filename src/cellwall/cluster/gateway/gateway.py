@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import cellwall
 from cellwall.cluster.gateway.batch import Batch
 from cellwall.cluster.gateway.callers import caller_of, check_token
+from cellwall.cluster.gateway.door_lists import array
 from cellwall.cluster.gateway.exchange import Exchange, Listing
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
-from cellwall.cluster.gateway.routing import way_of
+from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
@@ -34,32 +35,42 @@ from cellwall.wire.answer import one_line
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
-    from cellwall.cluster.gateway.routing import Way
+    from cellwall.cluster.gateway.doors import Opened
     from cellwall.cluster.gateway.wire.front import ClientLink, Served
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
 
 _NOTHING: Mapping[str, str] = {}
+_NO_DOORS: Mapping[str, Opened] = {}
 _NODES = "/nodes"
+_PLAIN = (b"cellwall-scheme", b"http")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Gateway:
     """See the module."""
 
-    def __init__(self, settings: ServerSettings, keys: KeyRing, book: Book) -> None:
-        """`settings`: those of a server that say who may call, and how."""
+    def __init__(
+        self,
+        settings: ServerSettings,
+        keys: KeyRing,
+        book: Book,
+        doors: Mapping[str, Opened] = _NO_DOORS,
+    ) -> None:
+        """`settings`: those of a server that say who may call, and how; `doors`: by name."""
         self.book = book
         self.tasks = Tasks()
         self._settings = settings
         self._keys = keys
         self._failures = Failures()
         self._replays = Replays()
+        self._doors = doors
         self.bodies = BodyBudget(most_bytes(settings))
         """What is held of bodies: of those that another node may need, and of batches."""
         self._hosts = allowed_hosts(settings)
         self._origins = frozenset(settings.allowed_origins)
+        self.alive_s = settings.alive_s
         self.requests = 0
 
     # -- beginning -------------------------------------------------------------------------
@@ -68,7 +79,11 @@ class Gateway:
         """Begin the way of one request."""
         self.requests += 1
         path = head.path
-        way = way_of(head.method.decode("latin-1"), path)
+        if self._doors:
+            name = path[1:].partition("/")[0]
+            if name in self._doors:
+                return self._at_door(name, client, head, fault, len(name) + 1)
+        way = way_of(head.method.decode("latin-1"), path, head.first(b"mcp-session-id"))
         try:
             if fault is not None:
                 raise fault
@@ -79,9 +94,7 @@ class Gateway:
                     403, "forbidden", "key: admin is needed for that", remedy="use another key"
                 )
             if way.kind == "refused":
-                raise HttpError(
-                    404, "not_found", "path: a gateway has nothing there", remedy="see /docs"
-                )
+                raise _nothing_there()
         except CellwallError as error:
             return self._refused(client, head, error)
         if way.kind == "own":
@@ -94,13 +107,57 @@ class Gateway:
         self.tasks.spawn(exchange.run())
         return exchange
 
+    def begin_at(
+        self, name: str, client: ClientLink, head: RequestHead, fault: HttpError | None
+    ) -> Served:
+        """Begin the way of a request that came to a door's own port."""
+        self.requests += 1
+        return self._at_door(name, client, head, fault, 0)
+
+    def _at_door(
+        self, name: str, client: ClientLink, head: RequestHead, fault: HttpError | None, prefix: int
+    ) -> Served:
+        """Begin the way of a request of a foreign protocol; `prefix`: length of the door's path."""
+        door, settings = self._doors[name], self._settings
+        try:
+            if fault is not None:
+                raise fault
+            self._check_host(head)
+            way = self._way_at(door, head, prefix)
+            scheme = b"https" if settings.is_tls else b"http"
+            caller = door.caller(
+                head, client.peer, scheme, self._keys, settings.tenants, self._failures
+            )
+        except CellwallError as error:
+            return self._refused(client, head, error)
+        if not prefix:
+            caller.said.append((b"cellwall-door", name.encode()))
+        if way.kind == "all":
+            return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
+        exchange = Exchange(self, client, head, way, caller)
+        self.tasks.spawn(exchange.run())
+        return exchange
+
+    def _way_at(self, door: Opened, head: RequestHead, prefix: int) -> Way:
+        """Return where a request of a foreign protocol goes. Raises HttpError."""
+        target = head.target.decode("latin-1")[prefix:]
+        way = door.way_of(head.method.decode("latin-1"), target, head.named)
+        is_split = way.kind == "all" and self.book.has_several
+        if way.kind == "refused" or (is_split and not way.path):
+            raise _nothing_there()
+        is_nowhere = way.kind == "object" and not self.book.has_had(way.node)
+        if is_nowhere or (way.kind == "all" and not is_split):
+            return Way("any")  # which answers in the protocol's shape, also that there is none
+        return way
+
     async def _list(self, client: ClientLink, head: RequestHead, way: Way, caller: Caller) -> None:
         """Answer with a list over all nodes."""
         request_id = self.request_id_of(head)
         try:
             said = [*caller.said, (b"x-request-id", request_id.encode())]
-            found = await listed(self.book, way.path, head.target, said)
-            self.answer(client, head, found.status, found.value, request_id)
+            make = array if way.thing == "array" else listed
+            found = await make(self.book, way.path, head.target, said)
+            self.answer(client, head, found.status, found.value, request_id, found.more)
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self.refuse(client, head, error, request_id)
         client.done()
@@ -136,7 +193,10 @@ class Gateway:
     def _caller(self, client: ClientLink, head: RequestHead, way: Way, path: str) -> Caller | None:
         if path in PUBLIC or check_token(head, way, self._keys):
             return None
-        return caller_of(head, client.peer, self._keys, self._settings.tenants, self._failures)
+        made = caller_of(head, client.peer, self._keys, self._settings.tenants, self._failures)
+        if not self._settings.is_tls:  # nodes sign addresses for the client
+            made.said.append(_PLAIN)
+        return made
 
     def _check_host(self, head: RequestHead) -> None:
         host = head.first(b"host")
@@ -191,7 +251,7 @@ class Gateway:
         client: ClientLink,
         head: RequestHead,
         status: int,
-        value: Mapping[str, Any],
+        value: Mapping[str, Any] | list[Any],
         request_id: str,
         more: Mapping[str, str] = _NOTHING,
     ) -> None:
@@ -208,6 +268,10 @@ class Gateway:
             client.is_closing = True
         first = response_bytes(made, is_kept=client.is_kept, framing=framing)
         client.write(first if head.method == b"HEAD" else first + data)
+
+
+def _nothing_there() -> HttpError:
+    return HttpError(404, "not_found", "path: a gateway has nothing there", remedy="see /docs")
 
 
 def _key_of(head: RequestHead) -> str:

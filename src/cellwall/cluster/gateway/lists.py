@@ -30,6 +30,8 @@ class Listed(NamedTuple):
 
     status: int
     value: Mapping[str, Any]
+    more: Mapping[str, str] = {}
+    """Headers of a refusal."""
 
 
 async def listed(book: Book, path: str, target: bytes, said: Headers) -> Listed:
@@ -46,7 +48,7 @@ async def listed(book: Book, path: str, target: bytes, said: Headers) -> Listed:
         if part is None:
             missing.append(node.name)
         elif part.status != 200:
-            return Listed(part.status, json.loads(part.body))  # each refuses it alike
+            return Listed(part.status, json.loads(part.body), waits_of(part))  # each alike
         else:
             found.append(json.loads(part.body))
     value = _MERGES[path](found, target)
@@ -59,6 +61,12 @@ async def _part(node: Node, target: bytes, said: Headers) -> Whole | None:
             return await ask(node.links, target, said)
     except OSError:  # TimeoutError is one
         return None
+
+
+def waits_of(part: Whole) -> dict[str, str]:
+    """Return the header of a refusal that says when to come back, if it has one."""
+    said = dict(part.headers).get(b"retry-after")
+    return {} if said is None else {"retry-after": said.decode("latin-1")}
 
 
 def _sandboxes(parts: list[Mapping[str, Any]], target: bytes) -> dict[str, Any]:

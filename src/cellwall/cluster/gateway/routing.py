@@ -1,7 +1,7 @@
-"""Where a request goes, by its method and path alone.
+"""Where a request goes, by its method and path, and by the session that a client of MCP names.
 
-Pure; `exchange` does it. An id begins with the name of the node that has its object; a signed token
-does, too. The invariant: nothing in a body decides where a request goes.
+Pure; `exchange` does it. An id begins with the name of the node that has its object; signed tokens
+and sessions do, too. The invariant: nothing in a body decides where a request goes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ _ANY = frozenset(
     {"/openapi.json", "/docs", "/docs/style.css", "/templates", "/languages", "/runtimes"}
 )
 _ALL = frozenset({"/sandboxes", "/snapshots", "/stats", "/quota"})
+_BATCH = "/executions/batch"
+_KNOWN = frozenset({"/health", "/execute", _BATCH}) | _ANY | _ALL
+_NOT_YET = frozenset({("POST", "/templates")})
+"""What a server alone has there."""
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
+_MCP = "/mcp"
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
 
@@ -34,7 +39,7 @@ class Way(NamedTuple):
     node: str = ""
     """The name of the node that has the object."""
     thing: str = ""
-    """What the object is: `sandbox`, `execution`, `snapshot`, `token`."""
+    """What the object is: `sandbox`, `execution`, `snapshot`, `token`, `session`."""
     name: str = ""
     """The object's id."""
     may_have_token: bool = False
@@ -43,8 +48,8 @@ class Way(NamedTuple):
     """Where new work, or a list, was asked for."""
 
 
-def way_of(method: str, path: str) -> Way:
-    """Return where a request goes."""
+def way_of(method: str, path: str, session: str = "") -> Way:
+    """Return where a request goes; `session`: its header `mcp-session-id`, empty without one."""
     kind = _kind_of(method, path)
     if kind is not None:
         return Way(kind, path=path)
@@ -52,6 +57,8 @@ def way_of(method: str, path: str) -> Way:
     if signed:
         token = signed[1]
         return Way("object", token[:NODE_LENGTH], "token", token, may_have_token=True)
+    if path == _MCP:  # without a session it begins one, on any node
+        return Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
     found = _OBJECT.fullmatch(path)
     if found and found[2] != "batch":
         has_token = _PORTS.match(path) is not None
@@ -61,12 +68,13 @@ def way_of(method: str, path: str) -> Way:
 
 def _kind_of(method: str, path: str) -> Kind | None:
     """Return the kind of a path without an id."""
-    if path in _OWN:
+    if path in _OWN and method in {"GET", "HEAD"}:
         return "own"
     if (method, path) in _NEW:
         return "new"
-    if (method, path) == ("POST", "/executions/batch"):
+    if (method, path) == ("POST", _BATCH):
         return "batch"
-    if method in {"GET", "HEAD"}:
-        return "any" if path in _ANY else "all" if path in _ALL else None
-    return None
+    if method in {"GET", "HEAD"} and path in _ALL:
+        return "all"
+    # With another method than those of the path any node says so.
+    return "any" if path in _KNOWN and (method, path) not in _NOT_YET else None

@@ -6,6 +6,7 @@ comes there was checked. The invariant: this face serves no other listener.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from cellwall.server.http.face import Find
 
 _OPEN = "/node"
+_MOST_KEYS = 10_000
+"""Keys whose holders are known by what gateways said of them."""
 
 
 class NodeFace(OwnFace):
@@ -30,9 +33,17 @@ class NodeFace(OwnFace):
 
     has_checked_hosts = True
 
-    def __init__(self, tokens: Tokens, tenants: Tenants, heart: Heart, offers: Offers) -> None:
-        """`tenants` learns each tenant's tier, `offers` the ids of what may begin."""
+    def __init__(
+        self,
+        tokens: Tokens,
+        tenants: Tenants,
+        heart: Heart,
+        offers: Offers,
+        keys: GatewayKeys,
+    ) -> None:
+        """`tenants` learns each tenant's tier, `offers` ids of what may begin, `keys` holders."""
         super().__init__(tokens)
+        self._keys = keys
         self._offers = offers
         self._tenants = tenants
         self._heart = heart
@@ -48,6 +59,8 @@ class NodeFace(OwnFace):
                 headers={"connection": "close"},
             )
         headers = request.headers
+        if headers.get("cellwall-scheme") == "http" and request.scope["type"] == "http":
+            request.scope["scheme"] = "http"  # addresses are signed for the gateway's client
         tenant, scope = unquote(headers.get("cellwall-tenant", "")), headers.get("cellwall-scope")
         if not tenant or scope not in SCOPES:
             return None
@@ -59,7 +72,9 @@ class NodeFace(OwnFace):
         offered = headers.get("cellwall-id", "")
         if offered:
             self._offers.take(request, offered)
-        return Principal(tenant, headers.get("cellwall-key-id", ""), scope)
+        found = Principal(tenant, headers.get("cellwall-key-id", ""), scope)
+        self._keys.name(found)
+        return found
 
     def is_open(self, request: Request) -> bool:
         """Report whether the path is public, for gateways, or a token may stand for a key there."""
@@ -70,9 +85,29 @@ class NodeFace(OwnFace):
 class GatewayKeys(KeyRing):
     """The keys of a node: it has none, and accepts what a gateway has accepted.
 
-    A key that is accepted no longer stops at the gateway, also where a token names it.
+    A key that is accepted no longer stops at the gateway, also where a token names it. What names
+    no key, as a signature that any of a tenant's may have made, opens nothing here.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._named: OrderedDict[str, Principal] = OrderedDict()
+
+    def name(self, principal: Principal) -> None:
+        """Note the holder of a key, as a gateway names it."""
+        if self._named.get(principal.key_id) != principal:
+            self._named[principal.key_id] = principal
+            if len(self._named) > _MOST_KEYS:
+                self._named.popitem(last=False)
+
+    def accepted(self) -> set[str]:
+        """Return the ids of the keys that gateways have named."""
+        return set(self._named)
 
     def is_accepted(self, key_id: str) -> bool:
         """Report that the gateway has accepted the key."""
         return True
+
+    def holder(self, key_id: str) -> Principal | None:
+        """Return the principal of the key of that id, if a gateway has named it."""
+        return self._named.get(key_id)

@@ -29,7 +29,7 @@ def gateway(
     the nodes. See docs/cluster.md.
     """
     check_server()
-    from cellwall.apps.cluster.gateway import run
+    from cellwall.apps.cluster.gateway import Told, run
     from cellwall.apps.cluster.settings import gateway_settings
     from cellwall.apps.settings_loader import load
     from cellwall.server.auth.keys import KeyRing
@@ -43,8 +43,11 @@ def gateway(
             settings,
             loaded.server,
             KeyRing(loaded.keys),
-            lambda address: typer.echo(f"listening on {address}"),
-            lambda: gateway_settings(config),
+            Told(
+                lambda address: typer.echo(f"listening on {address}"),
+                lambda name, address: typer.echo(f"door {name} on {address}"),
+                lambda: gateway_settings(config),
+            ),
         )
     finally:
         log.close()

@@ -50,12 +50,17 @@ _PER_PAGE = 20
 class Judge0:
     """The door; see the module."""
 
-    def __init__(self, settings: ServerSettings, notices: Notices, tools: InstalledTools) -> None:
-        """Judge nothing yet; `notices` sends callbacks, `tools` are those that this host has."""
+    def __init__(
+        self, settings: ServerSettings, notices: Notices, tools: InstalledTools, node: str
+    ) -> None:
+        """Judge nothing yet; `notices` sends callbacks, `tools` are those that this host has.
+
+        `node`: as `Judge` has it.
+        """
         self._settings = settings
         self._notices = notices
         self._submissions = Submissions(settings.retention_s)
-        self._judge = Judge(self._submissions, notices)
+        self._judge = Judge(self._submissions, notices, node)
         self._tools = tools
         self.routes = (
             Route("POST", "/submissions", self._create),
@@ -233,7 +238,8 @@ _PAGING = {"page": 1, "per_page": _PER_PAGE}
 def make_door(state: State, options: Mapping[str, Any]) -> Judge0:
     """Make the door."""
     check_none("judge0", options)
-    return Judge0(state.settings, state.notices, InstalledTools(state.tasks))
+    node = state.engine.settings.node
+    return Judge0(state.settings, state.notices, InstalledTools(state.tasks), node)
 
 
 def _query(request: Request) -> dict[str, str]:

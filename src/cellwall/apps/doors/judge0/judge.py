@@ -12,6 +12,7 @@ import httpx
 
 from cellwall.apps.doors.judge0 import answers
 from cellwall.apps.doors.judge0.submissions import DEFAULT_FIELDS, Submission, Submissions
+from cellwall.apps.doors.judge0.tokens import new_token
 from cellwall.apps.doors.stages import text_of
 from cellwall.model.errors import CellwallError
 from cellwall.surface.shared.tasks import Tasks
@@ -28,15 +29,19 @@ _STOPPED = "the server has stopped"
 class Judge:
     """Begins submissions and watches them to their end; see the module."""
 
-    def __init__(self, submissions: Submissions, notices: Notices) -> None:
-        """`submissions` are the door's; `notices` sends results to the URLs of callbacks."""
+    def __init__(self, submissions: Submissions, notices: Notices, node: str) -> None:
+        """`submissions` are the door's; `notices` sends results to the URLs of callbacks.
+
+        `node`: the server's name among several, with which tokens begin; empty: it has none.
+        """
         self._submissions = submissions
+        self._node = node
         self._notices = notices
         self._tasks = Tasks()
 
     async def begin(self, client: AsyncClient, owner: str, asked: Asked) -> Submission:
         """Return a submission that is accepted. Raises CapacityError, UsageError."""
-        submission = Submission(owner, asked)
+        submission = Submission(owner, asked, token=new_token(self._node))
         self._submissions.add(submission)
         try:
             submission.submitted = await self._submit(client, asked)

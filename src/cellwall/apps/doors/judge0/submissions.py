@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.apps.doors.judge0 import encoding
 from cellwall.apps.doors.judge0.fields import TEXTS
 from cellwall.apps.doors.judge0.languages import status_of
+from cellwall.apps.doors.judge0.tokens import new_token
 from cellwall.model.errors import CapacityError, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Submission:
     submitted: AsyncSubmitted | None = None
     """Its execution; of several runs the current one."""
     result: dict[str, Any] | None = None
-    token: str = field(default_factory=lambda: str(uuid.uuid4()))
+    token: str = field(default_factory=new_token)
     created_at: float = field(default_factory=time.time)
     finished_at: float | None = None
     ended: asyncio.Future[None] = field(

@@ -22,7 +22,8 @@ from mcp_types import JSONRPCError, JSONRPCResponse
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mcp.server.streamable_http import EventCallback
+    from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
+    from mcp.server.streamable_http import EventCallback, StreamableHTTPServerTransport
     from mcp_types import JSONRPCMessage
 
     from cellwall.apps.mcp.transport.calls import DirectCall
@@ -135,7 +136,22 @@ class Events(EventStore):
 
 
 class Manager(StreamableHTTPSessionManager):
-    """The SDK's session manager, with a separate store for each session."""
+    """The SDK's session manager, with a separate store for each session.
+
+    Ids of sessions begin with the name of the node, if the server is one: a gateway finds it there.
+    """
+
+    node = ""
+
+    def _admit_session(
+        self, requestor: AuthorizationContext | None
+    ) -> StreamableHTTPServerTransport | None:
+        made = super()._admit_session(requestor)
+        if made is not None and self.node:
+            plain = str(made.mcp_session_id)
+            made.mcp_session_id = self.node + plain
+            self._server_instances[self.node + plain] = self._server_instances.pop(plain)
+        return made
 
     @property
     def event_store(self) -> EventStore | None:

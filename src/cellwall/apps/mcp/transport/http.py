@@ -64,6 +64,7 @@ class Door:
             retry_interval=RETRY_MS,
             max_request_body_size=MESSAGE_BYTES,
         )
+        self._manager.node = state.engine.settings.node
         self._stopping = asyncio.Event()
 
     async def open(self) -> None:

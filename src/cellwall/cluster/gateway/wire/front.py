@@ -118,6 +118,8 @@ class ClientLink(asyncio.Protocol):
         """The request that is served."""
         self._next: deque[_Parsed] = deque()
         """Requests that came together with it."""
+        self._has_begun = False
+        """Whether a byte of the current answer was sent."""
         self._is_tunnel = False
         self._waiting = bytearray()
         self._is_held = False
@@ -143,6 +145,7 @@ class ClientLink(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send a piece of the answer."""
         if not self._transport.is_closing():
+            self._has_begun = True
             self._transport.write(data)
 
     @property
@@ -151,7 +154,7 @@ class ClientLink(asyncio.Protocol):
         current = self._current
         if current is None or self.is_closing:
             return False
-        return current.is_whole and current.keeps_alive
+        return current.is_whole and current.keeps_alive and not current.head.upgrade
 
     @property
     def has_chunks(self) -> bool:
@@ -162,6 +165,7 @@ class ClientLink(asyncio.Protocol):
         """Note that the answer is whole: the next request's turn has come."""
         is_kept, is_whole = self.is_kept, self._current is None or self._current.is_whole
         self._served = self._current = None
+        self._has_begun = False
         if not is_whole and not self._transport.is_closing():
             self._linger()
         elif not is_kept:
@@ -331,11 +335,11 @@ class ClientLink(asyncio.Protocol):
 
     def _refuse(self) -> None:
         self._no_time()
-        if self._current is None:
+        if self._has_begun:
+            self.abort()  # its body is not what its head said
+        else:
             self.write(_REFUSED)
             self.close()
-        else:
-            self.abort()  # its body is not what its head said
 
     def _time(self, seconds: float) -> None:
         self._no_time()

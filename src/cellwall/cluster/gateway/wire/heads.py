@@ -19,6 +19,8 @@ _HOP = frozenset(
      b"upgrade", b"content-length", b"expect", b"proxy-authorization", b"proxy-authenticate"}
 )  # fmt: skip
 """Headers of one connection (RFC 9110, 7.6.1), and those that frame a body, which are made anew."""
+_BARE = frozenset({204, 304})
+"""Answers that have no body, and say no length."""
 OURS = b"cellwall-"
 """Beginning of the headers that a gateway alone says to a node."""
 
@@ -105,8 +107,10 @@ def switching_bytes(head: ResponseHead) -> bytes:
     return b"".join(lines)
 
 
-def framing_for(length: int | None, *, has_chunks: bool) -> bytes:
-    """Return the header that frames a body; empty: the connection's end does."""
+def framing_for(length: int | None, *, has_chunks: bool, status: int = 200) -> bytes:
+    """Return the header that frames a body; empty: the connection's end does, or there is none."""
+    if status in _BARE:
+        return b""
     if length is not None:
         return b"content-length: %d\r\n" % length
     return b"transfer-encoding: chunked\r\n" if has_chunks else b""

@@ -93,7 +93,7 @@ class Passage:
         is_kept = self._client.is_kept and (head.length is not None or has_chunks)
         if not is_kept:
             self._client.is_closing = True
-        framing = framing_for(head.length, has_chunks=has_chunks)
+        framing = framing_for(head.length, has_chunks=has_chunks, status=head.status)
         self._held = response_bytes(head, is_kept=is_kept, framing=framing)
         asyncio.get_running_loop().call_soon(self._write, b"")
 

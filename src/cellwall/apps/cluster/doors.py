@@ -1,0 +1,125 @@
+"""The doors that a gateway opens: of each protocol, where its requests go, by paths and headers.
+
+The doors themselves are at the nodes (`apps.doors`); a gateway needs no more of them than this. The
+invariant: what belongs to all nodes together, and cannot be told apart, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from cellwall.apps.doors.e2b.addressing import place_of
+from cellwall.apps.doors.judge0 import tokens
+from cellwall.cluster.gateway.doors import Opened
+from cellwall.cluster.gateway.routing import Way
+from cellwall.model.errors import UsageError
+from cellwall.model.ids import node_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cellwall.server.core.door_settings import DoorSettings
+    from cellwall.server.core.settings import ServerSettings
+
+    WayOf = Callable[[str, str, Mapping[bytes, bytes]], Way]
+
+_ANY = Way("any")
+_NOWHERE = Way("refused")
+_OF_ONE = Way("all")
+"""Things that lie on one node and do not say on which: there are none where there are several."""
+_BEARER, _KEY = b"authorization", b"x-api-key"
+_KEYS: Mapping[str, tuple[bytes, ...]] = {
+    "e2b": (_KEY, _BEARER),
+    "ragflow": (_BEARER, b"x-sandbox-token"),
+    "dify": (_KEY,),
+    "fusion": (_KEY, _BEARER),
+    "piston": (_KEY, _BEARER),
+    "judge0": (b"x-auth-token", _BEARER),
+}
+_E2B_SANDBOX = re.compile(r"(?:/v2)?/sandboxes/([a-z0-9]{1,64})(?:/.*)?")
+_E2B_TOKEN = re.compile(rb"cws_([a-z0-9]{1,64})_[0-9a-f]{12}_[0-9a-f]{64}")
+_E2B_TOKENS = (b"x-access-token", b"e2b-traffic-access-token")
+_E2B_ANYWHERE = re.compile(r"/health|(?:/v2)?/sandboxes|(?:/v2)?/templates|/templates/aliases/.*")
+"""Paths at which every node answers alike, or makes something new."""
+_E2B_LISTS = frozenset({"/sandboxes", "/v2/sandboxes"})
+_SUBMISSION = re.compile(r"/submissions/([^/]+)")
+
+
+def opened_doors(settings: ServerSettings) -> dict[str, Opened]:
+    """Return the doors of a gateway by name. Raises UsageError for one that is not known."""
+    if settings.doors:
+        from cellwall.apps.doors.gate import check_doors
+
+        check_doors(settings)
+    return {name: _opened(name, each) for name, each in settings.doors.items()}
+
+
+def _opened(name: str, door: DoorSettings) -> Opened:
+    domain = door.options.get("domain")
+    if domain is not None and not isinstance(domain, str):
+        raise UsageError(
+            f"settings: doors.{name}.domain: {domain!r:.80} cannot be", remedy="give a name"
+        )
+    return Opened(
+        name,
+        _KEYS[name],
+        _ways(name, domain),
+        has_tokens=name == "e2b",
+        is_whole=name == "piston",
+        tenant=door.tenant,
+    )
+
+
+def _ways(name: str, domain: str | None) -> WayOf:
+    if name == "judge0":
+        return _of_judge0
+    if name == "e2b":
+        return _of_e2b(domain)
+    return lambda _method, _path, _headers: _ANY  # each request is a program of its own
+
+
+def _of_judge0(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
+    """Return where a request about submissions goes; each is at the node that its token names."""
+    where, _, query = path.partition("?")
+    if where == "/submissions" and method == "GET":
+        return _OF_ONE
+    found = _SUBMISSION.fullmatch(where)
+    named = [found[1]] if found else []
+    if where == "/submissions/batch":
+        named = [each for each in parse_qs(query).get("tokens", [""])[0].split(",") if each]
+    nodes = {tokens.node_of(each) for each in named} - {""}
+    if len(nodes) > 1:
+        return _NOWHERE
+    return Way("object", nodes.pop(), "submission", named[0]) if nodes else _ANY
+
+
+def _of_e2b(domain: str | None) -> WayOf:
+    def of(method: str, target: str, headers: Mapping[bytes, bytes]) -> Way:
+        """Return where a request goes: to the node of the sandbox that it names, if it does."""
+        path = "/" + target.partition("?")[0].lstrip("/")
+        sandbox = _sandbox(path, headers, domain)
+        if sandbox:
+            return Way("object", node_of(sandbox), "sandbox", sandbox)
+        if method == "GET" and path in _E2B_LISTS:
+            return Way("all", thing="array", path=path)
+        return _ANY if _E2B_ANYWHERE.fullmatch(path) else _OF_ONE
+
+    return of
+
+
+def _sandbox(path: str, headers: Mapping[bytes, bytes], domain: str | None) -> str:
+    """Return the sandbox that a request names: by Host or header, by its path, or by a token."""
+    named = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
+    place = place_of(named, domain)
+    if place is not None:
+        return place.sandbox_id
+    found = _E2B_SANDBOX.fullmatch(path)
+    if found is not None:
+        return found[1]
+    for name in _E2B_TOKENS:
+        token = _E2B_TOKEN.fullmatch(headers.get(name, b""))
+        if token is not None:
+            return token[1].decode()
+    return ""

@@ -1,0 +1,54 @@
+"""Snapshots by the names that their tenants gave them: which node has the one of that name.
+
+An id says its node, a name does not, so all nodes are asked. The invariant: a name is a snapshot's
+only if no other node has one of that name, and every node has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cellwall.cluster.gateway.book import unreachable
+from cellwall.cluster.gateway.wire.asking import ask
+from cellwall.model.errors import Conflict, NotFound
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.wire.heads import Headers
+
+_ASK_S = 5.0
+
+
+async def node_with(book: Book, name: str, said: Headers) -> Node:
+    """Return the node that has the caller's snapshot called `name`, as the path has it.
+
+    Raises NotFound, NodeUnreachable, and Conflict if several have one.
+    """
+    nodes = list(book.answering())
+    if not book.has_several and nodes:
+        return nodes[0]  # which says itself that there is none
+    found = await asyncio.gather(*(_has(each, name, said) for each in nodes))
+    having = [node for node, has in zip(nodes, found, strict=True) if has]
+    if len(having) > 1:
+        raise Conflict(
+            f"snapshot {name[:64]!r}: several nodes have one of that name",
+            remedy="name it by its id, which GET /snapshots says",
+        )
+    if having:
+        return having[0]
+    for each in book.silent():
+        raise unreachable(each)
+    raise NotFound(
+        f"snapshot {name[:64]!r}: there is none", remedy="look at your own; it may have expired"
+    )
+
+
+async def _has(node: Node, name: str, said: Headers) -> bool:
+    """Report whether a node has it. Raises NodeUnreachable."""
+    try:
+        async with asyncio.timeout(_ASK_S):
+            answer = await ask(node.links, b"/snapshots/" + name.encode("latin-1"), said)
+    except OSError:  # TimeoutError is one
+        raise unreachable(node.name) from None
+    return answer.status == 200

@@ -1,0 +1,131 @@
+"""What of `tests/server` does not pass through a gateway, with the reason of each.
+
+Used where `switch` is on. What `FAILS` names is run and has to fail, so that an entry that is no
+longer true is found; what `OTHERS` names is no matter of a gateway's, and is not run there.
+"""
+
+# ruff: noqa: E501 - ids of tests are as long as they are
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_BELOW = "tests/server/"
+_FAILS: Mapping[str, tuple[str, ...]] = {
+    "a gateway does not serve /keys, /volumes, /secrets, /images, /webhooks, /audit, own templates": (
+        "sandboxes/test_server_images.py::test_sandbox_on_an_image_that_is_pulled_on_demand",
+        "sandboxes/test_server_images.py::test_server_without_the_setting_has_no_images",
+        "sandboxes/test_server_images.py::test_tenant_sees_only_what_its_tier_may_name",
+        "sandboxes/test_server_images.py::test_keys_that_pull_and_remove",
+        "sandboxes/test_server_images.py::test_image_in_use_is_not_removed",
+        "sandboxes/test_server_images.py::test_images_have_so_much_room_and_those_used_least_recently_go",
+        "sandboxes/test_server_network.py::test_the_audit_tells_of_each_connection",
+        "sandboxes/test_server_network.py::test_what_is_denied_is_refused_and_told",
+        "sandboxes/test_server_packages.py::test_installed_into_a_live_sandbox_and_audited",
+        "sandboxes/test_server_ports_attack.py::test_signed_addresses_end_with_the_key_that_signed_them",
+        "sandboxes/test_server_volumes.py::test_files_outlive_the_sandbox",
+        "sandboxes/test_server_volumes.py::test_tenants_have_volumes_of_their_own",
+        "sandboxes/test_server_volumes.py::test_room_of_a_tenant_is_bounded",
+        "sandboxes/test_server_volumes.py::test_operator_that_permits_none",
+        "sandboxes/test_server_volumes.py::test_sdk",
+        "state/test_server_history.py::test_a_work_area_is_kept_compared_and_rolled_back",
+        "mcp/test_mcp_server.py::test_quotas_and_audit_hold_for_tools",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /images/{image_id}]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /keys/{key_id}]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /secrets/{name}]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /templates/builds/{build_id}]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /templates/{name}]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /audit]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /keys]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /secrets]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /webhooks]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /images]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /keys]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /templates]",
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[PUT /secrets/{name}]",
+    ),
+    "ids have the name of a node in front, so that its texts are compared with their ids in them": (
+        "tenants/test_server_ownership.py::test_things_of_others_are_as_if_there_were_none",
+    ),
+    "an id of no node is refused before a node is asked": (
+        "http/test_server_bad_input.py::test_no_route_takes_a_query_that_it_does_not_have",
+    ),
+    "a refused body is dropped up to 8 MiB, and its connection has no other request": (
+        "http/test_server_guards.py::test_refused_body_is_taken_to_its_end_from_who_has_a_key[X-API-Key: alice-key-0123456789abcdef0123456789abcdef\\r\\n-25165824-True]",
+        "http/test_server_guards.py::test_small_body_is_read_before_its_refusal[length]",
+        "http/test_server_guards.py::test_small_body_is_read_before_its_refusal[chunks]",
+    ),
+    "an offer of a WebSocket with a body is refused, not ignored": (
+        "http/test_server_upgrades.py::test_honest_request_keeps_its_body[False-two connections]",
+        "http/test_server_upgrades.py::test_honest_request_keeps_its_body[True-two connections]",
+    ),
+    "requests that come together with an offer to switch are refused": (
+        "http/test_server_upgrades.py::test_requests_behind_offers_are_answered_each",
+    ),
+    "the key is looked at before the form of a WebSocket's head, whose headers may be longer": (
+        "http/test_server_upgrades.py::test_refused_websocket_is_answered_and_closed[long header]",
+        "http/test_server_upgrades.py::test_refused_websocket_is_answered_and_closed[no WebSocket key]",
+        "http/test_server_upgrades.py::test_refused_websocket_is_answered_and_closed[long path]",
+    ),
+    "a wrong token is 404 also beside a bearer": (
+        "sandboxes/test_server_ports.py::test_bearer_of_the_inside_passes_beside_a_token",
+    ),
+    "a batch above the budget is refused as a whole": (
+        "http/test_server_large_bodies.py::test_lines_of_batches_that_never_end_are_refused_one_by_one",
+    ),
+    "a gateway does not close idle connections to make room": (
+        "http/test_server_connections_attack.py::test_connections_that_nobody_uses_give_way",
+    ),
+    "a signature names no key, so it opens nothing behind a gateway": (
+        "doors/e2b/test_e2b_access.py::test_a_signature_opens_a_file_for_what_was_signed_until_it_expires",
+        "doors/e2b/test_e2b_files.py::test_a_signed_address_reads_and_writes_one_file",
+        "doors/e2b/test_e2b_files.py::test_a_part_of_a_file_is_read",
+    ),
+    "a visitor without a token names no key, so ports are not public behind a gateway": (
+        "doors/e2b/test_e2b_access.py::test_where_the_operator_permits_it_ports_are_public_unless_the_client_says_no",
+    ),
+}
+_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "it looks for requests in the node's log that end on their way to the node": (
+        "streams/test_server_leaving.py::test_upgrade_that_the_inside_never_answers_ends_with_its_client",
+    ),
+    "a program of a batch over its quota is refused at once, and does not wait": (
+        "streams/test_server_leaving.py::test_batch_over_its_quota_ends_with_its_client",
+    ),
+    "it is about the memory of the server's own process, which the gateway's bounds protect": (
+        "http/test_server_large_bodies.py::test_control_without_that_they_hold_what_they_send",
+    ),
+    "it compares times, and an id of no node is refused before a node is asked": (
+        "tenants/test_server_ownership.py::test_unknown_and_foreign_take_the_same_time",
+        "tenants/test_server_ownership.py::test_ids_do_not_count",
+    ),
+    "it asks for all numbers while a thousand programs wait, and a part that takes 5 s is left out": (
+        "tenants/test_server_tenants.py::test_one_behind_a_thousand_of_another_is_served_within_two_run_times",
+    ),
+}
+
+
+def _by_name(reasons: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    return {_BELOW + name: reason for reason, names in reasons.items() for name in names}
+
+
+FAILS = _by_name(_FAILS)
+"""Reason by a test's id, without its parameters or with them."""
+OTHERS = _by_name(_OTHERS)
+"""Reason by the beginning of ids: a folder, a file, or a test."""
+
+
+def mark(items: Sequence[pytest.Item]) -> None:
+    """Mark what was collected."""
+    for item in items:
+        name = item.nodeid
+        reason = FAILS.get(name, FAILS.get(name.partition("[")[0]))
+        other = next((why for begins, why in OTHERS.items() if name.startswith(begins)), None)
+        if other is not None:
+            item.add_marker(pytest.mark.skip(reason=f"behind a gateway: {other}"))
+        elif reason is not None:
+            item.add_marker(pytest.mark.xfail(reason=f"behind a gateway: {reason}", strict=True))
