@@ -66,6 +66,14 @@ class Cluster:
     nodes: dict[str, Process] = field(default_factory=dict)
     gateways: list[Process] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
+    detours: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Ports by which a gateway reaches nodes, where they are not the nodes' own."""
+    directory: str = ""
+    """Address of the gateways' directory; empty: each is alone."""
+    directories: dict[str, str] = field(default_factory=dict)
+    """Another address of it, for a gateway."""
+    tiers: str = ""
+    """Sections of the gateways' settings and the nodes'."""
     _clients: list[httpx.Client] = field(default_factory=list)
 
     def start_node(self, name: str, fence_s: float = 10.0, more: str = "") -> Process:
@@ -74,7 +82,8 @@ class Cluster:
         folder.mkdir(exist_ok=True)
         files = self._files(name)
         text = configuration(
-            f'{more}\n[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
+            f"{self.tiers}\n{more}\n"
+            f'[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
             f'key = "{files.key}"\nfence_s = {fence_s}',
             port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
         )
@@ -83,21 +92,29 @@ class Cluster:
         self.nodes[name] = made
         return made
 
-    def start_gateway(self, fence_s: float = 10.0, probe_s: float = 0.2) -> Process:
-        """Start a gateway over all nodes."""
-        name = f"gate-{len(self.gateways)}"
+    def start_gateway(
+        self, fence_s: float = 10.0, probe_s: float = 0.2, place: int | None = None
+    ) -> Process:
+        """Start a gateway over all nodes; `place`: start that one again."""
+        name = f"gate-{len(self.gateways) if place is None else place}"
         folder = self.folder / name
-        folder.mkdir()
-        files = issue_gateway(self.folder / "authority", name)
-        nodes = ", ".join(f'"{_HOST}:{port}"' for port in self.ports.values())
+        folder.mkdir(exist_ok=True)
+        files = self._gateway_files(name)
+        ports = self.ports | self.detours.get(name, {})
+        nodes = ", ".join(f'"{_HOST}:{port}"' for port in ports.values())
+        directory = self.directories.get(name, self.directory)
         text = configuration(
             f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
-            f"fence_s = {fence_s}\nprobe_s = {probe_s}",
+            f"fence_s = {fence_s}\nprobe_s = {probe_s}\n"
+            f'directory = "{directory}"\nname = "{name}"\n{self.tiers}',
             port=0,
         )
         made = _started(folder, "gateway", text, dict(os.environ))
-        self.gateways.append(made)
+        if place is None:
+            self.gateways.append(made)
+        else:
+            self.gateways[place] = made
         return made
 
     def client(self, gateway: int = 0, key: str | None = ALICE) -> httpx.Client:
@@ -131,6 +148,11 @@ class Cluster:
         for each in (*self.gateways, *self.nodes.values()):
             each.stop()
 
+    def _gateway_files(self, name: str) -> Files:
+        folder = self.folder / "authority"
+        found = Files(folder / f"{name}.pem", folder / f"{name}.key")
+        return found if found.certificate.exists() else issue_gateway(folder, name)
+
     def _files(self, name: str) -> Files:
         folder = self.folder / "authority"
         if name in self.ports:
@@ -155,12 +177,14 @@ def _started(folder: Path, command: str, text: str, env: dict[str, str]) -> Proc
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 2, gateways: int = 1, **choices: float) -> Iterator[Cluster]:
+def cluster(
+    nodes: int = 2, gateways: int = 1, directory: str = "", tiers: str = "", **choices: float
+) -> Iterator[Cluster]:
     """Run a cluster for the length of a block."""
     folder = Path(tempfile.mkdtemp())
     try:
         authority = make_authority(folder / "authority").certificate
-        made = Cluster(folder, authority)
+        made = Cluster(folder, authority, directory=directory, tiers=tiers)
         try:
             for number in range(nodes):
                 made.start_node(f"node-{number}", choices.get("fence_s", 10.0))

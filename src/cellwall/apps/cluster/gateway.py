@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import ssl
 from collections.abc import Callable
@@ -66,19 +67,33 @@ async def _serve(
     with listening_on(server) as sock:
         for node in book.nodes:
             gateway.tasks.spawn(watch(book, node, settings.probe_s, _cut))
-        listener = await loop.create_server(
-            lambda: ClientLink(gateway.begin, living),
-            sock=sock,
-            backlog=_BACKLOG,
-            ssl=_tls(server),
-        )
-        on_ready(address_of(server, sock))
-        await over.wait()
-        listener.close()
-        await _let_end(living, server.stop_s)
-        await gateway.tasks.cancel()
+        async with _agreeing(settings, server, gateway, over):
+            if over.is_set():  # before it knew what is lost
+                return
+            listener = await loop.create_server(
+                lambda: ClientLink(gateway.begin, living),
+                sock=sock,
+                backlog=_BACKLOG,
+                ssl=_tls(server),
+            )
+            on_ready(address_of(server, sock))
+            await over.wait()
+            listener.close()
+            await _let_end(living, server.stop_s)
+            await gateway.tasks.cancel()
         for node in book.nodes:
             node.links.cut()
+
+
+def _agreeing(
+    settings: GatewaySettings, server: ServerSettings, gateway: Gateway, over: asyncio.Event
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Agree with the other gateways for the length of a block, if there is a directory."""
+    if not settings.directory:
+        return contextlib.nullcontext()
+    from cellwall.apps.cluster.directory import agreeing  # a gateway alone has no memory for it
+
+    return agreeing(settings, server, gateway, over)
 
 
 async def _let_end(living: set[ClientLink], seconds: float) -> None:

@@ -32,6 +32,8 @@ from cellwall.surface.shared.tasks import Tasks
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
+    from cellwall.cluster.gateway.agreed.claims import AgreedReplays
+    from cellwall.cluster.gateway.agreed.quotas import Quotas
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.routing import Way
@@ -55,7 +57,9 @@ class Gateway:
         self._settings = settings
         self._keys = keys
         self._failures = Failures()
-        self._replays = Replays()
+        self.replays: Replays | AgreedReplays = Replays()
+        self.quotas: Quotas | None = None
+        """What is counted over nodes; None: each node holds a tenant's quotas for itself."""
         self.bodies = BodyBudget(most_bytes(settings))
         """What is held of bodies: of those that another node may need, and of batches."""
         self._hosts = allowed_hosts(settings)
@@ -104,29 +108,6 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self.refuse(client, head, error, request_id)
         client.done()
-
-    # -- repeats ---------------------------------------------------------------------------
-
-    def replayed(self, head: RequestHead, caller: Caller | None) -> str:
-        """Return the node to which a request with that key went before; empty: to none."""
-        key = _key_of(head)
-        if not key or caller is None:
-            return ""
-        return self._replays.of(caller.principal.tenant, key, asyncio.get_running_loop().time())
-
-    def goes(self, head: RequestHead, caller: Caller | None, node: str) -> None:
-        """Note the node that is asked to begin a request."""
-        key = _key_of(head)
-        if key and caller is not None:
-            self._replays.goes(
-                caller.principal.tenant, key, node, asyncio.get_running_loop().time()
-            )
-
-    def did_not(self, head: RequestHead, caller: Caller | None, node: str) -> None:
-        """Note that it certainly did not begin there."""
-        key = _key_of(head)
-        if key and caller is not None:
-            self._replays.did_not(caller.principal.tenant, key, node)
 
     def request_id_of(self, head: RequestHead) -> str:
         """Return the id of a request: the client's, if it has the form of one."""
@@ -208,10 +189,6 @@ class Gateway:
             client.is_closing = True
         first = response_bytes(made, is_kept=client.is_kept, framing=framing)
         client.write(first if head.method == b"HEAD" else first + data)
-
-
-def _key_of(head: RequestHead) -> str:
-    return head.first(b"idempotency-key")
 
 
 class _Answered:
