@@ -60,7 +60,6 @@ class GroupCommit:
         After StoreBusy it may have been committed all the same: the connection broke.
         """
         if self._connection is None or self._connection.is_closed():
-            self._woken.set()
             raise away(statement.step)
         need = _Need(statement, values, asyncio.get_running_loop().create_future())
         self._waiting.append(need)
@@ -72,6 +71,7 @@ class GroupCommit:
         while True:
             try:
                 self._connection = await connected(self._url)
+                self._connection.add_termination_listener(self._wake)
                 await self._commit_all()
             except Exception as error:  # noqa: BLE001 - a directory that is away comes back
                 _log.warning("directory: %s", error)
@@ -83,12 +83,18 @@ class GroupCommit:
                 _refuse(waiting)
             await asyncio.sleep(_AGAIN_S)
 
+    def _wake(self, _connection: Connection) -> None:
+        """Have a connection that has ended replaced before it is needed."""
+        self._woken.set()
+
     async def _commit_all(self) -> None:
         """Commit until the connection breaks. Raises its error."""
         while True:
             await self._woken.wait()
             self._woken.clear()
-            while self._waiting or self._connection.is_closed():
+            if self._connection.is_closed():
+                raise away("commit")
+            while self._waiting:
                 batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
                 try:
                     async with asyncio.timeout(_COMMIT_S):
