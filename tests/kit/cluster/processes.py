@@ -189,7 +189,7 @@ def cluster(
             for number in range(nodes):
                 made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
             for _ in range(gateways):
-                made.start_gateway(**choices)
+                made.start_gateway(choices.get("fence_s", 10.0), choices.get("probe_s", 0.2))
             for number in range(gateways):
                 made.wait_ready(nodes, number)
             yield made

@@ -12,10 +12,12 @@ from cellwall.cluster.directory.claims import Claims
 from cellwall.cluster.directory.connection import check_url
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.roll import Roll
+from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.directory.sums import Sums
 from cellwall.cluster.gateway.agreed.claims import AgreedReplays
 from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
 from cellwall.cluster.gateway.agreed.quotas import Quotas
+from cellwall.cluster.gateway.agreed.running import Running
 from cellwall.engine.scheduling.quotas import Tenants
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ async def agreeing(
     commits = GroupCommit(url)
     claims = Claims(commits)
     gateway.replays = AgreedReplays(claims, gateway.book)
-    gateway.quotas = Quotas(Sums(commits), Tenants(server.tiers, server.tenants), gateway.book)
+    tenants = Tenants(server.tiers, server.tenants)
+    gateway.quotas = Quotas(Sums(commits), tenants, gateway.book)
+    gateway.running = Running(Shares(commits), tenants, gateway.tasks)
     if not await _has_begun(losses, over):
         yield
         return

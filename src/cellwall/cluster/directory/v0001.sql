@@ -36,10 +36,11 @@ CREATE TABLE directory.replays (
 );
 CREATE INDEX replays_by_age ON directory.replays (made_at);
 
--- The sum of a tenant's rows of `sandboxes`, which is what a quota is compared with.
+-- The sums of a tenant's rows of `sandboxes` and `shares`, which quotas are compared with.
 CREATE TABLE directory.tenants (
     tenant    text PRIMARY KEY,
-    sandboxes integer NOT NULL CHECK (sandboxes >= 0)
+    sandboxes integer NOT NULL DEFAULT 0 CHECK (sandboxes >= 0),
+    running   integer NOT NULL DEFAULT 0 CHECK (running >= 0)
 );
 
 CREATE TABLE directory.sandboxes (
@@ -54,8 +55,8 @@ CREATE INDEX sandboxes_by_tenant ON directory.sandboxes (tenant);
 -- How many programs of a tenant a gateway may have under way at once.
 CREATE TABLE directory.shares (
     tenant  text NOT NULL,
-    gateway text NOT NULL,
-    running integer NOT NULL,
+    gateway text NOT NULL,          -- one run of it
+    running integer NOT NULL CHECK (running >= 0),
     until   timestamptz NOT NULL,
     PRIMARY KEY (tenant, gateway)
 );

@@ -133,7 +133,8 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
-                await self._at_a_chosen_node()
+                async with self._place():
+                    await self._at_a_chosen_node()
             else:
                 await self._at_one_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
@@ -142,6 +143,12 @@ class Exchange:
         finally:
             self._held.release()
             self._client.done()
+
+    def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold a place for a program; a sandbox needs none."""
+        if self._caller is None or self._way.path == _SANDBOXES:
+            return contextlib.nullcontext()
+        return self._gateway.place(self._caller.principal.tenant)
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""

@@ -8,6 +8,7 @@ unless a token of that node's stands for one there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from cellwall.wire.answer import one_line
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.claims import AgreedReplays
     from cellwall.cluster.gateway.agreed.quotas import Quotas
+    from cellwall.cluster.gateway.agreed.running import Running
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.routing import Way
@@ -60,6 +62,8 @@ class Gateway:
         self.replays: Replays | AgreedReplays = Replays()
         self.quotas: Quotas | None = None
         """What is counted over nodes; None: each node holds a tenant's quotas for itself."""
+        self.running: Running | None = None
+        """The same for programs under way."""
         self.bodies = BodyBudget(most_bytes(settings))
         """What is held of bodies: of those that another node may need, and of batches."""
         self._hosts = allowed_hosts(settings)
@@ -108,6 +112,10 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self.refuse(client, head, error, request_id)
         client.done()
+
+    def place(self, tenant: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold a place among a tenant's programs under way for the length of a block."""
+        return contextlib.nullcontext() if self.running is None else self.running.place(tenant)
 
     def request_id_of(self, head: RequestHead) -> str:
         """Return the id of a request: the client's, if it has the form of one."""

@@ -98,7 +98,9 @@ class Losses:
     def _away(self, error: Exception) -> None:
         self._roll.drop()
         if self._since_s is not None or not self._book.is_alone:
-            _log.warning("directory: away, so no loss is told: %s", error or "no answer in time")
+            _log.warning(
+                "directory: away, so no loss is told: %s", str(error) or "no answer in time"
+            )
         self._since_s, self._book.is_alone = None, True
 
     async def _note(self) -> None:
