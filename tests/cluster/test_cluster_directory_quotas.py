@@ -32,7 +32,7 @@ TIERS = (
 
 @pytest.fixture(scope="module")
 def two(postgres: Postgres) -> Iterator[Cluster]:
-    with cluster(2, 2, directory=directory(postgres), tiers=TIERS) as made:
+    with cluster(2, 2, directory=directory(postgres), tiers=TIERS, probe_s=1.0) as made:
         yield made
 
 
@@ -62,7 +62,10 @@ class _Witness:
 
     def _look(self) -> None:
         while not self._is_over.is_set():
-            use = self._client.get("/quota").json()["use"]
+            answer = self._client.get("/quota")
+            if answer.status_code != 200:
+                continue  # on a busy machine a node may miss probes
+            use = answer.json()["use"]
             self.most, self.looks = max(self.most, use[self._name]), self.looks + 1
 
 
@@ -84,7 +87,11 @@ def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> No
         assert len(made) == SANDBOXES  # none was refused below the quota
         for each in refused:
             error = each.json()["error"]
-            assert (each.status_code, error["code"], error["quota"]) == (429, "quota", "sandboxes")
+            assert (each.status_code, error["code"], error.get("quota")) == (
+                429,
+                "quota",
+                "sandboxes",
+            ), error
         assert sorted(_live(clients[0])) == sorted(made)
         assert len({node_of(each) for each in made}) == 2
         # What is deleted is room again, at once and at the other gateway.
@@ -135,7 +142,7 @@ def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Clust
         def look() -> bool:
             nonlocal most
             most = max(most, asker.get("/quota").json()["use"]["running"])
-            return most > RUNNING
+            return bool(most > RUNNING)
 
         wait_until(look, "more than the other tenant may")
         assert all(each.status_code == 200 for each in free)
