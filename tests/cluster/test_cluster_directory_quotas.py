@@ -16,7 +16,7 @@ from cellwall.model.ids import new_id, node_of
 from kit.cluster.directories import directory
 from kit.cluster.processes import Cluster, cluster
 from kit.postgres_server import Postgres
-from kit.servers import BOB
+from kit.servers import BOB, run_cell
 from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -110,6 +110,30 @@ def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> No
     assert answer.status_code == 201, answer.text
     for each in _live(clients[0]):
         clients[0].delete(f"/sandboxes/{each}")
+
+
+def test_copies_are_counted_as_sandboxes_are(two: Cluster) -> None:
+    first, second = two.client(0), two.client(1)
+    source = first.post("/sandboxes", json={}).json()["id"]
+    run_cell(first, f"/sandboxes/{source}", "x = 1")
+    kept = first.post(f"/sandboxes/{source}/snapshots", json={}).json()["id"]
+    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(8) as pool:
+
+        def copy(number: int) -> int:
+            client = (first, second)[number % 2]
+            if number % 3:
+                answer = client.post(f"/sandboxes/{source}/fork", json={"count": 3})
+                return len(answer.json().get("forks", []))
+            return int(client.post(f"/snapshots/{kept}/restore", json={}).status_code == 201)
+
+        made = sum(pool.map(copy, range(24)))
+    assert witness.most == len(_live(first)) == made + 1
+    assert SANDBOXES - 3 <= made + 1 <= SANDBOXES
+    refused = second.post(f"/sandboxes/{source}/fork", json={"count": 4})
+    assert (refused.status_code, refused.json()["error"]["quota"]) == (429, "sandboxes")
+    first.delete(f"/snapshots/{kept}")
+    for each in _live(first):
+        first.delete(f"/sandboxes/{each}")
 
 
 def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Cluster) -> None:

@@ -41,20 +41,11 @@ async def _commits(url: str) -> AsyncIterator[GroupCommit]:
     made = GroupCommit(url)
     task = asyncio.get_running_loop().create_task(made.run())
     try:
-        await _until_there(made)
+        await made.wait_there()
         yield made
     finally:
         task.cancel()
         await asyncio.wait({task})
-
-
-async def _until_there(commits: GroupCommit) -> None:
-    """Wait until needs are met."""
-    while True:
-        with contextlib.suppress(StoreBusy):
-            await Claims(commits).release("no", "no", "no", is_settled=False)
-            return
-        await asyncio.sleep(0.02)
 
 
 async def _is_refused(url: str, statement: str) -> bool:
@@ -204,7 +195,7 @@ def test_crash_of_the_server_refuses_at_once_and_what_was_answered_stays(own: Po
                 with pytest.raises(StoreBusy):
                     await claims.claim("t", "other", Claim(b"", "aaaa", "o"))
                 own.start()
-                await _until_there(commits)
+                await commits.wait_there()
                 for number in range(round_ + 1):
                     again = await claims.claim("t", f"k{number}", Claim(b"", "bbbb", "new"))
                     assert again == Claim(b"d", "aaaa", f"o{number}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _KEPT = "interval '24 hours'"
 """As long as a server keeps a key."""
-_CLAIM = Statement(
+CLAIM = Statement(
     1,
     "idempotency-key",
     f"""
@@ -79,9 +79,7 @@ class Claims:
 
         Raises StoreBusy while the directory is away; the claim may hold then.
         """
-        row = await self._commits.do(
-            _CLAIM, tenant, key, wanted.digest, wanted.node, wanted.offered
-        )
+        row = await self._commits.do(CLAIM, tenant, key, wanted.digest, wanted.node, wanted.offered)
         return Claim(row["digest"], row["node"], row["offered"])
 
     async def release(self, tenant: str, key: str, offered: str, *, is_settled: bool) -> bool:

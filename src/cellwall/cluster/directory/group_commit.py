@@ -51,6 +51,7 @@ class GroupCommit:
         self._waiting: list[_Need] = []
         self._woken = asyncio.Event()
         self._connection: Connection = None
+        self._there = asyncio.Event()
         self.commits = 0
         """Transactions so far."""
 
@@ -66,16 +67,22 @@ class GroupCommit:
         self._woken.set()
         return await need.done
 
+    async def wait_there(self) -> None:
+        """Return once there is a connection."""
+        await self._there.wait()
+
     async def run(self) -> None:
         """Commit for ever, over one connection after the other."""
         while True:
             try:
                 self._connection = await connected(self._url)
                 self._connection.add_termination_listener(self._wake)
+                self._there.set()
                 await self._commit_all()
             except Exception as error:  # noqa: BLE001 - a directory that is away comes back
                 _log.warning("directory: %s", error)
             finally:
+                self._there.clear()
                 connection, self._connection = self._connection, None
                 if connection is not None:
                     connection.terminate()
@@ -85,6 +92,7 @@ class GroupCommit:
 
     def _wake(self, _connection: Connection) -> None:
         """Have a connection that has ended replaced before it is needed."""
+        self._there.clear()
         self._woken.set()
 
     async def _commit_all(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from cellwall.cluster.gateway.agreed.copies import copies_in
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
@@ -36,6 +37,8 @@ _TRIES = 3
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
 _SANDBOXES = "/sandboxes"
+_COPYING = frozenset({"fork", "restore"})
+"""Ends of paths at which sandboxes are made of others."""
 _SAFE = frozenset({b"GET", b"HEAD"})
 """Methods that change nothing, so that they may be sent twice."""
 
@@ -136,7 +139,8 @@ class Exchange:
                 async with self._place():
                     await self._at_a_chosen_node()
             else:
-                await self._at_one_node()
+                async with await self._copies():
+                    await self._at_one_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             if not self._is_gone:
                 self._gateway.refuse(self._client, self._head, error, self.request_id)
@@ -149,6 +153,20 @@ class Exchange:
         if self._caller is None or self._way.path == _SANDBOXES:
             return contextlib.nullcontext()
         return self._gateway.place(self._caller.principal.tenant)
+
+    async def _copies(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold places in the tenant's quota for the copies that a request makes."""
+        quotas, caller = self._gateway.quotas, self._caller
+        if quotas is None or caller is None or self._head.method != b"POST":
+            return contextlib.nullcontext()
+        verb = self._head.path.rpartition("/")[2]
+        if verb not in _COPYING:
+            return contextlib.nullcontext()
+        await self._until_whole()
+        if not self._can_repeat:
+            raise CapacityError("body: there is no room for it now", remedy="send less at once")
+        number = copies_in(b"".join(self._pieces)) if verb == "fork" else 1
+        return quotas.copies(caller.principal.tenant, number)
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""

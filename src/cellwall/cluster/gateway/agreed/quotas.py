@@ -8,13 +8,17 @@ for it, and no longer only once the node has said that it has ended or never beg
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cellwall.cluster.gateway.callers import said_of
 from cellwall.cluster.gateway.wire.asking import ask
 from cellwall.engine.scheduling.quotas import exceeded
+from cellwall.model.errors import CapacityError
+from cellwall.model.ids import new_id
 from cellwall.server.auth.keys import Principal
 
 if TYPE_CHECKING:
@@ -59,6 +63,25 @@ class Quotas:
         """Count a sandbox no longer that has ended, or was not made."""
         if self._tenants.use(tenant).quotas.sandboxes is not None:
             await self._sums.give_back(tenant, sandbox_id)
+
+    @contextlib.asynccontextmanager
+    async def copies(self, tenant: str, number: int) -> AsyncIterator[None]:
+        """Hold places for copies whose ids a node will draw, until they are counted themselves.
+
+        Raises QuotaExceeded if there is no room for all of them, StoreBusy.
+        """
+        if self._tenants.use(tenant).quotas.sandboxes is None:
+            yield
+            return
+        places = [new_id() for _ in range(number)]
+        try:
+            for each in places:
+                await self.take(tenant, each, "")
+            yield
+            await self.look(tenant)
+        finally:
+            with contextlib.suppress(CapacityError):  # those that stay are given back when old
+                await asyncio.gather(*(self._sums.give_back(tenant, each) for each in places))
 
     async def look(self, tenant: str) -> None:
         """Set a tenant's count right by what its nodes say from now on.
