@@ -164,7 +164,9 @@ class Exchange:
             return contextlib.nullcontext()
         await self._until_whole()
         if not self._can_repeat:
-            raise CapacityError("body: there is no room for it now", remedy="send less at once")
+            raise CapacityError(
+                "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
+            )
         number = copies_in(b"".join(self._pieces)) if verb == "fork" else 1
         return quotas.copies(caller.principal.tenant, number)
 
