@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from cellwall.cluster.gateway.agreed.copies import copies_in
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
@@ -167,8 +166,7 @@ class Exchange:
             raise CapacityError(
                 "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
             )
-        number = copies_in(b"".join(self._pieces)) if verb == "fork" else 1
-        return quotas.copies(caller.principal.tenant, number)
+        return quotas.copies(caller.principal.tenant, verb, b"".join(self._pieces))
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""

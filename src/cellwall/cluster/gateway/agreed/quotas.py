@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from cellwall.cluster.gateway.agreed.copies import copies_in
 from cellwall.cluster.gateway.callers import said_of
 from cellwall.cluster.gateway.wire.asking import ask
 from cellwall.engine.scheduling.quotas import exceeded
@@ -65,15 +66,16 @@ class Quotas:
             await self._sums.give_back(tenant, sandbox_id)
 
     @contextlib.asynccontextmanager
-    async def copies(self, tenant: str, number: int) -> AsyncIterator[None]:
+    async def copies(self, tenant: str, verb: str, body: bytes) -> AsyncIterator[None]:
         """Hold places for copies whose ids a node will draw, until they are counted themselves.
 
-        Raises QuotaExceeded if there is no room for all of them, StoreBusy.
+        `verb` and `body`: of the request, which forks or restores. Raises UsageError,
+        QuotaExceeded if there is no room for all of them, StoreBusy.
         """
         if self._tenants.use(tenant).quotas.sandboxes is None:
             yield
             return
-        places = [new_id() for _ in range(number)]
+        places = [new_id() for _ in range(copies_in(body) if verb == "fork" else 1)]
         try:
             for each in places:
                 await self.take(tenant, each, "")
