@@ -61,7 +61,7 @@ class Losses:
 
         Raises NameTaken, and StoreBroken if the directory cannot be used.
         """
-        while not await self._round():
+        while not await self.agree():
             if not self._has_said:
                 self._has_said = True
                 _log.warning("directory: away; this gateway waits for it before it takes requests")
@@ -73,7 +73,7 @@ class Losses:
         while True:
             began_s = loop.time()
             try:
-                await self._round()
+                await self.agree()
             except NameTaken as error:
                 _log.error("%s", error)
                 on_taken()
@@ -82,8 +82,11 @@ class Losses:
                 self._away(error)
             await asyncio.sleep(max(0.0, began_s + self._every_s - loop.time()))
 
-    async def _round(self) -> bool:
-        """Note and take up once; report whether the directory answered."""
+    async def agree(self) -> bool:
+        """Note and take up once; report whether the directory answered.
+
+        Raises NameTaken, and StoreBroken if the directory cannot be used.
+        """
         try:
             async with asyncio.timeout(self._away_s):
                 await self._note()
