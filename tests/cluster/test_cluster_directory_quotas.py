@@ -69,6 +69,16 @@ class _Witness:
             self.most, self.looks = max(self.most, use[self._name]), self.looks + 1
 
 
+def _same_at_once(clients: list[httpx.Client], key: str) -> list[httpx.Response]:
+    """Send one request under one key at both gateways, twice."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(each.post, "/sandboxes", json={}, headers={"idempotency-key": key})
+            for each in clients[:4]
+        ]
+        return [each.result() for each in asked]
+
+
 def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> None:
     clients = [two.client(number % 2) for number in range(8)]
     with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(32) as pool:
@@ -101,6 +111,19 @@ def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> No
             answer = clients[1].post("/sandboxes", json={})
             assert answer.status_code == 201, (number, answer.text)
             made.append(answer.json()["id"])
+        # One key at both gateways is counted once, and refused by both where there is no room.
+        for _ in range(10):
+            found = _same_at_once(clients, new_id())
+            assert {each.status_code for each in found} == {429}, [each.text for each in found]
+        for _ in range(5):
+            key, gone = new_id(), made.pop(0)
+            assert clients[0].delete(f"/sandboxes/{gone}").status_code == 200
+            found = _same_at_once(clients, key)
+            assert {each.status_code for each in found} == {201}, [each.text for each in found]
+            (only,) = {each.json()["id"] for each in found}
+            made.append(only)
+            again = clients[1].post("/sandboxes", json={}, headers={"idempotency-key": key})
+            assert again.json()["id"] == only  # which takes no room
     assert (witness.most, witness.looks > 20) == (SANDBOXES, True)
     # One that ends by itself is room, too.
     changed = clients[0].patch(f"/sandboxes/{made[0]}", json={"life_s": 1})

@@ -19,14 +19,16 @@ _RESERVE = Statement(
     4,
     _STEP,
     """
-WITH sum AS (
-  INSERT INTO directory.tenants AS t (tenant, sandboxes) VALUES ($1, 1)
+WITH known AS (SELECT FROM directory.sandboxes WHERE id = $2),
+sum AS (
+  INSERT INTO directory.tenants AS t (tenant, sandboxes)
+  SELECT $1, 1 WHERE NOT EXISTS (SELECT FROM known)
   ON CONFLICT (tenant) DO UPDATE SET sandboxes = t.sandboxes + 1 WHERE t.sandboxes < $4
   RETURNING true),
 made AS (
   INSERT INTO directory.sandboxes (id, tenant, node, made_at)
   SELECT $2, $1, $3, clock_timestamp() FROM sum RETURNING true)
-SELECT EXISTS (SELECT FROM made)
+SELECT EXISTS (SELECT FROM made) OR EXISTS (SELECT FROM known)
 """,
 )
 _ADOPT = Statement(
@@ -89,7 +91,7 @@ class Sums:
         """
         try:
             row = await self._commits.do(_RESERVE, tenant, sandbox_id, node, most)
-        except StoreConflict:
+        except StoreConflict:  # at another gateway in this moment
             return True
         return bool(row[0])
 

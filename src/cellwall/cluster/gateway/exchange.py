@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
-from cellwall.model.errors import CapacityError, NodeUnreachable
+from cellwall.model.errors import CapacityError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
 
@@ -242,7 +242,7 @@ class Exchange:
         offered = await use.goes(node.name, new_id(node.name))
         if not offered:
             return True  # `use` says which node has it
-        await self._count(use, node, offered)
+        await self._count(use, doubt, node, offered)
         try:
             end = await self._ask(node, offered, may_turn_away=has_more)
         except NodeUnreachable:
@@ -250,7 +250,7 @@ class Exchange:
                 return True
             raise
         if end not in {"lost", "full"}:
-            if self._status >= 400:
+            if self._status >= 400 and not use.may_move:  # no other request can have made it
                 await self._uncount(offered)
             return False
         if not await self._is_free(use, doubt, offered, end):
@@ -282,17 +282,22 @@ class Exchange:
             await self._uncount(offered)
         return has
 
-    async def _count(self, use: Use, node: Node, offered: str) -> None:
-        """Count a sandbox that is to be made, before it is. Raises QuotaExceeded, StoreBusy."""
+    async def _count(self, use: Use, doubt: Doubt, node: Node, offered: str) -> None:
+        """Count a sandbox that is to be made, before it is. Raises QuotaExceeded, StoreBusy.
+
+        One that an earlier request with the key has made needs no room.
+        """
         quotas, caller = self._gateway.quotas, self._caller
-        if quotas is None or caller is None or self._way.path != _SANDBOXES or not use.is_first:
+        if quotas is None or caller is None or self._way.path != _SANDBOXES:
             return
         try:
             await quotas.take(caller.principal.tenant, offered, node.name)
-        except CapacityError:
-            await use.did_not()
-            raise
-        self._counted = offered
+        except QuotaExceeded:
+            if await self._is_free(use, doubt, offered, "full"):
+                raise
+            return
+        if use.is_first:
+            self._counted = offered
 
     async def _uncount(self, sandbox_id: str) -> None:
         """Count a sandbox no longer."""
