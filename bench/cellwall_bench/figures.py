@@ -73,6 +73,8 @@ TARGETS: tuple[Target, ...] = (
     Target("gateway_cell", "the same: the next cell of a session", "x", 1.15, 1.1),
     Target("gateway_crowd", "the same: 32 clients, programs a second", "x", 0.95, 1.0,
            higher_is_better=True),
+    Target("directory_commits", "200 writers to the gateways' directory, against a commit each",
+           "x", 5.0, 8.0, higher_is_better=True),
     Target("mcp_stdio", "MCP on stdio, what a tool call costs beyond the library's own, p50", "ms",
            2.0, 1.0),
     Target("mcp_http", "MCP over HTTP, what a tool call costs beyond the library's own, p50", "ms",

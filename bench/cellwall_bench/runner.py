@@ -21,6 +21,7 @@ from cellwall_bench import (
     bare,
     cluster,
     containers,
+    directory,
     doors,
     endurance,
     first,
@@ -190,6 +191,7 @@ class Bench:
         yield "gateway_fresh", 0, lambda _: cluster.fresh("gateway_fresh", samples)
         yield "gateway_cell", 0, lambda _: cluster.cell("gateway_cell", samples)
         yield "gateway_crowd", 0, lambda _: cluster.crowd("gateway_crowd", 4)
+        yield "directory_commits", 0, lambda _: directory.commits("directory_commits", 3)
 
     def _language_rows(
         self, python: dict[str, Any], data: dict[str, Any], samples: int

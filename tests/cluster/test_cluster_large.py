@@ -25,7 +25,7 @@ MOST_MIB = 60 + STREAMS * 0.06
 def one() -> Iterator[Cluster]:
     more = {"most_connections_per_address": STREAMS + 100}
     tier = f"[tiers.default]\nconnections = {STREAMS + 100}\n"
-    with cluster(1, probe_s=1.0, at_gateway=more, at_nodes=tier) as made:
+    with cluster(1, probe_s=1.0, at_gateway=more, tiers=tier) as made:
         yield made
 
 

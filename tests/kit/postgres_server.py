@@ -106,6 +106,17 @@ class Postgres:
         self._process.send_signal(how)
         self._process.wait(50)
 
+    @property
+    def pid(self) -> int:
+        """The server's first process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it has ended."""
+        return self._process is None or self._process.poll() is not None
+
     def database(self) -> str:
         """Make an empty database; return its URL."""
         name = f"test{next(self._numbers)}"

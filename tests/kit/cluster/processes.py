@@ -74,6 +74,14 @@ class Cluster:
     ports: dict[str, int] = field(default_factory=dict)
     machines: Machines | None = None
     """Where its processes are; None: all on this one."""
+    detours: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Ports by which a gateway reaches nodes, where they are not the nodes' own."""
+    directory: str = ""
+    """Address of the gateways' directory; empty: each is alone."""
+    directories: dict[str, str] = field(default_factory=dict)
+    """Another address of it, for a gateway."""
+    tiers: str = ""
+    """Sections of the gateways' settings and the nodes'."""
     _clients: list[httpx.Client] = field(default_factory=list)
 
     def start_node(self, name: str, fence_s: float = 10.0, more: str = "") -> Process:
@@ -82,7 +90,8 @@ class Cluster:
         folder.mkdir(exist_ok=True)
         files = self._files(name)
         text = configuration(
-            f'{more}\n[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
+            f"{self.tiers}\n{more}\n"
+            f'[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
             f'key = "{files.key}"\nfence_s = {fence_s}',
             host=self._host(name),
             port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
@@ -93,24 +102,38 @@ class Cluster:
         return made
 
     def start_gateway(
-        self, fence_s: float = 10.0, probe_s: float = 0.2, more: str = "", **server: object
+        self,
+        fence_s: float = 10.0,
+        probe_s: float = 0.2,
+        more: str = "",
+        place: int | None = None,
+        **server: object,
     ) -> Process:
-        """Start a gateway over all nodes; `server` are settings of `[server]`."""
-        name = f"gate-{len(self.gateways)}"
+        """Start a gateway over all nodes; `place`: start that one again.
+
+        `more` of `[gateway]` and what follows it; `server` are settings of `[server]`.
+        """
+        name = f"gate-{len(self.gateways) if place is None else place}"
         folder = self.folder / name
-        folder.mkdir()
-        files = issue_gateway(self.folder / "authority", name)
-        nodes = ", ".join(f'"{self._host(each)}:{port}"' for each, port in self.ports.items())
-        place = {"port": 0} if self.machines is None else {"unix": str(folder / "socket")}
+        folder.mkdir(exist_ok=True)
+        files = self._gateway_files(name)
+        ports = self.ports | self.detours.get(name, {})
+        nodes = ", ".join(f'"{self._host(each)}:{port}"' for each, port in ports.items())
+        where = {"port": 0} if self.machines is None else {"unix": str(folder / "socket")}
+        directory = self.directories.get(name, self.directory)
         text = configuration(
             f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
-            f"fence_s = {fence_s}\nprobe_s = {probe_s}\n{more}",
-            **place,
+            f"fence_s = {fence_s}\nprobe_s = {probe_s}\n"
+            f'directory = "{directory}"\nname = "{name}"\n{more}\n{self.tiers}',
+            **where,
             **server,
         )
         made = _started(folder, "gateway", text, dict(os.environ), self._entering(name))
-        self.gateways.append(made)
+        if place is None:
+            self.gateways.append(made)
+        else:
+            self.gateways[place] = made
         return made
 
     def client(self, gateway: int = 0, key: str | None = ALICE) -> httpx.Client:
@@ -155,6 +178,11 @@ class Cluster:
         for each in (*self.gateways, *self.nodes.values()):
             each.stop()
 
+    def _gateway_files(self, name: str) -> Files:
+        folder = self.folder / "authority"
+        found = Files(folder / f"{name}.pem", folder / f"{name}.key")
+        return found if found.certificate.exists() else issue_gateway(folder, name)
+
     def _files(self, name: str) -> Files:
         folder = self.folder / "authority"
         if name in self.ports:
@@ -169,7 +197,7 @@ class Cluster:
 
 
 def _started(
-    folder: Path, command: str, text: str, env: dict[str, str], before: Sequence[str]
+    folder: Path, command: str, text: str, env: dict[str, str], before: Sequence[str] = ()
 ) -> Process:
     path = folder / "cellwall.toml"
     path.write_text(text, encoding="utf-8")
@@ -192,20 +220,21 @@ def cluster(
     gateways: int = 1,
     machines: Machines | None = None,
     at_gateway: Mapping[str, object] | None = None,
-    at_nodes: str = "",
+    directory: str = "",
+    tiers: str = "",
     **choices: float,
 ) -> Iterator[Cluster]:
     """Run a cluster for the length of a block, on `machines` of its own if there are some.
 
-    `at_gateway`: settings of `[server]`; `at_nodes`: more sections of the nodes' settings.
+    `at_gateway`: settings of `[server]`; `tiers`: sections of all settings.
     """
     folder = Path(tempfile.mkdtemp())
     try:
         authority = make_authority(folder / "authority").certificate
-        made = Cluster(folder, authority, machines=machines)
+        made = Cluster(folder, authority, machines=machines, directory=directory, tiers=tiers)
         try:
             for number in range(nodes):
-                made.start_node(f"node-{number}", choices.get("fence_s", 10.0), at_nodes)
+                made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
             for _ in range(gateways):
                 fence_s, probe_s = choices.get("fence_s", 10.0), choices.get("probe_s", 0.2)
                 made.start_gateway(fence_s, probe_s, **dict[str, Any](at_gateway or {}))

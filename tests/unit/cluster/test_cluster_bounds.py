@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from cellwall.cluster.gateway.agreed.copies import copies_in
 from cellwall.cluster.gateway.book import Book, Node, Told
 from cellwall.cluster.gateway.callers import check_token
 from cellwall.cluster.gateway.gateway import Gateway
@@ -17,6 +18,7 @@ from cellwall.cluster.gateway.routing import way_of
 from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.heads import RequestHead
 from cellwall.cluster.gateway.wire.links import Address, Links
+from cellwall.model.errors import UsageError
 from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
 from cellwall.server.auth.tokens import TokenRefused, Tokens
 from cellwall.server.core.settings import ServerSettings
@@ -170,3 +172,14 @@ def test_batch_above_the_budget_of_bodies_is_refused() -> None:
             assert b"those of this tenant" in said
 
     asyncio.run(run())
+
+
+def test_copies_that_a_body_asks_for_are_counted_or_refused() -> None:
+    assert copies_in(b"") == copies_in(b"{}") == copies_in(b'{"reseed": false}') == 1
+    assert copies_in(b'{"count": 256}') == 256
+    for body in (
+        b"[]", b"x", b'{"count": 0}', b'{"count": 257}', b'{"count": "9"}', b'{"count": 9.0}',
+        b'{"count": true}', b'{"count": null}', b'{"count": 1, "count": 9}', b"[" * 100_000,
+    ):  # fmt: skip
+        with pytest.raises(UsageError):
+            copies_in(body)

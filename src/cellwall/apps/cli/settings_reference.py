@@ -159,6 +159,8 @@ def _setting(section: str, name: str, hint: Any, value: object, meaning: str) ->
 def _variable(section: str, name: str) -> str:
     if section == "server":
         return f"CELLWALL_{name.upper()}"
+    if (section, name) == ("gateway", "directory"):
+        return "CELLWALL_DIRECTORY"
     return _ENGINE_VARIABLES.get(name, "") if section == "engine" else ""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -24,7 +26,7 @@ from cellwall.apps.listeners import (
 )
 from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.gateway import Gateway
-from cellwall.cluster.gateway.wire.front import ClientLink
+from cellwall.cluster.gateway.wire.front import Begin, ClientLink
 from cellwall.model.errors import UsageError
 from cellwall.server.http.addresses import Addresses
 
@@ -78,32 +80,58 @@ async def _serve(
         loop.add_signal_handler(number, over.set)
     book = Book(settings.lost_after_s)
     gateway = Gateway(server, keys, book, opened_doors(server))
-    living: set[ClientLink] = set()
+    with listening_on(server) as sock, listening_for_doors(server) as door_socks:
+        gateway.tasks.spawn(follower(settings, told.read, book, gateway.tasks, _cut))
+        async with _agreeing(settings, server, gateway, over):
+            if over.is_set():  # before it knew what is lost
+                return
+            async with _front(server) as listen:
+                await listen(sock, gateway.begin)
+                for name, each in door_socks.items():
+                    await listen(each, partial(gateway.begin_at, name))
+                told.on_ready(address_of(server, sock))
+                for name, each in door_socks.items():
+                    told.on_door(name, tcp_address_of(server, each))
+                await over.wait()
+            await gateway.tasks.cancel()
+        for node in book.nodes:
+            node.links.cut()
+
+
+Listen = Callable[[socket.socket, Begin], Coroutine[Any, Any, None]]
+
+
+@contextlib.asynccontextmanager
+async def _front(server: ServerSettings) -> AsyncIterator[Listen]:
+    """Yield what accepts clients on a socket; at the end of the block they are let go."""
     ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
     ClientLink.most = server.most_connections
     ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
-    with listening_on(server) as sock, listening_for_doors(server) as door_socks:
-        gateway.tasks.spawn(follower(settings, told.read, book, gateway.tasks, _cut))
-        listener = await loop.create_server(
-            lambda: ClientLink(gateway.begin, living),
-            sock=sock,
-            backlog=_BACKLOG,
-            ssl=_tls(server),
-        )
-        for name, each in door_socks.items():
-            begin = partial(gateway.begin_at, name)
+    loop, living, tls = asyncio.get_running_loop(), set[ClientLink](), _tls(server)
+    listeners: list[asyncio.Server] = []
+
+    async def listen(sock: socket.socket, begin: Begin) -> None:
+        listeners.append(
             await loop.create_server(
-                lambda begin=begin: ClientLink(begin, living), sock=each, ssl=_tls(server)
+                lambda: ClientLink(begin, living), sock=sock, backlog=_BACKLOG, ssl=tls
             )
-        told.on_ready(address_of(server, sock))
-        for name, each in door_socks.items():
-            told.on_door(name, tcp_address_of(server, each))
-        await over.wait()
-        listener.close()
-        await _let_end(living, server.stop_s)
-        await gateway.tasks.cancel()
-        for node in book.nodes:
-            node.links.cut()
+        )
+
+    yield listen
+    for each in listeners:
+        each.close()
+    await _let_end(living, server.stop_s)
+
+
+def _agreeing(
+    settings: GatewaySettings, server: ServerSettings, gateway: Gateway, over: asyncio.Event
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Agree with the other gateways for the length of a block, if there is a directory."""
+    if not settings.directory:
+        return contextlib.nullcontext()
+    from cellwall.apps.cluster.directory import agreeing  # a gateway alone has no memory for it
+
+    return agreeing(settings, server, gateway, over)
 
 
 async def _let_end(living: set[ClientLink], seconds: float) -> None:

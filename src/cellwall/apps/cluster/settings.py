@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cellwall.apps.settings_loader import read_section
@@ -49,5 +50,7 @@ def node_settings(path: Path) -> NodeSettings:
 
 
 def gateway_settings(path: Path) -> GatewaySettings:
-    """Read `[gateway]`. Raises UsageError."""
-    return read_section(path, "gateway", GatewaySettings)
+    """Read `[gateway]`; `CELLWALL_DIRECTORY` comes before `directory`. Raises UsageError."""
+    found = read_section(path, "gateway", GatewaySettings)
+    directory = os.environ.get("CELLWALL_DIRECTORY", "")
+    return replace(found, directory=directory) if directory else found

@@ -54,6 +54,7 @@ class Batch:
         self._gateway = gateway
         self._client = client
         self._head = head
+        self._tenant = caller.principal.tenant
         self._held = Held(gateway.bodies, caller.principal.tenant)
         self._request_id = gateway.request_id_of(head)
         self._said = [*caller.said, (b"x-request-id", self._request_id.encode())]
@@ -215,7 +216,8 @@ class Batch:
         pause_s = _PAUSE_S
         while True:
             try:
-                return await errand.run(self._gateway.book, self._said, program)
+                async with self._gateway.place(self._tenant):
+                    return await errand.run(self._gateway.book, self._said, program)
             except CapacityError as error:
                 if error.code != CapacityError.code:
                     raise  # a quota of the tenant's

@@ -59,6 +59,8 @@ class Node:
     """Why it is not ready."""
     used_up: str = ""
     """The lost name that it still says; empty: it says none."""
+    noted: str = ""
+    """Its clock in the latest answer of which the directory knows; empty: of none."""
     _turn: asyncio.Future[None] | None = field(default=None, repr=False)
 
     @property
@@ -99,6 +101,12 @@ class Book:
     nodes: list[Node] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     """Why each lost name was lost."""
+    has_directory: bool = False
+    """Whether gateways agree on losses (`agreed.losses`): this one alone tells none."""
+    is_alone: bool = True
+    """Whether no directory answers, so that nodes are told at once that they were heard."""
+    known: frozenset[str] = frozenset()
+    """Names of nodes in the directory that are not lost; some may be out of this one's reach."""
 
     # -- what probes find ------------------------------------------------------------------
 
@@ -106,8 +114,9 @@ class Book:
         """Take what a node says of itself."""
         node.misses, node.answered_s = 0, now_s
         before = node.told
-        if before is not None and before.name not in ("", told.name):
-            self._bury(before.name, "it has taken another name")
+        is_another = before is not None and before.name not in ("", told.name)
+        if before is not None and is_another and not self.has_directory:
+            self.bury(before.name, "it has taken another name")
         node.used_up = told.name if told.name in self.lost else ""
         why = self._why_not(node, told)
         if why:
@@ -140,14 +149,22 @@ class Book:
         if node.misses >= _MISSES and node.state != "unknown":
             node.state, node.why = "unreachable", why
         is_over = node.name != "" and now_s - node.answered_s > self.lost_after_s
-        if is_over:
-            self._bury(node.name, f"it did not answer for {self.lost_after_s:g} s: {why}")
+        if is_over and not self.has_directory:
+            self.bury(node.name, f"it did not answer for {self.lost_after_s:g} s: {why}")
             node.told = None
             node.state = "unknown"
-        return is_over
+            return True
+        return False
 
-    def _bury(self, name: str, why: str) -> None:
+    def bury(self, name: str, why: str) -> None:
+        """Take a name's loss up, for ever."""
         self.lost[name] = why
+
+    def beat(self, node: Node) -> str:
+        """Return the clock that is said back to a node: that of an answer that all know of."""
+        if node.told is None:
+            return ""
+        return node.told.beat if self.is_alone else node.noted
 
     # -- where requests go -----------------------------------------------------------------
 
@@ -164,6 +181,8 @@ class Book:
                 if node.state == "unreachable":
                     raise unreachable(name)
                 return node
+        if name in self.known:
+            raise unreachable(name)
         raise NotFound(
             f"{kind} {shown[:64]!r}: there is none", remedy="look at your own; it may have expired"
         )

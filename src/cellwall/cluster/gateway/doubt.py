@@ -34,12 +34,17 @@ class Doubt:
     async def until_heard(self) -> None:
         """Wait until the node answers again. Raises NodeLost if it is lost instead."""
         heard_s = self._node.answered_s
-        while self._node.answered_s == heard_s:
+        while self._node.answered_s == heard_s or self._is_another:
             if self._name in self._book.lost:
                 raise lost(self._name)
             await self._node.turned()
         if self._name in self._book.lost:
             raise lost(self._name)
+
+    @property
+    def _is_another(self) -> bool:
+        """Whether another node answers there: of the former the loss is still to be told."""
+        return self._node.name not in {"", self._name}
 
     @property
     def has_restarted(self) -> bool:

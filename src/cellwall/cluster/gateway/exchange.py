@@ -7,13 +7,14 @@ did not begin is sent to another node; a client that leaves ends what it had ask
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
-from cellwall.model.errors import CapacityError, NodeUnreachable
+from cellwall.model.errors import CapacityError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Node
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.gateway import Gateway
+    from cellwall.cluster.gateway.replays import Use
     from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
@@ -34,6 +36,9 @@ _TOGETHER_BYTES = 64 * 1024
 _TRIES = 3
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
+_SANDBOXES = "/sandboxes"
+_COPYING = frozenset({"fork", "restore"})
+"""Ends of paths at which sandboxes are made of others."""
 _SAFE = frozenset({b"GET", b"HEAD"})
 """Methods that change nothing, so that they may be sent twice."""
 
@@ -64,6 +69,11 @@ class Exchange:
         self._waits = head.first(b"expect").lower() == "100-continue"
         self._passage: Passage | None = None
         self._is_gone = False
+        self._news: asyncio.Future[None] | None = None
+        self._status = 0
+        """Of the answer."""
+        self._counted = ""
+        """Id of the sandbox that is counted in the tenant's quota."""
 
     # -- of the client ---------------------------------------------------------------------
 
@@ -78,6 +88,7 @@ class Exchange:
             passage.send(data)
         elif not self._can_repeat:
             self._client.hold()  # until there is a connection
+            self._tell()
 
     def _keep(self, data: bytes) -> None:
         if self._can_repeat:
@@ -98,6 +109,7 @@ class Exchange:
     def on_whole(self) -> None:
         """Note that the request is whole."""
         self._is_whole = True
+        self._tell()
         if self._passage is not None:
             self._passage.whole()
 
@@ -114,6 +126,7 @@ class Exchange:
     def on_gone(self) -> None:
         """End what the client had asked for."""
         self._is_gone = True
+        self._tell()
         if self._passage is not None:
             self._passage.leave()
 
@@ -123,15 +136,38 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
-                await self._at_a_chosen_node()
+                async with self._place():
+                    await self._at_a_chosen_node()
             else:
-                await self._at_one_node()
+                async with await self._copies():
+                    await self._at_one_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             if not self._is_gone:
                 self._gateway.refuse(self._client, self._head, error, self.request_id)
         finally:
             self._held.release()
             self._client.done()
+
+    def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold a place for a program; a sandbox needs none."""
+        if self._caller is None or self._way.path == _SANDBOXES:
+            return contextlib.nullcontext()
+        return self._gateway.place(self._caller.principal.tenant)
+
+    async def _copies(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold places in the tenant's quota for the copies that a request makes."""
+        quotas, caller = self._gateway.quotas, self._caller
+        if quotas is None or caller is None or self._head.method != b"POST":
+            return contextlib.nullcontext()
+        verb = self._head.path.rpartition("/")[2]
+        if verb not in _COPYING:
+            return contextlib.nullcontext()
+        await self._until_whole()
+        if not self._can_repeat:
+            raise CapacityError(
+                "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
+            )
+        return quotas.copies(caller.principal.tenant, verb, b"".join(self._pieces))
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""
@@ -148,10 +184,18 @@ class Exchange:
                 tries += 1  # nothing has begun
                 continue
             if end != "lost":
+                await self._ended()
                 return
             await doubt.until_heard()
             if not tries or not self._can_repeat:
                 raise doubt.broken()
+
+    async def _ended(self) -> None:
+        """Count a sandbox no longer that this request has ended."""
+        way, is_over = self._way, self._head.method == b"DELETE" and self._status == 200
+        if is_over and self._head.path == f"{_SANDBOXES}/{way.name}":
+            self._counted = way.name
+            await self._uncount(way.name)
 
     async def _its_node(self, asked: set[Node]) -> Node:
         way, book = self._way, self._gateway.book
@@ -163,44 +207,118 @@ class Exchange:
         asked.add(node)
         return node
 
-    def _has_other(self, asked: set[Node]) -> bool:
-        """Report whether a node is ready that was not asked."""
-        return any(each.state == "ready" and each not in asked for each in self._gateway.book.nodes)
-
     async def _at_a_chosen_node(self) -> None:
         """Ask nodes for new work until one takes it, or certainly has begun it."""
         book, asked = self._gateway.book, _no_nodes()
-        known = self._gateway.replayed(self._head, self._caller)
-        left = 1 if known else _TRIES
-        while True:
+        use = await self._use()
+        left = _TRIES
+        while not self._is_gone:
             left -= 1
+            known = use.node
             node = book.of(known, "request", "") if known else book.choose(asked)
             asked.add(node)
-            has_more = left > 0 and self._has_other(asked)
-            if not await self._was_refused(node, has_more=has_more):
+            has_more = left > 0 and (use.may_move if known else self._has_other(asked))
+            if not await self._was_refused(node, use, has_more=has_more):
                 return
 
-    async def _was_refused(self, node: Node, *, has_more: bool) -> bool:
+    def _has_other(self, asked: set[Node]) -> bool:
+        """Report whether a node is ready that was not asked yet."""
+        nodes = self._gateway.book.nodes
+        return any(each.state == "ready" and each not in asked for each in nodes)
+
+    async def _use(self) -> Use:
+        """Return the use of the request's idempotency key."""
+        use = self._gateway.replays.use(self._head, self._caller)
+        if use.wants_body:
+            await self._until_whole()
+            use.take_body(self._pieces if self._can_repeat else None)
+        return use
+
+    async def _until_whole(self) -> None:
+        """Wait until the body is whole, or as much of it is here as is kept."""
+        if self._waits and not self._is_whole:
+            self._waits = False
+            self._client.write(_CONTINUE)
+        while not self._is_whole and self._can_repeat and not self._is_gone:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+
+    def _tell(self) -> None:
+        """Wake what waits for the body."""
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _was_refused(self, node: Node, use: Use, *, has_more: bool) -> bool:
         """Ask a node for new work; report whether it did not begin it, and another may."""
-        name, doubt, offered = node.name, Doubt(self._gateway.book, node), new_id(node.name)
-        self._gateway.goes(self._head, self._caller, name)
+        doubt = Doubt(self._gateway.book, node)
+        offered = await use.goes(node.name, new_id(node.name))
+        if not offered:
+            return True  # `use` says which node has it
+        await self._count(use, doubt, node, offered)
         try:
             end = await self._ask(node, offered, may_turn_away=has_more)
         except NodeUnreachable:
-            self._gateway.did_not(self._head, self._caller, name)
-            if has_more:
+            if await self._gave_up(use, offered) and has_more:
                 return True
             raise
-        if end == "lost":
-            await doubt.until_heard()
-            if await doubt.has_begun(offered):
-                raise doubt.broken()
-        elif end != "full":
+        if end not in {"lost", "full"}:
+            if self._status >= 400 and not use.may_move:  # no other request can have made it
+                await self._uncount(offered)
             return False
-        self._gateway.did_not(self._head, self._caller, name)
+        if not await self._is_free(use, doubt, offered, end):
+            return True  # it began by another request with its key
         if not has_more or not self._can_repeat:
             raise doubt.not_begun()
         return True
+
+    async def _is_free(self, use: Use, doubt: Doubt, offered: str, end: End) -> bool:
+        """Report whether nothing began, or ever will, under an id; False: another request did it.
+
+        Raises what became of it if it may have been this one.
+        """
+        if end == "lost":
+            await doubt.until_heard()
+        elif await self._gave_up(use, offered):
+            return True
+        if await doubt.has_begun(offered):
+            if end == "full":
+                return False
+            raise doubt.broken()
+        await self._gave_up(use, offered, is_settled=True)
+        return True
+
+    async def _gave_up(self, use: Use, offered: str, *, is_settled: bool = False) -> bool:
+        """Report whether nothing can have begun under an id, after giving back what it had."""
+        has = await use.did_not(is_settled=is_settled)
+        if has:
+            await self._uncount(offered)
+        return has
+
+    async def _count(self, use: Use, doubt: Doubt, node: Node, offered: str) -> None:
+        """Count a sandbox that is to be made, before it is. Raises QuotaExceeded, StoreBusy.
+
+        One that an earlier request with the key has made needs no room.
+        """
+        quotas, caller = self._gateway.quotas, self._caller
+        if quotas is None or caller is None or self._way.path != _SANDBOXES:
+            return
+        try:
+            await quotas.take(caller.principal.tenant, offered, node.name)
+        except QuotaExceeded:
+            if await self._is_free(use, doubt, offered, "full"):
+                raise
+            return
+        if use.is_first:
+            self._counted = offered
+
+    async def _uncount(self, sandbox_id: str) -> None:
+        """Count a sandbox no longer."""
+        quotas, caller = self._gateway.quotas, self._caller
+        if quotas is None or caller is None or self._counted != sandbox_id:
+            return
+        self._counted = ""
+        with contextlib.suppress(CapacityError):  # it is noticed before the next refusal
+            await quotas.give_back(caller.principal.tenant, sandbox_id)
 
     async def _ask(self, node: Node, offered: str, *, may_turn_away: bool) -> End:
         """Ask one node. Raises NodeUnreachable if nothing has begun there."""
@@ -220,6 +338,7 @@ class Exchange:
             self._begin(passage, rest)
             return await passage.end
         finally:
+            self._status = 0 if self._passage is None else self._passage.status
             self._passage = None
             node.in_flight -= 1
             if link is not None:

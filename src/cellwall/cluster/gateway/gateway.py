@@ -8,6 +8,7 @@ unless a token of that node's stands for one there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ from cellwall.surface.shared.tasks import Tasks
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
+    from cellwall.cluster.gateway.agreed.claims import AgreedReplays
+    from cellwall.cluster.gateway.agreed.quotas import Quotas
+    from cellwall.cluster.gateway.agreed.running import Running
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.doors import Opened
@@ -64,7 +68,11 @@ class Gateway:
         self._settings = settings
         self._keys = keys
         self._failures = Failures()
-        self._replays = Replays()
+        self.replays: Replays | AgreedReplays = Replays()
+        self.quotas: Quotas | None = None
+        """What is counted over nodes; None: each node holds a tenant's quotas for itself."""
+        self.running: Running | None = None
+        """The same for programs under way."""
         self._doors = doors
         self.bodies = BodyBudget(most_bytes(settings))
         """What is held of bodies: of those that another node may need, and of batches."""
@@ -162,28 +170,9 @@ class Gateway:
             self.refuse(client, head, error, request_id)
         client.done()
 
-    # -- repeats ---------------------------------------------------------------------------
-
-    def replayed(self, head: RequestHead, caller: Caller | None) -> str:
-        """Return the node to which a request with that key went before; empty: to none."""
-        key = _key_of(head)
-        if not key or caller is None:
-            return ""
-        return self._replays.of(caller.principal.tenant, key, asyncio.get_running_loop().time())
-
-    def goes(self, head: RequestHead, caller: Caller | None, node: str) -> None:
-        """Note the node that is asked to begin a request."""
-        key = _key_of(head)
-        if key and caller is not None:
-            self._replays.goes(
-                caller.principal.tenant, key, node, asyncio.get_running_loop().time()
-            )
-
-    def did_not(self, head: RequestHead, caller: Caller | None, node: str) -> None:
-        """Note that it certainly did not begin there."""
-        key = _key_of(head)
-        if key and caller is not None:
-            self._replays.did_not(caller.principal.tenant, key, node)
+    def place(self, tenant: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold a place among a tenant's programs under way for the length of a block."""
+        return contextlib.nullcontext() if self.running is None else self.running.place(tenant)
 
     def request_id_of(self, head: RequestHead) -> str:
         """Return the id of a request: the client's, if it has the form of one."""
@@ -272,10 +261,6 @@ class Gateway:
 
 def _nothing_there() -> HttpError:
     return HttpError(404, "not_found", "path: a gateway has nothing there", remedy="see /docs")
-
-
-def _key_of(head: RequestHead) -> str:
-    return head.first(b"idempotency-key")
 
 
 class _Answered:

@@ -33,7 +33,7 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
         began_s, before = loop.time(), node.state
         try:
             async with asyncio.timeout(every_s):
-                told = await _asked(node)
+                told = await _asked(book, node)
             book.answered(node, told, loop.time())
         except (OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
             why = str(error) or f"no answer within {every_s:g} s"
@@ -52,9 +52,10 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
         await asyncio.sleep(max(0.0, began_s + every_s - loop.time()))
 
 
-async def _asked(node: Node) -> Told:
+async def _asked(book: Book, node: Node) -> Told:
     """Ask once. Raises OSError, and the errors of an answer that is none."""
-    said = [] if node.told is None else [(_BEAT, node.told.beat.encode())]
+    beat = book.beat(node)
+    said = [(_BEAT, beat.encode())] if beat else []
     if node.used_up:
         said.append((_LOST, node.used_up.encode()))
     answer = await ask(node.links, _PATH, said)

@@ -37,6 +37,12 @@ class GatewaySettings:
     fence_s: float = 10.0
     """A node that has heard no gateway for so long ends its sandboxes; as the nodes have it."""
 
+    directory: str = ""
+    """Address of the PostgreSQL database over which several gateways agree, as
+    `postgresql://cellwall_gateway@db.example/directory`; empty: this gateway is the only one."""
+    name: str = ""
+    """Name of this gateway among them; by default its machine's name and its port."""
+
     def __post_init__(self) -> None:
         """Raise UsageError on what cannot be."""
         self._check_provider()

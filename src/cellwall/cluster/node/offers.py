@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 from cellwall.server.core.errors import HttpError
 from cellwall.server.http.endpoint import Answer, Endpoint
@@ -24,19 +24,21 @@ class Offers:
     """The offers of one server's run."""
 
     def __init__(self) -> None:
-        self._under_way: WeakValueDictionary[str, Request] = WeakValueDictionary()
+        self._under_way: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
+        """The id of each; repeats under one idempotency key have the same."""
         self._refused: OrderedDict[str, None] = OrderedDict()
 
     def take(self, request: Request, offered: str) -> None:
         """Note a request that would begin something under an id. Raises HttpError."""
         if offered in self._refused:
             raise HttpError(
-                409,
-                "conflict",
+                503,
+                "capacity",  # by which a gateway knows that another node can have it
                 f"id {offered[:40]}: a gateway was told that it did not begin",
                 remedy="send it again under another id",
+                headers={"retry-after": "1"},
             )
-        self._under_way[offered] = request
+        self._under_way[request] = offered
         request.origin.offered_id = offered
 
     @property
@@ -64,7 +66,7 @@ class Offers:
         state = request.state
         is_stored = await state.ledger.find(offered) is not None
         is_here = state.executions.has(offered) or state.sandboxes.has(offered)
-        if is_stored or is_here or offered in self._under_way:
+        if is_stored or is_here or offered in self._under_way.values():
             return True
         self._refused[offered] = None
         if len(self._refused) > _MOST:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cellwall.apps.cli.cluster import directory
 from cellwall.apps.cli.console.remote import AsJson, Key, Url, connected
 
 app = typer.Typer(
@@ -14,6 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.add_typer(directory.app, name="directory")
 _FOLDER = Annotated[Path, typer.Argument(help="Folder of the cluster's authority.")]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import httptools
 
@@ -19,9 +20,6 @@ from cellwall.server.core.errors import HttpError
 from cellwall.server.http.addresses import Addresses
 from cellwall.server.http.guards import read_headers
 from cellwall.wire.answer import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HEADER_BYTES = 64 * 1024
 _URL_BYTES = 16 * 1024
@@ -80,6 +78,10 @@ class Served(Protocol):
         """Take the end of the client's connection."""
 
 
+Begin = Callable[["ClientLink", RequestHead, HttpError | None], Served]
+"""What begins the way of a request."""
+
+
 @dataclass(slots=True)
 class _Parsed:
     """A request as far as it was parsed."""
@@ -105,7 +107,7 @@ class ClientLink(asyncio.Protocol):
 
     def __init__(
         self,
-        begin: Callable[[ClientLink, RequestHead, HttpError | None], Served],
+        begin: Begin,
         living: set[ClientLink],
     ) -> None:
         """`begin` gets each request's head, and the refusal if its headers are not acceptable."""

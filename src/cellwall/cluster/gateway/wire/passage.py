@@ -46,6 +46,8 @@ class Passage:
         """The head, until the body's first piece: together they are one system call."""
         self._has_begun = False
         self.is_tunnel = False
+        self.status = 0
+        """Of the answer; 0: none has begun."""
         self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     # -- to the node -----------------------------------------------------------------------
@@ -77,6 +79,7 @@ class Passage:
 
     def on_head(self, head: ResponseHead) -> None:
         """Pass the head on, unless it may be that of a node without room."""
+        self.status = head.status
         if head.status == 101:
             self.is_tunnel = self._has_begun = True
             self._client.write(switching_bytes(head))

@@ -1,0 +1,79 @@
+"""A gateway among several: what it agrees on with others, composed over one directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from cellwall.cluster.directory.claims import Claims
+from cellwall.cluster.directory.connection import check_url
+from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.roll import Roll
+from cellwall.cluster.directory.shares import Shares
+from cellwall.cluster.directory.sums import Sums
+from cellwall.cluster.gateway.agreed.claims import AgreedReplays
+from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
+from cellwall.cluster.gateway.agreed.quotas import Quotas
+from cellwall.cluster.gateway.agreed.running import Running
+from cellwall.engine.scheduling.quotas import Tenants
+
+if TYPE_CHECKING:
+    from cellwall.cluster.gateway.gateway import Gateway
+    from cellwall.cluster.gateway.settings import GatewaySettings
+    from cellwall.server.core.settings import ServerSettings
+
+_SWEEP_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def agreeing(
+    settings: GatewaySettings, server: ServerSettings, gateway: Gateway, over: asyncio.Event
+) -> AsyncIterator[None]:
+    """Agree with other gateways for the length of a block, which begins once losses are known.
+
+    Where `over` is set before, the block begins at once. Raises the errors of `Losses.begin`.
+    """
+    url = check_url(settings.directory)
+    name = settings.name or f"{socket.gethostname()}:{server.port}"
+    roll = Roll(url, name, settings.lost_after_s, fresh_s(settings.fence_s))
+    losses = Losses(gateway.book, roll, settings.fence_s, settings.probe_s)
+    commits = GroupCommit(url)
+    claims = Claims(commits)
+    gateway.replays = AgreedReplays(claims, gateway.book)
+    tenants = Tenants(server.tiers, server.tenants)
+    gateway.quotas = Quotas(Sums(commits), tenants, gateway.book)
+    gateway.running = Running(Shares(commits), tenants, gateway.tasks)
+    if not await _has_begun(losses, over):
+        yield
+        return
+    for work in (losses.run(over.set), commits.run(), _sweep(claims)):
+        gateway.tasks.spawn(work)
+    try:
+        yield
+    finally:
+        await roll.leave()
+
+
+async def _has_begun(losses: Losses, over: asyncio.Event) -> bool:
+    """Wait until losses are known; False: the gateway is to end before that."""
+    loop = asyncio.get_running_loop()
+    begin, ending = loop.create_task(losses.begin()), loop.create_task(over.wait())
+    await asyncio.wait((begin, ending), return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    if not begin.done():
+        begin.cancel()
+        return False
+    begin.result()
+    return True
+
+
+async def _sweep(claims: Claims) -> None:
+    """Remove claims that are over, for ever."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        with contextlib.suppress(Exception):  # the directory is away; there is time
+            while await claims.sweep():
+                pass

@@ -1,0 +1,1 @@
+"""What a gateway decides together with others, over the directory."""

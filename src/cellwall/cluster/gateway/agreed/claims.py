@@ -1,0 +1,107 @@
+"""The use of an idempotency key that several gateways agree on.
+
+A key's request is claimed for one node and one id before any node is asked; a repeat at any
+gateway finds the claim, and asks that node under the same id, which answers with what the first
+has made.
+The node compares the bodies, as a server does; only where it is lost the digests here decide. The
+invariant: a claim is given up only if no other request can begin anything under its id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from cellwall.cluster.directory.claims import Claim
+from cellwall.cluster.gateway.replays import NO_KEY
+from cellwall.server.core.errors import HttpError
+
+if TYPE_CHECKING:
+    from cellwall.cluster.directory.claims import Claims
+    from cellwall.cluster.gateway.book import Book
+    from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.replays import Use
+    from cellwall.cluster.gateway.wire.heads import RequestHead
+
+_FORM = re.compile(r"[\x21-\x7e]{1,128}")
+"""Of a key as a server takes it; it refuses another."""
+
+
+class AgreedReplays:
+    """The uses of all keys."""
+
+    def __init__(self, claims: Claims, book: Book) -> None:
+        """`book` knows what is lost."""
+        self._claims = claims
+        self._book = book
+
+    def use(self, head: RequestHead, caller: Caller | None) -> Use:
+        """Return the use of a request's key."""
+        key = head.first(b"idempotency-key")
+        if caller is None or not _FORM.fullmatch(key):
+            return NO_KEY
+        return _Agreed(self._claims, self._book, caller.principal.tenant, key, head)
+
+
+class _Agreed:
+    """The use of a key by one request."""
+
+    wants_body = may_move = True
+
+    def __init__(
+        self, claims: Claims, book: Book, tenant: str, key: str, head: RequestHead
+    ) -> None:
+        self._claims = claims
+        self._book = book
+        self._tenant, self._key = tenant, key
+        self._head = head
+        self._digest = b""
+        self._claim: Claim | None = None
+        self.is_first = False
+        self.node = ""
+
+    def take_body(self, pieces: list[bytes] | None) -> None:
+        """Take its digest."""
+        if pieces is None:
+            return
+        hashed = hashlib.sha256()
+        for part in (self._head.method, self._head.target, b"".join(pieces)):
+            hashed.update(len(part).to_bytes(8, "big") + part)
+        self._digest = hashed.digest()
+
+    async def goes(self, node: str, offered: str) -> str:
+        """Claim the key for a node, or find who has it. Raises StoreBusy, HttpError."""
+        if self._claim is not None and self._claim.node == node:
+            return self._claim.offered
+        wanted = Claim(self._digest, node, offered)
+        claim = await self._claims.claim(self._tenant, self._key, wanted)
+        self._claim, self.is_first = claim, claim.offered == offered
+        if claim.node != node:
+            self._check_lost(claim)
+            self.node = claim.node
+            return ""
+        return claim.offered
+
+    def _check_lost(self, claim: Claim) -> None:
+        """Refuse another request under the key of one that is lost: no node compares them."""
+        is_known = claim.digest and self._digest
+        if is_known and claim.node in self._book.lost and claim.digest != self._digest:
+            raise HttpError(
+                409,
+                "idempotency",
+                "idempotency-key: it was used for another request",
+                remedy="use a fresh key for a different request",
+            )
+
+    async def did_not(self, *, is_settled: bool = False) -> bool:
+        """Give the claim up. Raises StoreBusy: the claim stays, and a repeat finds it."""
+        claim = self._claim
+        if claim is None or not (self.is_first or is_settled):
+            return False
+        is_given_up = await self._claims.release(
+            self._tenant, self._key, claim.offered, is_settled=is_settled
+        )
+        if is_given_up or is_settled:  # what is settled and no longer there has moved
+            self._claim, self.node = None, ""
+        return is_given_up or is_settled

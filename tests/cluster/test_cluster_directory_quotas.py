@@ -1,0 +1,195 @@
+"""Quotas over two nodes and two gateways: never one more, and none refused for nothing.
+
+The witness is what the nodes themselves say of the tenant's sandboxes and programs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from cellwall.model.ids import new_id, node_of
+from kit.cluster.directories import directory
+from kit.cluster.processes import Cluster, cluster
+from kit.postgres_server import Postgres
+from kit.servers import BOB, run_cell
+from kit.waiting import wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+SANDBOXES = 20
+RUNNING = 4
+CLIENTS = 200
+TIERS = (
+    f"[tiers.default]\nsandboxes = {SANDBOXES}\nrunning = {RUNNING}\n"
+    "[tiers.free]\n[tenants]\nbob = 'free'\n"
+)
+
+
+@pytest.fixture(scope="module")
+def two(postgres: Postgres) -> Iterator[Cluster]:
+    with cluster(2, 2, directory=directory(postgres), tiers=TIERS, probe_s=1.0) as made:
+        yield made
+
+
+def _live(client: httpx.Client) -> list[str]:
+    answer = client.get("/sandboxes", params={"state": "live", "limit": "1000"}).json()
+    assert "incomplete" not in answer
+    return [str(each["id"]) for each in answer["sandboxes"]]
+
+
+class _Witness:
+    """Asks the nodes again and again how much there is at most."""
+
+    def __init__(self, made: Cluster, name: str) -> None:
+        self._client = made.client()
+        self._name = name
+        self.most = self.looks = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> _Witness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._is_over.is_set():
+            answer = self._client.get("/quota")
+            if answer.status_code != 200:
+                continue  # on a busy machine a node may miss probes
+            use = answer.json()["use"]
+            self.most, self.looks = max(self.most, use[self._name]), self.looks + 1
+
+
+def _same_at_once(clients: list[httpx.Client], key: str) -> list[httpx.Response]:
+    """Send one request under one key at both gateways, twice."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(each.post, "/sandboxes", json={}, headers={"idempotency-key": key})
+            for each in clients[:4]
+        ]
+        return [each.result() for each in asked]
+
+
+def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> None:
+    clients = [two.client(number % 2) for number in range(8)]
+    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(32) as pool:
+        answers = list(
+            pool.map(
+                lambda number: clients[number % 8].post(
+                    "/sandboxes",
+                    json={},
+                    headers={"idempotency-key": new_id()} if number % 3 else {},
+                ),
+                range(CLIENTS),
+            )
+        )
+        made = [each.json()["id"] for each in answers if each.status_code == 201]
+        refused = [each for each in answers if each.status_code != 201]
+        assert len(made) == SANDBOXES  # none was refused below the quota
+        for each in refused:
+            error = each.json()["error"]
+            assert (each.status_code, error["code"], error.get("quota")) == (
+                429,
+                "quota",
+                "sandboxes",
+            ), error
+        assert sorted(_live(clients[0])) == sorted(made)
+        assert len({node_of(each) for each in made}) == 2
+        # What is deleted is room again, at once and at the other gateway.
+        for number in range(30):
+            gone = made.pop(0)
+            assert clients[0].delete(f"/sandboxes/{gone}").status_code == 200
+            answer = clients[1].post("/sandboxes", json={})
+            assert answer.status_code == 201, (number, answer.text)
+            made.append(answer.json()["id"])
+        # One key at both gateways is counted once, and refused by both where there is no room.
+        for _ in range(10):
+            found = _same_at_once(clients, new_id())
+            assert {each.status_code for each in found} == {429}, [each.text for each in found]
+        for _ in range(5):
+            key, gone = new_id(), made.pop(0)
+            assert clients[0].delete(f"/sandboxes/{gone}").status_code == 200
+            found = _same_at_once(clients, key)
+            assert {each.status_code for each in found} == {201}, [each.text for each in found]
+            (only,) = {each.json()["id"] for each in found}
+            made.append(only)
+            again = clients[1].post("/sandboxes", json={}, headers={"idempotency-key": key})
+            assert again.json()["id"] == only  # which takes no room
+    assert (witness.most, witness.looks > 20) == (SANDBOXES, True)
+    # One that ends by itself is room, too.
+    changed = clients[0].patch(f"/sandboxes/{made[0]}", json={"life_s": 1})
+    assert changed.status_code == 200, changed.text
+    wait_until(lambda: made[0] not in _live(clients[0]), "its life is over")
+    answer = clients[1].post("/sandboxes", json={})
+    assert answer.status_code == 201, answer.text
+    for each in _live(clients[0]):
+        clients[0].delete(f"/sandboxes/{each}")
+
+
+def test_copies_are_counted_as_sandboxes_are(two: Cluster) -> None:
+    first, second = two.client(0), two.client(1)
+    source = first.post("/sandboxes", json={}).json()["id"]
+    run_cell(first, f"/sandboxes/{source}", "x = 1")
+    kept = first.post(f"/sandboxes/{source}/snapshots", json={}).json()["id"]
+    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(8) as pool:
+
+        def copy(number: int) -> int:
+            client = (first, second)[number % 2]
+            if number % 3:
+                answer = client.post(f"/sandboxes/{source}/fork", json={"count": 3})
+                return len(answer.json().get("forks", []))
+            return int(client.post(f"/snapshots/{kept}/restore", json={}).status_code == 201)
+
+        made = sum(pool.map(copy, range(24)))
+    assert witness.most == len(_live(first)) == made + 1
+    assert SANDBOXES - 3 <= made + 1 <= SANDBOXES
+    refused = second.post(f"/sandboxes/{source}/fork", json={"count": 4})
+    assert (refused.status_code, refused.json()["error"]["quota"]) == (429, "sandboxes")
+    first.delete(f"/snapshots/{kept}")
+    for each in _live(first):
+        first.delete(f"/sandboxes/{each}")
+
+
+def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Cluster) -> None:
+    clients = [two.client(number % 2) for number in range(8)]
+    with _Witness(two, "running") as witness, ThreadPoolExecutor(64) as pool:
+        answers = list(
+            pool.map(
+                lambda number: clients[number % 8].post(
+                    "/execute", json={"code": f"import time; time.sleep(0.05); print({number})"}
+                ),
+                range(CLIENTS),
+            )
+        )
+    for number, each in enumerate(answers):
+        assert (each.status_code, each.json().get("stdout")) == (200, f"{number}\n"), each.text
+    assert witness.looks > 20
+    assert witness.most == RUNNING
+    # The control: another tenant, without that quota, has more at once.
+    bobs = [two.client(number % 2, key=BOB) for number in range(2)]
+    with ThreadPoolExecutor(12) as pool:
+        free = pool.map(
+            lambda number: bobs[number % 2].post(
+                "/execute", json={"code": "import time; time.sleep(1)"}
+            ),
+            range(12),
+        )
+        most = 0
+        asker = two.client(key=BOB)
+
+        def look() -> bool:
+            nonlocal most
+            most = max(most, asker.get("/quota").json()["use"]["running"])
+            return bool(most > RUNNING)
+
+        wait_until(look, "more than the other tenant may")
+        assert all(each.status_code == 200 for each in free)

@@ -1,0 +1,327 @@
+"""The directory in a real PostgreSQL: its role, its commits, claims, and losses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from cellwall.cluster.directory.claims import Claim, Claims
+from cellwall.cluster.directory.connection import check_url, connected, shown
+from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.roll import NameTaken, Roll
+from cellwall.cluster.directory.schema import VERSION, check_version, init
+from cellwall.model.errors import UsageError
+from cellwall.store.records.errors import StoreBroken, StoreBusy
+from kit.cluster.directories import ROLE, as_role, directory, name_of
+from kit.postgres_server import Postgres, programs, running
+
+LOST_AFTER_S = 0.3
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return directory(postgres)
+
+
+@pytest.fixture(scope="module")
+def own(postgres: Postgres) -> Iterator[Postgres]:
+    """A server that a test may crash; the capability was asked for by `postgres`."""
+    found = programs()
+    assert found is not None
+    with running(found) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def _commits(url: str) -> AsyncIterator[GroupCommit]:
+    made = GroupCommit(url)
+    task = asyncio.get_running_loop().create_task(made.run())
+    try:
+        await made.wait_there()
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _is_refused(url: str, statement: str) -> bool:
+    import asyncpg
+
+    connection = await connected(url)
+    try:
+        await connection.execute(statement)
+    except asyncpg.InsufficientPrivilegeError:
+        return True
+    finally:
+        await connection.close()
+    return False
+
+
+# -- its tables and role ----------------------------------------------------------------------
+
+
+def test_role_of_gateways_changes_rows_and_nothing_else(postgres: Postgres) -> None:
+    owner = postgres.database()
+    assert asyncio.run(init(owner, "first_gateways"))
+    assert not asyncio.run(init(owner, "first_gateways"))  # again: nothing is new
+    postgres.sql(
+        "CREATE SCHEMA other; CREATE TABLE other.secret (word text); "
+        "CREATE TABLE public.plain (word text)",
+        name_of(owner),
+    )
+    url = as_role(owner).replace(ROLE, "first_gateways")
+    forbidden = (
+        "CREATE TABLE directory.mine (word text)",
+        "CREATE TABLE public.mine (word text)",
+        "CREATE TEMPORARY TABLE mine (word text)",
+        "CREATE SCHEMA mine",
+        "DROP TABLE directory.replays",
+        "DROP SCHEMA directory CASCADE",
+        "ALTER TABLE directory.nodes ADD COLUMN more text",
+        "TRUNCATE directory.nodes",
+        "SELECT * FROM other.secret",
+        "SELECT * FROM public.plain",
+        "UPDATE directory.version SET number = 7",
+        "CREATE ROLE mine",
+    )
+    for statement in forbidden:
+        assert asyncio.run(_is_refused(url, statement)), statement
+    for table in ("gateways", "nodes", "replays", "tenants", "sandboxes", "shares"):
+        for statement in (f"SELECT * FROM directory.{table}", f"DELETE FROM directory.{table}"):
+            assert not asyncio.run(_is_refused(url, statement)), statement
+    # The control: the owner may do what the role may not.
+    assert not asyncio.run(_is_refused(owner, forbidden[1]))
+
+
+def test_database_with_tables_of_others_is_refused(postgres: Postgres) -> None:
+    owner = postgres.database()
+    postgres.sql("CREATE TABLE theirs (x int)", name_of(owner))
+    with pytest.raises(UsageError, match=r"public\.theirs"):
+        asyncio.run(init(owner, ROLE))
+
+
+@pytest.mark.parametrize("role", ["cellwall", "A", 'x"; DROP', ""])
+def test_role_with_powers_or_without_a_form_is_refused(postgres: Postgres, role: str) -> None:
+    with pytest.raises(UsageError, match="role"):
+        asyncio.run(init(postgres.database(), role))
+
+
+def test_tables_of_another_version_are_refused_with_the_remedy(postgres: Postgres) -> None:
+    owner = postgres.database()
+
+    async def check() -> None:
+        connection = await connected(owner)
+        try:
+            await check_version(connection, "x")
+        finally:
+            await connection.close()
+
+    with pytest.raises(StoreBroken, match="not there") as none:
+        asyncio.run(check())
+    assert "cluster directory init" in str(none.value.remedy)
+    asyncio.run(init(owner, ROLE))
+    asyncio.run(check())
+    name = name_of(owner)
+    postgres.sql(f"UPDATE directory.version SET number = {VERSION + 1}", name)
+    with pytest.raises(StoreBroken, match="does not know"):
+        asyncio.run(check())
+    with pytest.raises(StoreBroken, match="does not know"):
+        asyncio.run(init(owner, ROLE))
+
+
+def test_address_is_checked_and_shown_without_its_password() -> None:
+    assert check_url("postgresql+asyncpg://a@/b?host=/c") == "postgresql://a@/b?host=/c"
+    for url in ("", "sqlite:////x", "db.example"):
+        with pytest.raises(UsageError, match="no address"):
+            check_url(url)
+    assert shown("postgresql://a:secret@db:5/b") == "postgresql://a@db:5/b"
+
+
+def test_server_that_is_away_is_busy_and_a_wrong_database_is_not(url: str) -> None:
+    with pytest.raises(StoreBusy):
+        asyncio.run(connected("postgresql://x@127.0.0.1:1/x"))
+    with pytest.raises(StoreBroken, match="does not exist"):
+        asyncio.run(connected(url.replace("/test", "/nowhere")))
+
+
+# -- group commit ------------------------------------------------------------------------------
+
+
+def test_needs_of_many_are_few_commits(url: str) -> None:
+    async def run() -> None:
+        async with _commits(url) as commits:
+            claims, before = Claims(commits), commits.commits
+
+            async def one(number: int) -> Claim:
+                return await claims.claim("t", f"k{number}", Claim(b"", "aaaa", f"o{number}"))
+
+            found = await asyncio.gather(*(one(number) for number in range(400)))
+            assert [each.offered for each in found] == [f"o{number}" for number in range(400)]
+            assert commits.commits - before <= 8
+
+    asyncio.run(run())
+
+
+def test_need_that_cannot_be_met_fails_alone(url: str) -> None:
+    async def run() -> None:
+        async with _commits(url) as commits:
+            claims = Claims(commits)
+            good = [claims.claim("t", f"k{n}", Claim(b"", "aaaa", f"o{n}")) for n in range(5)]
+            bad = claims.claim("t", "k\0", Claim(b"", "aaaa", "o"))
+            *found, failed = await asyncio.gather(*good, bad, return_exceptions=True)
+            assert [each.offered for each in found if isinstance(each, Claim)] == [
+                f"o{n}" for n in range(5)
+            ]
+            assert isinstance(failed, StoreBroken)
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(120)
+def test_crash_of_the_server_refuses_at_once_and_what_was_answered_stays(own: Postgres) -> None:
+    url = directory(own)
+
+    async def run() -> None:
+        async with _commits(url) as commits:
+            claims = Claims(commits)
+            for round_ in range(3):
+                kept = Claim(b"d", "aaaa", f"o{round_}")
+                assert await claims.claim("t", f"k{round_}", kept) == kept
+                await asyncio.to_thread(own.stop, signal.SIGQUIT)
+                with pytest.raises(StoreBusy):
+                    await claims.claim("t", "other", Claim(b"", "aaaa", "o"))
+                own.start()
+                await commits.wait_there()
+                for number in range(round_ + 1):
+                    again = await claims.claim("t", f"k{number}", Claim(b"", "bbbb", "new"))
+                    assert again == Claim(b"d", "aaaa", f"o{number}")
+
+    asyncio.run(run())
+
+
+# -- claims ------------------------------------------------------------------------------------
+
+
+def test_key_is_claimed_once_over_two_gateways(url: str) -> None:
+    async def run() -> None:
+        async with _commits(url) as first, _commits(url) as second:
+            for number in range(50):
+                key = f"k{number}"
+                asked = [
+                    Claims(commits).claim("t", key, Claim(b"", node, f"{node}{number}{turn}"))
+                    for turn in range(3)
+                    for commits, node in ((first, "aaaa"), (second, "bbbb"))
+                ]
+                assert len(set(await asyncio.gather(*asked))) == 1
+            other = await Claims(first).claim("u", "k0", Claim(b"", "cccc", "o"))
+            assert other.node == "cccc"  # another tenant's key is another
+
+    asyncio.run(run())
+
+
+def test_claim_is_given_up_only_if_nothing_can_begin_under_it(url: str) -> None:
+    async def run() -> None:
+        async with _commits(url) as commits:
+            claims = Claims(commits)
+            first = Claim(b"", "aaaa", "o1")
+            assert await claims.claim("t", "k", first) == first
+            assert not await claims.release("t", "k", "other", is_settled=True)
+            assert await claims.release("t", "k", "o1", is_settled=False)
+            second = Claim(b"", "bbbb", "o2")
+            assert await claims.claim("t", "k", second) == second
+            assert await claims.claim("t", "k", first) == second  # a repeat
+            assert not await claims.release("t", "k", "o2", is_settled=False)
+            assert await claims.release("t", "k", "o2", is_settled=True)
+            assert await claims.claim("t", "k", first) == first
+
+    asyncio.run(run())
+
+
+def test_claim_is_over_after_a_day(url: str, postgres: Postgres) -> None:
+    age = "UPDATE directory.replays SET made_at = made_at - interval '24 hours'"
+
+    async def run() -> None:
+        async with _commits(url) as commits:
+            claims = Claims(commits)
+            await claims.claim("t", "k", Claim(b"", "aaaa", "o1"))
+            await claims.claim("t", "kept", Claim(b"", "aaaa", "o3"))
+            assert await claims.sweep() == 0
+            await asyncio.to_thread(postgres.sql, f"{age} WHERE key = 'k'", name_of(url))
+            second = Claim(b"", "bbbb", "o2")
+            assert await claims.claim("t", "k", second) == second
+            await asyncio.to_thread(postgres.sql, f"{age} WHERE key = 'k'", name_of(url))
+            assert await claims.sweep() == 1
+            assert (await claims.claim("t", "kept", second)).offered == "o3"
+
+    asyncio.run(run())
+
+
+# -- the roll ----------------------------------------------------------------------------------
+
+
+def _roll(url: str, name: str, fresh_s: float = 5.0) -> Roll:
+    return Roll(url, name, LOST_AFTER_S, fresh_s)
+
+
+async def _overdue(roll: Roll, name: str) -> None:
+    """Wait until nothing has heard a node for too long."""
+    async with asyncio.timeout(20):
+        while name not in (await roll.note([])).overdue:
+            pass
+
+
+def test_node_is_lost_for_all_once_none_has_heard_it(url: str) -> None:
+    async def run() -> None:
+        first, second = _roll(url, "g1"), _roll(url, "g2")
+        found = await first.note([("aaaa", "h:1"), ("bbbb", "h:2")])
+        assert sorted(found.known) == ["aaaa", "bbbb"]
+        assert found.lost == {}
+        await _overdue(first, "aaaa")
+        await second.note([("aaaa", "h:1")])  # another hears it
+        assert await first.declare("aaaa") == ""
+        assert (await first.note([])).lost == {}
+        await _overdue(first, "bbbb")
+        await second.note([])
+        assert await first.declare("bbbb") == ""
+        assert set((await first.note([])).lost) == {"bbbb"}
+        assert set((await second.note([("bbbb", "h:2")])).lost) == {"bbbb"}
+        later = _roll(url, "g3")
+        found = await later.note([])
+        assert (sorted(found.lost), sorted(found.known)) == (["bbbb"], ["aaaa"])
+        for each in (first, second, later):
+            await each.leave()
+
+    asyncio.run(run())
+
+
+def test_silent_gateway_prevents_a_loss_and_one_that_left_does_not(url: str) -> None:
+    async def run() -> None:
+        first, silent = _roll(url, "g1", fresh_s=0.2), _roll(url, "g2", fresh_s=0.2)
+        await silent.note([("aaaa", "h:1")])
+        await _overdue(first, "aaaa")
+        assert await first.declare("aaaa") == "g2"
+        assert (await first.note([])).lost == {}
+        await silent.leave()
+        assert await first.declare("aaaa") == ""
+        assert set((await first.note([])).lost) == {"aaaa"}
+        await first.leave()
+
+    asyncio.run(run())
+
+
+def test_gateway_hears_that_another_took_its_name(url: str) -> None:
+    async def run() -> None:
+        first, second = _roll(url, "g1"), _roll(url, "g1")
+        await first.note([])
+        await second.note([])
+        with pytest.raises(NameTaken, match="g1"):
+            await first.note([])
+        await second.note([])
+        for each in (first, second):
+            await each.leave()
+
+    asyncio.run(run())
