@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -49,10 +50,10 @@ class Process:
         if self.popen.stdout is not None:
             self.popen.stdout.close()
 
-    def stop(self) -> int:
-        """Stop it as an operator would; return its exit status."""
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Stop it as an operator would; return its exit status. A node drains at SIGTERM."""
         if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
+            self.popen.send_signal(number)
             try:
                 self.popen.wait(20)
             except subprocess.TimeoutExpired:
@@ -75,14 +76,16 @@ class Cluster:
     """Where its processes are; None: all on this one."""
     _clients: list[httpx.Client] = field(default_factory=list)
 
-    def start_node(self, name: str, fence_s: float = 10.0, more: str = "") -> Process:
+    def start_node(
+        self, name: str, fence_s: float = 10.0, more: str = "", drain_s: float = 3600.0
+    ) -> Process:
         """Start a node, or start it again at its port."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         files = self._files(name)
         text = configuration(
             f'{more}\n[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
-            f'key = "{files.key}"\nfence_s = {fence_s}',
+            f'key = "{files.key}"\nfence_s = {fence_s}\ndrain_s = {drain_s}',
             host=self._host(name),
             port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
         )
@@ -91,7 +94,9 @@ class Cluster:
         self.nodes[name] = made
         return made
 
-    def start_gateway(self, fence_s: float = 10.0, probe_s: float = 0.2) -> Process:
+    def start_gateway(
+        self, fence_s: float = 10.0, probe_s: float = 0.2, more: str = "", **server: object
+    ) -> Process:
         """Start a gateway over all nodes."""
         name = f"gate-{len(self.gateways)}"
         folder = self.folder / name
@@ -100,14 +105,25 @@ class Cluster:
         nodes = ", ".join(f'"{self._host(each)}:{port}"' for each, port in self.ports.items())
         place = {"port": 0} if self.machines is None else {"unix": str(folder / "socket")}
         text = configuration(
-            f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
+            f'{more}\n[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
             f"fence_s = {fence_s}\nprobe_s = {probe_s}",
             **place,
+            **server,
         )
         made = _started(folder, "gateway", text, dict(os.environ), self._entering(name))
         self.gateways.append(made)
         return made
+
+    def restart_gateway(self, number: int) -> None:
+        """Stop a gateway as an operator would, and start it again at its port."""
+        before = self.gateways[number]
+        assert before.stop() == 0
+        folder = before.log.parent
+        text = (folder / "cellwall.toml").read_text(encoding="utf-8")
+        text = re.sub(r"^port = \d+$", f"port = {before.port}", text, flags=re.MULTILINE)
+        entering = self._entering(folder.name)
+        self.gateways[number] = _started(folder, "gateway", text, dict(os.environ), entering)
 
     def client(self, gateway: int = 0, key: str | None = ALICE) -> httpx.Client:
         """Return a client of a gateway; it is closed with the cluster."""
@@ -149,7 +165,7 @@ class Cluster:
         for client in self._clients:
             client.close()
         for each in (*self.gateways, *self.nodes.values()):
-            each.stop()
+            each.stop(signal.SIGINT)
 
     def _files(self, name: str) -> Files:
         folder = self.folder / "authority"
@@ -184,7 +200,11 @@ def _started(
 
 @contextlib.contextmanager
 def cluster(
-    nodes: int = 2, gateways: int = 1, machines: Machines | None = None, **choices: float
+    nodes: int = 2,
+    gateways: int = 1,
+    machines: Machines | None = None,
+    drain_s: float = 3600.0,
+    **choices: float,
 ) -> Iterator[Cluster]:
     """Run a cluster for the length of a block, on `machines` of its own if there are some."""
     folder = Path(tempfile.mkdtemp())
@@ -193,9 +213,10 @@ def cluster(
         made = Cluster(folder, authority, machines=machines)
         try:
             for number in range(nodes):
-                made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
+                fence_s = choices.get("fence_s", 10.0)
+                made.start_node(f"node-{number}", fence_s, drain_s=drain_s)
             for _ in range(gateways):
-                made.start_gateway(**choices)
+                made.start_gateway(choices.get("fence_s", 10.0), choices.get("probe_s", 0.2))
             for number in range(gateways):
                 made.wait_ready(nodes, number)
             yield made

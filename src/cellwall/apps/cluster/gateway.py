@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.server.http.addresses import Addresses
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.settings import GatewaySettings
@@ -58,12 +60,15 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     book = _book(settings)
-    gateway = Gateway(server, keys, book)
+    gateway = Gateway(server, keys, book, settings.gateways)
     living: set[ClientLink] = set()
     ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
     ClientLink.most = server.most_connections
     ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
-    with listening_on(server) as sock:
+    async with contextlib.AsyncExitStack() as stack:
+        sock = stack.enter_context(listening_on(server))
+        await stack.enter_async_context(_metrics(gateway, server))
+        gateway.tasks.spawn(gateway.watch_paces())
         for node in book.nodes:
             gateway.tasks.spawn(watch(book, node, settings.probe_s, _cut))
         listener = await loop.create_server(
@@ -79,6 +84,22 @@ async def _serve(
         await gateway.tasks.cancel()
         for node in book.nodes:
             node.links.cut()
+
+
+@contextlib.asynccontextmanager
+async def _metrics(gateway: Gateway, server: ServerSettings) -> AsyncIterator[None]:
+    """Keep metrics and answer scrapes while the block runs, if the settings enable it."""
+    if server.metrics_port is None:
+        yield
+        return
+    # Some MiB, for those that want them.
+    from cellwall.apps.metrics_listener import check_metrics_exposure, listening
+    from cellwall.cluster.gateway.work.tally import Tally
+
+    check_metrics_exposure(server)
+    gateway.tally = Tally(gateway.book, gateway.turns)
+    async with listening(server, gateway.tally, Tasks()):
+        yield
 
 
 async def _let_end(living: set[ClientLink], seconds: float) -> None:

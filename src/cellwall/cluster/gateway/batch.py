@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import RequestHead
+    from cellwall.cluster.gateway.work.turns import Turn
 
 _NDJSON = "application/x-ndjson"
 _AT_A_NODE = 16
@@ -54,6 +55,7 @@ class Batch:
         self._client = client
         self._head = head
         self._said = caller.said
+        self._tenant = caller.principal.tenant
         self._held = Held(gateway.bodies, caller.principal.tenant)
         self._request_id = gateway.request_id_of(head)
         media = head.first(b"content-type").partition(";")[0].strip().lower()
@@ -212,13 +214,19 @@ class Batch:
         """Return a program's execution; it waits while no node has room."""
         pause_s = _PAUSE_S
         while True:
+            turn: Turn | None = None
             try:
-                return await errand.run(self._gateway.book, self._said, program)
+                turn = self._gateway.turns.ask(self._tenant)
+                await turn.come()
+                return await errand.run(self._gateway.book, self._said, program, turn)
             except CapacityError as error:
-                if error.code != CapacityError.code:
-                    raise  # a quota of the tenant's
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+                if turn is not None and error.code != CapacityError.code:
+                    raise  # a quota of the tenant's, at a node
+            finally:
+                if turn is not None:
+                    turn.leave()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
     def _error(self, error: Exception) -> dict[str, Any]:
         log_failure(error, self._request_id)
@@ -239,6 +247,7 @@ class Batch:
         framing = framing_for(None, has_chunks=client.has_chunks)
         head = ResponseHead(200, headers, None)
         client.write(response_bytes(head, is_kept=is_kept, framing=framing))
+        self._gateway.counted(self._head, head.status)
 
     async def _send(self, value: dict[str, Any]) -> None:
         await self._has_room.wait()

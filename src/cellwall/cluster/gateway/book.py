@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from cellwall.cluster.gateway.work.outliers import TRIAL_EVERY, Pace
 from cellwall.model.errors import CapacityError, NodeLost, NodeUnreachable, NotFound
 
 if TYPE_CHECKING:
@@ -24,6 +25,23 @@ State = Literal["unknown", "ready", "draining", "unreachable", "refused"]
 _MISSES = 2
 """Probes without an answer after which a node is unreachable."""
 _CHOICES = 2
+_EMPTY_S = 600.0
+"""Seconds that a node which ended empty has to come back: what was on it has an end of its own."""
+_PART = 3
+"""One node of so many may get no new work because it missed a probe."""
+
+
+@dataclass(slots=True)
+class Size:
+    """How large a node is, and what is on it; for windows, metrics and words, never for a choice
+    by load."""
+
+    cores: int = 1
+    sandboxes: int = 0
+    most_sandboxes: int = 0
+    left: int = 0
+    """Executions and sandboxes that have to end before it is empty."""
+    metrics_port: int | None = None
 
 
 @dataclass(slots=True)
@@ -38,6 +56,7 @@ class Told:
     """Its clock, which the next probe says back to it."""
     fence_s: float
     """Seconds without a gateway that hears it after which it ends everything in it."""
+    size: Size = field(default_factory=Size)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +75,19 @@ class Node:
     """Why it is not ready."""
     used_up: str = ""
     """The lost name that it still says; empty: it says none."""
+    cores: int = 1
+    """Its processors, as it says."""
+    young: int = 0
+    """New work of this gateway's that reached it a moment ago."""
+    window: int = 1 << 40
+    """How much of that it may have."""
+    pace: Pace = field(default_factory=Pace)
     _turn: asyncio.Future[None] | None = field(default=None, repr=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it was drained and empty when it last answered."""
+        return self.told is not None and self.told.is_draining and not self.told.size.left
 
     @property
     def name(self) -> str:
@@ -85,13 +116,26 @@ class Book:
     nodes: list[Node] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     """Why each lost name was lost."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when a node has another state or size."""
+    on_try: Callable[[str], None] = lambda _end: None
+    """Called with how each request to a node ended, of those for new work and for objects."""
+    _since_trial: int = 0
 
     # -- what probes find ------------------------------------------------------------------
 
     def answered(self, node: Node, told: Told, now_s: float) -> None:
         """Take what a node says of itself."""
+        was = node.state, node.cores
+        self._answered(node, told, now_s)
+        if was != (node.state, node.cores):
+            self.on_change()
+
+    def _answered(self, node: Node, told: Told, now_s: float) -> None:
         node.misses, node.answered_s = 0, now_s
         before = node.told
+        if before is None or before.generation != told.generation:
+            node.pace = Pace()
         if before is not None and before.name not in ("", told.name):
             self._bury(before.name, "it has taken another name")
         node.used_up = told.name if told.name in self.lost else ""
@@ -101,7 +145,7 @@ class Book:
             return
         if node.state in ("unreachable", "unknown", "refused"):
             node.links.drop_idle()
-        node.told, node.why = told, ""
+        node.told, node.why, node.cores = told, _left(told), told.size.cores
         node.state = "draining" if told.is_draining else "ready"
 
     def _why_not(self, node: Node, told: Told) -> str:
@@ -122,9 +166,11 @@ class Book:
         node.misses += 1
         if node.misses >= _MISSES and node.state != "unknown":
             node.state, node.why = "unreachable", why
-        is_over = node.name != "" and now_s - node.answered_s > self.lost_after_s
+            self.on_change()
+        patience_s = _EMPTY_S if node.is_empty else self.lost_after_s
+        is_over = node.name != "" and now_s - node.answered_s > patience_s
         if is_over:
-            self._bury(node.name, f"it did not answer for {self.lost_after_s:g} s: {why}")
+            self._bury(node.name, f"it did not answer for {patience_s:g} s: {why}")
             node.told = None
             node.state = "unknown"
         return is_over
@@ -163,8 +209,36 @@ class Book:
                 retry_after_s=1.0,
                 remedy="try again; the operator sees their states with `cellwall cluster status`",
             )
-        pair = random.sample(ready, min(_CHOICES, len(ready)))
-        return min(pair, key=lambda node: node.in_flight)
+        fit = [
+            node
+            for node in ready
+            if not (node.pace.why or node.misses or node.young >= node.window)
+        ]
+        if len(fit) < len(ready):
+            fit = self._fit(ready)
+        pair = random.sample(fit, _CHOICES) if len(fit) > 1 else fit
+        return min(pair, key=_load)
+
+    def _fit(self, ready: list[Node]) -> list[Node]:
+        """Return the nodes to choose from, where not all are well and have room."""
+        well = [node for node in ready if not node.pace.why]
+        if len(well) < len(ready):
+            trial = self._trial(ready)
+            if trial is not None:
+                return [trial]
+        heard = _heard(well) or ready
+        return [node for node in heard if node.young < node.window] or heard
+
+    def _trial(self, ready: list[Node]) -> Node | None:
+        """Return a slow node once in a while, if it has nothing of ours: by that it is judged."""
+        self._since_trial += 1
+        if self._since_trial < TRIAL_EVERY:
+            return None
+        idle = [node for node in ready if node.pace.why and not node.in_flight]
+        if not idle:
+            return None
+        self._since_trial = 0
+        return random.sample(idle, 1)[0]
 
     def answering(self) -> Iterable[Node]:
         """Return the nodes that have objects and answer now."""
@@ -180,12 +254,30 @@ class Book:
             {
                 "address": str(node.links.address),
                 "name": node.name,
-                "state": node.state,
+                "state": "slow" if node.state == "ready" and node.pace.why else node.state,
                 "in_flight": node.in_flight,
-                "why": node.why,
+                "left": 0 if node.told is None else node.told.size.left,
+                "why": node.why or node.pace.why,
             }
             for node in self.nodes
         ] + [{"name": name, "state": "lost", "why": why} for name, why in self.lost.items()]
+
+
+def _load(node: Node) -> float:
+    return (node.in_flight + 1) / node.cores
+
+
+def _heard(nodes: list[Node]) -> list[Node]:
+    """Return the nodes without those that missed the latest probe, unless these are many."""
+    heard = [node for node in nodes if not node.misses]
+    return heard if _PART * (len(nodes) - len(heard)) <= len(nodes) else nodes
+
+
+def _left(told: Told) -> str:
+    """Return what is left on a node that drains, in words."""
+    if not told.is_draining:
+        return ""
+    return f"it is drained: {told.size.left} executions and sandboxes are left on it"
 
 
 def lost(name: str) -> NodeLost:

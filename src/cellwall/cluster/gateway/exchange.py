@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
     from cellwall.cluster.gateway.wire.passage import End
+    from cellwall.cluster.gateway.work.turns import Turn
 
 _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""
 _TOGETHER_BYTES = 64 * 1024
 """Largest body that is joined to its head: a larger one is not copied to save a system call."""
 _TRIES = 3
+_PROGRAM = "/execute"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
 _SAFE = frozenset({b"GET", b"HEAD"})
@@ -62,6 +64,9 @@ class Exchange:
         self._is_whole = head.length == 0 or bool(head.upgrade)
         self._waits = head.first(b"expect").lower() == "100-continue"
         self._passage: Passage | None = None
+        self._turn: Turn | None = None
+        self._status = 0
+        """Status of the answer that was passed on; 0: none was."""
         self._is_gone = False
 
     # -- of the client ---------------------------------------------------------------------
@@ -113,6 +118,8 @@ class Exchange:
     def on_gone(self) -> None:
         """End what the client had asked for."""
         self._is_gone = True
+        if self._turn is not None:
+            self._turn.leave()
         if self._passage is not None:
             self._passage.leave()
 
@@ -122,13 +129,17 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
-                await self._at_a_chosen_node()
+                await self._in_turn()
             else:
                 await self._at_one_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             if not self._is_gone:
                 self._gateway.refuse(self._client, self._head, error, self.request_id)
         finally:
+            if self._turn is not None:
+                self._turn.leave()
+            if self._status:
+                self._gateway.counted(self._head, self._status)
             self._held.release()
             self._client.done()
 
@@ -151,6 +162,13 @@ class Exchange:
             return book.choose()
         return book.of(way.node, way.thing, way.name)
 
+    async def _in_turn(self) -> None:
+        """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
+        tenant = "" if self._caller is None else self._caller.principal.tenant
+        self._turn = turn = self._gateway.turns.ask(tenant)
+        if turn.has_come or await turn.come():
+            await self._at_a_chosen_node()
+
     async def _at_a_chosen_node(self) -> None:
         """Ask nodes for new work until one takes it, or certainly has begun it."""
         book, asked = self._gateway.book, _no_nodes()
@@ -168,11 +186,14 @@ class Exchange:
 
     async def _was_refused(self, node: Node, *, has_more: bool) -> bool:
         """Ask a node for new work; report whether it did not begin it, and another may."""
+        if self._turn is not None:
+            self._turn.at(node)
         name, doubt, offered = node.name, Doubt(self._gateway.book, node), new_id(node.name)
         self._gateway.goes(self._head, self._caller, name)
         try:
             end = await self._ask(node, offered, may_turn_away=has_more)
         except NodeUnreachable:
+            self._gateway.book.on_try("refused")
             self._gateway.did_not(self._head, self._caller, name)
             if has_more:
                 return True
@@ -192,6 +213,7 @@ class Exchange:
         """Ask one node. Raises NodeUnreachable if nothing has begun there."""
         node.in_flight += 1
         link: NodeLink | None = None
+        began_s = asyncio.get_running_loop().time()
         try:
             link = await _connected(node)
             if self._is_gone:
@@ -204,7 +226,13 @@ class Exchange:
             has_body = self._head.method != b"HEAD"
             link.ask(passage, first, self._length, has_answer_body=has_body)
             self._begin(passage, rest)
-            return await passage.end
+            end = await passage.end
+            self._status = passage.status
+            self._gateway.book.on_try(end)
+            if end == "whole" and passage.is_success and self._way.path == _PROGRAM:
+                now_s = asyncio.get_running_loop().time()
+                node.pace.took(now_s - began_s, now_s)
+            return end
         finally:
             self._passage = None
             node.in_flight -= 1

@@ -20,6 +20,9 @@ from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import way_of
 from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
+from cellwall.cluster.gateway.work.orders import order
+from cellwall.cluster.gateway.work.outliers import judge
+from cellwall.cluster.gateway.work.turns import Turns
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.server.auth.keys import Failures
@@ -37,20 +40,29 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.front import ClientLink, Served
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
+    from cellwall.cluster.gateway.work.tally import Tally
     from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
 
 _NOTHING: Mapping[str, str] = {}
 _NODES = "/nodes"
+_JUDGE_S = 0.5
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Gateway:
     """See the module."""
 
-    def __init__(self, settings: ServerSettings, keys: KeyRing, book: Book) -> None:
-        """`settings`: those of a server that say who may call, and how."""
+    def __init__(
+        self, settings: ServerSettings, keys: KeyRing, book: Book, gateways: int = 1
+    ) -> None:
+        """`settings`: those of a server that say who may call, and how.
+
+        `gateways`: how many share the nodes.
+        """
         self.book = book
+        self.turns = Turns(settings.tiers, settings.tenants, settings.most_queued, gateways)
+        book.on_change = lambda: self.turns.resize(book.nodes)
         self.tasks = Tasks()
         self._settings = settings
         self._keys = keys
@@ -61,6 +73,8 @@ class Gateway:
         self._hosts = allowed_hosts(settings)
         self._origins = frozenset(settings.allowed_origins)
         self.requests = 0
+        self.tally: Tally | None = None
+        """The gateway's metrics; None: it keeps none."""
 
     # -- beginning -------------------------------------------------------------------------
 
@@ -74,7 +88,8 @@ class Gateway:
                 raise fault
             self._check_host(head)
             caller = self._caller(client, head, way, path)
-            if path == _NODES and (caller is None or not caller.principal.may("admin")):
+            is_operators = path == _NODES or path.startswith(f"{_NODES}/")
+            if is_operators and (caller is None or not caller.principal.may("admin")):
                 raise HttpError(
                     403, "forbidden", "key: admin is needed for that", remedy="use another key"
                 )
@@ -83,7 +98,11 @@ class Gateway:
                     404, "not_found", "path: a gateway has nothing there", remedy="see /docs"
                 )
         except CellwallError as error:
+            if self.tally is not None:
+                self.tally.refused(error)
             return self._refused(client, head, error)
+        if way.kind == "own" and path.startswith(f"{_NODES}/"):
+            return Listing(self.tasks.spawn(order(self, client, head)))
         if way.kind == "own":
             return self._own(client, head, path)
         if way.kind == "all" and caller is not None:
@@ -104,6 +123,13 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self.refuse(client, head, error, request_id)
         client.done()
+
+    async def watch_paces(self) -> None:
+        """Judge for ever which nodes are slow."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_JUDGE_S)
+            judge(self.book.nodes, loop.time())
 
     # -- repeats ---------------------------------------------------------------------------
 
@@ -159,6 +185,11 @@ class Gateway:
                 remedy="let the operator add it to allowed_origins",
             )
 
+    def counted(self, head: RequestHead, status: int) -> None:
+        """Count an answer, if there are metrics."""
+        if self.tally is not None:
+            self.tally.answered(way_of(head.method.decode("latin-1"), head.path).kind, status)
+
     # -- answering here --------------------------------------------------------------------
 
     def _own(self, client: ClientLink, head: RequestHead, path: str) -> Served:
@@ -166,7 +197,7 @@ class Gateway:
         if path == "/health":
             value = {"status": "ok", "version": cellwall.__version__}
         else:
-            value = {"nodes": self.book.shown()}
+            value = {"nodes": self.book.shown(), "queued": self.turns.queued}
         request_id = self.request_id_of(head)
         return _Answered(client, head, lambda: self.answer(client, head, 200, value, request_id))
 
@@ -196,6 +227,7 @@ class Gateway:
         more: Mapping[str, str] = _NOTHING,
     ) -> None:
         """Answer with JSON."""
+        self.counted(head, status)
         data = one_line(value).encode()
         headers: Headers = [(b"content-type", b"application/json")]
         headers.append((b"x-request-id", request_id.encode()))

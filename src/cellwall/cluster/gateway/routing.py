@@ -61,7 +61,7 @@ def way_of(method: str, path: str) -> Way:
 
 def _kind_of(method: str, path: str) -> Kind | None:
     """Return the kind of a path without an id."""
-    if path in _OWN:
+    if path in _OWN or path.startswith("/nodes/"):
         return "own"
     if (method, path) in _NEW:
         return "new"

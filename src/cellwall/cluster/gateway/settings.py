@@ -29,6 +29,9 @@ class GatewaySettings:
     """Each node is asked so often whether it is there."""
     fence_s: float = 10.0
     """A node that has heard no gateway for so long ends its sandboxes; as the nodes have it."""
+    gateways: int = 1
+    """Gateways that share the nodes: each keeps its part of two young programs for each processor
+    at a node, and lets the others wait their turn."""
 
     def __post_init__(self) -> None:
         """Raise UsageError on what cannot be."""
@@ -42,6 +45,10 @@ class GatewaySettings:
                     f"gateway: {name} is not given",
                     remedy="make it with `cellwall cluster cert`, and name its file in [gateway]",
                 )
+        if self.gateways < 1:
+            raise UsageError(
+                f"gateway: gateways = {self.gateways} is below 1", remedy="count this one, too"
+            )
         if not 0 < self.probe_s < self.fence_s:
             raise UsageError(
                 f"gateway: probe_s = {self.probe_s:g} is not between 0 and fence_s",
