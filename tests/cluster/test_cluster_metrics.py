@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -11,6 +12,8 @@ import pytest
 
 from kit.cluster.processes import Cluster, cluster
 from kit.places import ROOT
+from kit.servers import ADMIN
+from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
@@ -65,15 +68,36 @@ def test_requests_are_counted_by_kind_and_status(one: tuple[Cluster, str]) -> No
     assert _value(page, 'nodes{state="ready"}') == 1
     assert _value(page, "places_free_ratio") == 1
     assert _value(page, "sandboxes_fill_ratio") == 0
-    made_there = alice.post("/sandboxes", json={}).json()["id"]
-    for _ in range(100):
-        page = httpx.get(address).text
-        if _value(page, "sandboxes_fill_ratio") > 0:
-            break
-    alice.delete(f"/sandboxes/{made_there}")
+    session = alice.post("/sandboxes", json={}).json()["id"]
+    wait_until(
+        lambda: _value(httpx.get(address).text, "sandboxes_fill_ratio") > 0, "a probe tells of it"
+    )
+    alice.delete(f"/sandboxes/{session}")
 
 
 def test_metrics_have_a_listener_of_their_own(one: tuple[Cluster, str]) -> None:
     made, address = one
     assert made.client().get("/metrics").status_code == 404
     assert httpx.get(address.replace("/metrics", "/health")).status_code == 404
+
+
+def test_targets_are_the_metrics_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = _unused_port()
+    with cluster(1, gateways=0) as made:
+        made.nodes["node-0"].stop()
+        with monkeypatch.context() as patch:
+            patch.setenv("CELLWALL_METRICS_PORT", str(port))
+            made.start_node("node-0")
+        made.start_gateway()
+        made.wait_ready(1)
+        assert made.client().get("/nodes/http_sd").status_code == 403
+        found = made.client(key=ADMIN).get("/nodes/http_sd").json()
+        (name,) = made.states()
+        assert found == [{"targets": [f"127.0.0.1:{port}"], "labels": {"node": name}}]
+        assert "cellwall_sandboxes" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
+
+
+def _unused_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])

@@ -193,7 +193,7 @@ def error_envelope(error: BaseException, request_id: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message, "remedy": remedy, "request_id": request_id}}
 
 
-def one_line(value: Mapping[str, Any]) -> str:
+def one_line(value: Mapping[str, Any] | list[Any]) -> str:
     """Encode `value` as one line of strict JSON.
 
     A program's result may hold NaN or infinities, which JSON does not have; they become null.

@@ -95,7 +95,12 @@ class Cluster:
         return made
 
     def start_gateway(
-        self, fence_s: float = 10.0, probe_s: float = 0.2, more: str = "", **server: object
+        self,
+        fence_s: float = 10.0,
+        probe_s: float = 0.2,
+        more: str = "",
+        audit: str = "",
+        **server: object,
     ) -> Process:
         """Start a gateway over all nodes."""
         name = f"gate-{len(self.gateways)}"
@@ -107,7 +112,7 @@ class Cluster:
         text = configuration(
             f'{more}\n[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
-            f"fence_s = {fence_s}\nprobe_s = {probe_s}",
+            f'fence_s = {fence_s}\nprobe_s = {probe_s}\naudit = "{audit}"',
             **place,
             **server,
         )

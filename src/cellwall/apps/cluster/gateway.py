@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
+import cellwall
 from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.listeners import address_of, listening_on
 from cellwall.cluster.certificates import Files, gateway_context
@@ -67,6 +70,7 @@ async def _serve(
     ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
     async with contextlib.AsyncExitStack() as stack:
         sock = stack.enter_context(listening_on(server))
+        await stack.enter_async_context(_audited(gateway, settings.audit, server))
         await stack.enter_async_context(_metrics(gateway, server))
         gateway.tasks.spawn(gateway.watch_paces())
         for node in book.nodes:
@@ -84,6 +88,32 @@ async def _serve(
         await gateway.tasks.cancel()
         for node in book.nodes:
             node.links.cut()
+
+
+@contextlib.asynccontextmanager
+async def _audited(gateway: Gateway, url: str, server: ServerSettings) -> AsyncIterator[None]:
+    """Keep an audit while the block runs, if there is a store for it."""
+    if not url:
+        yield
+        return
+    # SQL and more, for those that want it.
+    from cellwall.apps.store_place import open_store
+    from cellwall.cluster.gateway.work.trail import Trail
+    from cellwall.server.audit.writer import Audit
+    from cellwall.server.observability.observer import Observer
+    from cellwall.server.observability.redaction import Redactor
+
+    store = await open_store(url, sole=True, has_journal=False)
+    try:
+        audit = Audit(store, server, Observer(replace(server, metrics_port=None), Redactor()))
+        await audit.open({"version": cellwall.__version__, "pid": os.getpid()})
+        gateway.trail = Trail(audit)
+        try:
+            yield
+        finally:
+            await audit.aclose()
+    finally:
+        await store.aclose()
 
 
 @contextlib.asynccontextmanager

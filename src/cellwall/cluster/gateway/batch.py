@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.gateway import errand
+from cellwall.cluster.gateway.routing import Way
 from cellwall.cluster.gateway.wire.heads import (
     LAST_CHUNK,
     ResponseHead,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.heads import RequestHead
     from cellwall.cluster.gateway.work.turns import Turn
 
+_WAY = Way("batch", path="/executions/batch")
 _NDJSON = "application/x-ndjson"
 _AT_A_NODE = 16
 """Programs of one batch that are at each ready node at once, where the caller names no number."""
@@ -54,6 +56,7 @@ class Batch:
         self._gateway = gateway
         self._client = client
         self._head = head
+        self._caller = caller
         self._said = caller.said
         self._tenant = caller.principal.tenant
         self._held = Held(gateway.bodies, caller.principal.tenant)
@@ -248,6 +251,10 @@ class Batch:
         head = ResponseHead(200, headers, None)
         client.write(response_bytes(head, is_kept=is_kept, framing=framing))
         self._gateway.counted(self._head, head.status)
+        if self._gateway.trail is not None:
+            self._gateway.trail.passed(
+                self._caller, client.peer, _WAY, "", head.status, self._request_id
+            )
 
     async def _send(self, value: dict[str, Any]) -> None:
         await self._has_room.wait()

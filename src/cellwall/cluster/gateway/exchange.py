@@ -67,6 +67,8 @@ class Exchange:
         self._turn: Turn | None = None
         self._status = 0
         """Status of the answer that was passed on; 0: none was."""
+        self._node = ""
+        """Name of the node that was asked last."""
         self._is_gone = False
 
     # -- of the client ---------------------------------------------------------------------
@@ -138,8 +140,7 @@ class Exchange:
         finally:
             if self._turn is not None:
                 self._turn.leave()
-            if self._status:
-                self._gateway.counted(self._head, self._status)
+            self._note()
             self._held.release()
             self._client.done()
 
@@ -161,6 +162,21 @@ class Exchange:
         if way.kind == "any":
             return book.choose()
         return book.of(way.node, way.thing, way.name)
+
+    def _note(self) -> None:
+        """Count the answer, and write down what may have changed something."""
+        gateway = self._gateway
+        if self._status:
+            gateway.counted(self._head, self._status)
+        if gateway.trail is not None and self._head.method not in _SAFE:
+            gateway.trail.passed(
+                self._caller,
+                self._client.peer,
+                self._way,
+                self._node,
+                self._status,
+                self.request_id,
+            )
 
     async def _in_turn(self) -> None:
         """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
@@ -212,6 +228,7 @@ class Exchange:
     async def _ask(self, node: Node, offered: str, *, may_turn_away: bool) -> End:
         """Ask one node. Raises NodeUnreachable if nothing has begun there."""
         node.in_flight += 1
+        self._node = node.name
         link: NodeLink | None = None
         began_s = asyncio.get_running_loop().time()
         try:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.front import ClientLink, Served
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.cluster.gateway.work.tally import Tally
+    from cellwall.cluster.gateway.work.trail import Trail
     from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
 
@@ -75,6 +76,8 @@ class Gateway:
         self.requests = 0
         self.tally: Tally | None = None
         """The gateway's metrics; None: it keeps none."""
+        self.trail: Trail | None = None
+        """The gateway's audit; None: it keeps none."""
 
     # -- beginning -------------------------------------------------------------------------
 
@@ -83,6 +86,7 @@ class Gateway:
         self.requests += 1
         path = head.path
         way = way_of(head.method.decode("latin-1"), path)
+        caller: Caller | None = None
         try:
             if fault is not None:
                 raise fault
@@ -98,11 +102,9 @@ class Gateway:
                     404, "not_found", "path: a gateway has nothing there", remedy="see /docs"
                 )
         except CellwallError as error:
-            if self.tally is not None:
-                self.tally.refused(error)
-            return self._refused(client, head, error)
+            return self._refused(client, head, error, caller)
         if way.kind == "own" and path.startswith(f"{_NODES}/"):
-            return Listing(self.tasks.spawn(order(self, client, head)))
+            return Listing(self.tasks.spawn(order(self, client, head, caller)))
         if way.kind == "own":
             return self._own(client, head, path)
         if way.kind == "all" and caller is not None:
@@ -201,9 +203,15 @@ class Gateway:
         request_id = self.request_id_of(head)
         return _Answered(client, head, lambda: self.answer(client, head, 200, value, request_id))
 
-    def _refused(self, client: ClientLink, head: RequestHead, error: CellwallError) -> Served:
+    def _refused(
+        self, client: ClientLink, head: RequestHead, error: CellwallError, caller: Caller | None
+    ) -> Served:
         """Refuse a request; its body is not read, so its connection has no other."""
         request_id = self.request_id_of(head)
+        if self.tally is not None:
+            self.tally.refused(error)
+        if self.trail is not None:
+            self.trail.refused(caller, client.peer, error, request_id)
         if head.length != 0:
             client.is_closing = True
         return _Answered(client, head, lambda: self.refuse(client, head, error, request_id))
@@ -222,7 +230,7 @@ class Gateway:
         client: ClientLink,
         head: RequestHead,
         status: int,
-        value: Mapping[str, Any],
+        value: Mapping[str, Any] | list[Any],
         request_id: str,
         more: Mapping[str, str] = _NOTHING,
     ) -> None:

@@ -29,6 +29,9 @@ class GatewaySettings:
     """Each node is asked so often whether it is there."""
     fence_s: float = 10.0
     """A node that has heard no gateway for so long ends its sandboxes; as the nodes have it."""
+    audit: str = ""
+    """Store of this gateway's own audit, as `sqlite:////var/lib/cellwall-gateway/audit.db`, which
+    no other process writes; empty: it keeps none. `cellwall audit --store` reads it."""
     gateways: int = 1
     """Gateways that share the nodes: each keeps its part of two young programs for each processor
     at a node, and lets the others wait their turn."""

@@ -1,4 +1,4 @@
-"""What an operator asks of one node through a gateway: to take nothing new, or to take it again.
+"""What an operator asks of nodes through a gateway: to take nothing new, or again; their metrics.
 
 Begun by `gateway`, which has checked that the key is an operator's. The node decides, and says what
 is left on it; every gateway hears of it by its next probe.
@@ -17,6 +17,7 @@ from cellwall.wire.reading import error_of
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import RequestHead
@@ -24,18 +25,44 @@ if TYPE_CHECKING:
 _ORDER = re.compile(r"/nodes/([a-z2-7]{4})/(drain|undrain)")
 
 
-async def order(gateway: Gateway, client: ClientLink, head: RequestHead) -> None:
-    """Answer one such request."""
+_TARGETS = "/nodes/http_sd"
+
+
+async def order(
+    gateway: Gateway, client: ClientLink, head: RequestHead, caller: Caller | None
+) -> None:
+    """Answer one such request; it is in the audit before the node hears it."""
     request_id = gateway.request_id_of(head)
     try:
-        value = await _done(gateway.book, head)
-        gateway.answer(client, head, 200, value, request_id)
+        if head.path == _TARGETS:
+            gateway.answer(client, head, 200, _targets(gateway.book), request_id)
+        else:
+            name, word = _named(head)
+            if gateway.trail is not None:
+                await gateway.trail.ordered(caller, client.peer, word, name)
+            value = await _done(gateway.book, name, word)
+            gateway.answer(client, head, 200, value, request_id)
     except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
         gateway.refuse(client, head, error, request_id)
     client.done()
 
 
-async def _done(book: Book, head: RequestHead) -> dict[str, Any]:
+def _targets(book: Book) -> list[dict[str, Any]]:
+    """Return where the nodes' metrics are, in the form of Prometheus' http_sd.
+
+    https://prometheus.io/docs/prometheus/latest/http_sd/
+    """
+    found = []
+    for node in book.nodes:
+        port = None if node.told is None else node.told.size.metrics_port
+        if port:
+            address = str(node.links.address._replace(port=port))
+            found.append({"targets": [address], "labels": {"node": node.name}})
+    return found
+
+
+def _named(head: RequestHead) -> tuple[str, str]:
+    """Return the node's name and the word of an order. Raises HttpError."""
     found = _ORDER.fullmatch(head.path)
     if found is None or head.method != b"POST":
         raise HttpError(
@@ -44,11 +71,15 @@ async def _done(book: Book, head: RequestHead) -> dict[str, Any]:
             "path: a gateway has nothing there",
             remedy="POST to /nodes/NAME/drain or /nodes/NAME/undrain",
         )
-    name, word = found.groups()
+    return found[1], found[2]
+
+
+async def _done(book: Book, name: str, word: str) -> dict[str, Any]:
     node = book.of(name, "node", name)
     left = await _told(node, word)
     if node.state in ("ready", "draining"):  # before the next probe says so
         node.state = "draining" if word == "drain" else "ready"
+        book.on_change()
     return {"name": name, "state": node.state, "left": left}
 
 
