@@ -78,6 +78,7 @@ async def _opened() -> AsyncIterator[_House]:
         gate = issue_gateway(folder / "authority", "gate")
         env = {**os.environ, "CELLWALL_STATE_DIR": str(folder / "state")}
         text = f"[server]\nport = {_unused_port()}\n{_section('node', authority, node)}"
+        text += "drain_s = 0\n"
         async with started(_argv(folder, "node", text), env, "node listening on ") as (_, line):
             port = int(line.rpartition(":")[2])
             nodes = f'nodes = ["{_HOST}:{port}"]\n'

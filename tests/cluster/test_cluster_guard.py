@@ -133,3 +133,40 @@ def test_signal_reaches_the_server_and_its_status_is_the_guards() -> None:
         assert guard(start, FENCE_S, _unexpected) == -signal.SIGTERM
     finally:
         thread.join()
+
+
+def test_server_that_was_told_to_end_and_is_heard_no_longer_is_not_started_anew() -> None:
+    starts: list[int] = []
+    fenced: list[int] = []
+    is_ready, say_ready = os.pipe()
+
+    def work(beats: int) -> None:
+        if starts:
+            return  # another one, which there must not be
+        signal.signal(signal.SIGTERM, _stay)
+        Heart(beats, FENCE_S).beat()
+        os.write(say_ready, b"1")
+        while True:
+            _sleep()
+
+    def start(beats: int) -> int:
+        starts.append(_forked(work)(beats))
+        return starts[-1]
+
+    def stop() -> None:
+        os.read(is_ready, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        assert guard(start, FENCE_S, lambda: fenced.append(1)) == -signal.SIGKILL
+    finally:
+        thread.join()
+        os.close(is_ready)
+        os.close(say_ready)
+    assert (len(starts), len(fenced)) == (1, 1)
+
+
+def _stay(_number: int, _frame: object) -> None:
+    """Take its time to end."""

@@ -23,7 +23,8 @@ from cellwall.server.observability.logs import logger
 
 if TYPE_CHECKING:
     from cellwall.server.core.settings import ServerSettings
-    from cellwall.server.state import State
+    from cellwall.server.observability.metrics import Page
+    from cellwall.surface.shared.tasks import Tasks
 
 _CONNECTIONS = 16
 _log = logger("cellwall.metrics")
@@ -62,9 +63,10 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def listening(state: State) -> AsyncIterator[None]:
+async def listening(
+    settings: ServerSettings, metrics: Page | None, tasks: Tasks
+) -> AsyncIterator[None]:
     """Answer scrapes while the block runs, if the settings enable it."""
-    settings, metrics = state.settings, state.observer.metrics
     if settings.metrics_port is None or metrics is None:
         yield
         return
@@ -88,7 +90,7 @@ async def listening(state: State) -> AsyncIterator[None]:
             timeout_graceful_shutdown=1,
         )
     )
-    task = state.tasks.spawn(server.serve(sockets=[sock]))
+    task = tasks.spawn(server.serve(sockets=[sock]))
     host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     _log.info("metrics", address=f"http://{shown}:{port}/metrics")

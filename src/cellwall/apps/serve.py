@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from cellwall.apps.doors.gate import Gate
     from cellwall.apps.settings_loader import Loaded
+    from cellwall.cluster.node.drain import Drain
     from cellwall.engine.policy.settings import EngineSettings
     from cellwall.server.core.request import Message, Receive, Send
     from cellwall.server.core.settings import ServerSettings
@@ -91,6 +92,16 @@ class _Server(uvicorn.Server):
         self._state = state
         self._on_ready = on_ready
         self._closing = closing
+        self._drain: Drain | None = None
+        self._signals = 0
+
+    def drains_first(self, drain: Drain) -> None:
+        """Have `drain` say when the server stops."""
+        self._drain = drain
+        drain.open(self._state, self._stop)
+
+    def _stop(self) -> None:
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -111,9 +122,11 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Like uvicorn, but without raising the signal again: a requested stop is no failure.
-        if self.should_exit:
+        self._signals += 1
+        if self._signals > 1:
             self.force_exit = True
-        self.should_exit = True
+        if self._drain is None or self._drain.may_stop(sig):
+            self.should_exit = True
 
 
 class _Config(uvicorn.Config):
@@ -167,6 +180,8 @@ class Role(NamedTuple):
     """TLS of its listener, which lets in whom it serves."""
     face: Callable[[State], Face]
     endpoints: Callable[[State], tuple[Endpoint, ...]]
+    drain: Drain
+    """What comes before its end."""
 
 
 async def _store(url: str | None, *, has_journal: bool) -> Store | None:
@@ -281,7 +296,10 @@ async def serve(
     folder = directory or state_dir()
     with locked(folder):
         loaded = _with_node(loaded, folder)
-        async with opened(loaded, keys, folder, said.log) as state, listening(state):
+        async with (
+            opened(loaded, keys, folder, said.log) as state,
+            listening(settings, state.observer.metrics, state.tasks),
+        ):
             if state.audit is not None:
                 await state.audit.open(facts_of(loaded))
             if role is None:
@@ -300,6 +318,8 @@ async def serve(
 
                 config = config_of(settings, surfaces.app, None if role is None else role.context)
                 server = _Server(config, state, on_ready, surfaces.aclose)
+                if role is not None:
+                    server.drains_first(role.drain)
                 _spare_the_collector()
                 await server.serve(sockets=[sock, *door_socks.values()])
 

@@ -255,11 +255,27 @@ class AsyncClient(AsyncClosing):
     async def nodes(self) -> list[dict[str, Any]]:
         """Return a cluster's nodes as its gateway knows them; the key's scope has to be `admin`.
 
-        Each has `name`, `state` and `why`; those that are not lost `address` and `in_flight`, too.
-        Raises NotFound if the server is no gateway.
+        Each has `name`, `state` and `why`; those that are not lost `address`, `in_flight` and
+        `left`, too. Raises NotFound if the server is no gateway.
         """
         found: list[dict[str, Any]] = (await self._transport.json(Ask("GET", "/nodes")))["nodes"]
         return found
+
+    async def drain(self, node: str) -> Json:
+        """Have a node of a cluster take nothing new; return what is left on it.
+
+        Repeating it is harmless. The key's scope has to be `admin`. Raises NodeUnreachable,
+        NodeLost, NotFound.
+        """
+        return await self._order(node, "drain")
+
+    async def undrain(self, node: str) -> Json:
+        """Have a drained node take new work again; raises as `drain`, Conflict if it is to end."""
+        return await self._order(node, "undrain")
+
+    async def _order(self, node: str, word: str) -> Json:
+        name = segment(node, "node", remedy="see `cellwall cluster status`")
+        return await self._transport.json(Ask("POST", f"/nodes/{name}/{word}", is_repeatable=True))
 
     # -- life ------------------------------------------------------------------------------
 

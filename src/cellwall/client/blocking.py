@@ -177,6 +177,14 @@ class Client(Closing):
         """Return a cluster's nodes as its gateway knows them; as `AsyncClient.nodes`."""
         return self._thread.call(lambda client, _put: client.nodes())
 
+    def drain(self, node: str) -> Json:
+        """Have a node of a cluster take nothing new; as `AsyncClient.drain`."""
+        return self._thread.call(lambda client, _put: client.drain(node))
+
+    def undrain(self, node: str) -> Json:
+        """Have a drained node take new work again; as `AsyncClient.undrain`."""
+        return self._thread.call(lambda client, _put: client.undrain(node))
+
     def close(self) -> None:
         """Close the connections; sandboxes live on, calls of other threads end as `Conflict`.
 

@@ -37,6 +37,33 @@ class Files(NamedTuple):
     key: Path
 
 
+class Facts(NamedTuple):
+    """What a certificate says of itself."""
+
+    begins: datetime.datetime
+    ends: datetime.datetime
+    uses: tuple[str, ...]
+    """What it is for: `serving`, `calling`; neither: it is an authority's."""
+
+
+def facts_of(pem: bytes) -> Facts:
+    """Return what a certificate says. Raises UsageError if it is none."""
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+        usages = [each.value for each in found.extensions]
+    except ValueError as error:
+        raise UsageError(
+            f"cluster: not a certificate in PEM: {error}",
+            remedy="name a file of `cellwall cluster cert`",
+        ) from None
+    words = {ExtendedKeyUsageOID.SERVER_AUTH: "serving", ExtendedKeyUsageOID.CLIENT_AUTH: "calling"}
+    listed = [
+        each for usage in usages if isinstance(usage, x509.ExtendedKeyUsage) for each in usage
+    ]
+    uses = tuple(words[each] for each in listed if each in words)
+    return Facts(found.not_valid_before_utc, found.not_valid_after_utc, uses)
+
+
 def files_of(folder: Path, name: str) -> Files:
     """Return where the certificate and the key called `name` are."""
     return Files(folder / f"{name}.pem", folder / f"{name}.key")

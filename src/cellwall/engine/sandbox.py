@@ -539,9 +539,9 @@ class AsyncSandbox:
         self.hibernation.end()
         self.commands.on_changed = bool
 
-    async def close(self) -> None:
+    async def close(self, because: str = "it was closed") -> None:
         """Destroy the sandbox; running executions end as cancelled. Idempotent."""
-        self._end("it was closed")
+        self._end(because)
 
     async def __aenter__(self) -> AsyncSandbox:
         """Enter a context manager that closes the sandbox."""

@@ -170,6 +170,10 @@ class State:
             if self.audit is not None:
                 await self.audit.trim(steady())
 
+    def check_new(self, check: Callable[[], None]) -> None:
+        """Have `check` raise before a one-shot or a sandbox begins; cells go on."""
+        self.executions.check_new = self.sandboxes.check_new = check
+
     async def drain(self, wait_s: float, is_forced: Callable[[], bool] = lambda: False) -> None:
         """Begin nothing new, let executions end for `wait_s` seconds, interrupt the rest."""
         self.is_stopping = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -50,10 +51,10 @@ class Process:
         if self.popen.stdout is not None:
             self.popen.stdout.close()
 
-    def stop(self) -> int:
-        """Stop it as an operator would; return its exit status."""
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Stop it as an operator would; return its exit status. A node drains at SIGTERM."""
         if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGTERM)
+            self.popen.send_signal(number)
             try:
                 self.popen.wait(20)
             except subprocess.TimeoutExpired:
@@ -84,7 +85,9 @@ class Cluster:
     """Sections of the gateways' settings and the nodes'."""
     _clients: list[httpx.Client] = field(default_factory=list)
 
-    def start_node(self, name: str, fence_s: float = 10.0, more: str = "") -> Process:
+    def start_node(
+        self, name: str, fence_s: float = 10.0, more: str = "", drain_s: float = 3600.0
+    ) -> Process:
         """Start a node, or start it again at its port."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
@@ -92,7 +95,7 @@ class Cluster:
         text = configuration(
             f"{self.tiers}\n{more}\n"
             f'[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
-            f'key = "{files.key}"\nfence_s = {fence_s}',
+            f'key = "{files.key}"\nfence_s = {fence_s}\ndrain_s = {drain_s}',
             host=self._host(name),
             port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
         )
@@ -106,12 +109,13 @@ class Cluster:
         fence_s: float = 10.0,
         probe_s: float = 0.2,
         more: str = "",
+        audit: str = "",
         place: int | None = None,
         **server: object,
     ) -> Process:
         """Start a gateway over all nodes; `place`: start that one again.
 
-        `more` of `[gateway]` and what follows it; `server` are settings of `[server]`.
+        `more` are sections of its settings, `server` those of `[server]`.
         """
         name = f"gate-{len(self.gateways) if place is None else place}"
         folder = self.folder / name
@@ -122,10 +126,10 @@ class Cluster:
         where = {"port": 0} if self.machines is None else {"unix": str(folder / "socket")}
         directory = self.directories.get(name, self.directory)
         text = configuration(
-            f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
+            f'{more}\n[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
-            f"fence_s = {fence_s}\nprobe_s = {probe_s}\n"
-            f'directory = "{directory}"\nname = "{name}"\n{more}\n{self.tiers}',
+            f'fence_s = {fence_s}\nprobe_s = {probe_s}\naudit = "{audit}"\n'
+            f'directory = "{directory}"\nname = "{name}"\n{self.tiers}',
             **where,
             **server,
         )
@@ -135,6 +139,16 @@ class Cluster:
         else:
             self.gateways[place] = made
         return made
+
+    def restart_gateway(self, number: int) -> None:
+        """Stop a gateway as an operator would, and start it again at its port."""
+        before = self.gateways[number]
+        assert before.stop() == 0
+        folder = before.log.parent
+        text = (folder / "cellwall.toml").read_text(encoding="utf-8")
+        text = re.sub(r"^port = \d+$", f"port = {before.port}", text, flags=re.MULTILINE)
+        entering = self._entering(folder.name)
+        self.gateways[number] = _started(folder, "gateway", text, dict(os.environ), entering)
 
     def client(self, gateway: int = 0, key: str | None = ALICE) -> httpx.Client:
         """Return a client of a gateway; it is closed with the cluster."""
@@ -176,7 +190,7 @@ class Cluster:
         for client in self._clients:
             client.close()
         for each in (*self.gateways, *self.nodes.values()):
-            each.stop()
+            each.stop(signal.SIGINT)
 
     def _gateway_files(self, name: str) -> Files:
         folder = self.folder / "authority"
@@ -222,6 +236,7 @@ def cluster(
     at_gateway: Mapping[str, object] | None = None,
     directory: str = "",
     tiers: str = "",
+    drain_s: float = 3600.0,
     **choices: float,
 ) -> Iterator[Cluster]:
     """Run a cluster for the length of a block, on `machines` of its own if there are some.
@@ -234,7 +249,8 @@ def cluster(
         made = Cluster(folder, authority, machines=machines, directory=directory, tiers=tiers)
         try:
             for number in range(nodes):
-                made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
+                fence_s = choices.get("fence_s", 10.0)
+                made.start_node(f"node-{number}", fence_s, drain_s=drain_s)
             for _ in range(gateways):
                 fence_s, probe_s = choices.get("fence_s", 10.0), choices.get("probe_s", 0.2)
                 made.start_gateway(fence_s, probe_s, **dict[str, Any](at_gateway or {}))

@@ -50,9 +50,10 @@ def _book() -> Book:
 
 
 def test_times_of_losses_fit_each_other() -> None:
-    files = {"authority": "a", "certificate": "c", "key": "k"}
     for fence_s in (0.5, 6.0, 10.0, 600.0):
-        settings = GatewaySettings(("h:1",), **files, probe_s=0.1, fence_s=fence_s)
+        settings = GatewaySettings(
+            ("h:1",), authority="a", certificate="c", key="k", probe_s=0.1, fence_s=fence_s
+        )
         assert fresh_s(fence_s) < settings.lost_after_s - fence_s
         assert fresh_s(fence_s) < away_after_s(fence_s) < fence_s / 2
 

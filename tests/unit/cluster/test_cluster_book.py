@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellwall.cluster.gateway.book import Book, Node, Told
+from cellwall.cluster.gateway.book import Book, Node, Size, Told
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import CapacityError, NodeLost, NodeUnreachable, NotFound
 
@@ -102,3 +102,16 @@ def test_node_that_would_outlive_its_loss_is_refused(book: Book) -> None:
         assert "fence_s" in book.nodes[0].why
     book.answered(book.nodes[0], _told("aaaa"), 2.0)
     assert book.nodes[0].state == "ready"
+
+
+def test_node_that_ended_empty_has_time_to_come_back(book: Book) -> None:
+    empty, full = book.nodes[:2]
+    book.answered(empty, Told("aaaa", "g1", True, "1", 10.0, Size(left=0)), 0.0)
+    book.answered(full, Told("bbbb", "g1", True, "1", 10.0, Size(left=1)), 0.0)
+    assert not book.missed(empty, "away", LOST_AFTER_S + 0.1)
+    assert book.missed(full, "away", LOST_AFTER_S + 0.1)
+    book.missed(empty, "away", 500.0)
+    with pytest.raises(NodeUnreachable):
+        book.of("aaaa", "sandbox", "x")
+    book.answered(empty, _told("aaaa"), 501.0)
+    assert book.of("aaaa", "sandbox", "x") is empty

@@ -6,7 +6,7 @@ import pytest
 
 from cellwall.apps.cluster.doors import opened_doors
 from cellwall.apps.doors.judge0.tokens import new_token, node_of
-from cellwall.cluster.gateway.doors import Opened
+from cellwall.cluster.gateway.doors.opened import Opened
 from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.wire.heads import RequestHead, request_bytes
 from cellwall.model.errors import UsageError

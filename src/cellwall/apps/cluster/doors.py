@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 from cellwall.apps.doors.e2b.addressing import place_of
 from cellwall.apps.doors.judge0 import tokens
-from cellwall.cluster.gateway.doors import Opened
+from cellwall.cluster.gateway.doors.opened import Opened
 from cellwall.cluster.gateway.routing import Way
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import node_of

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
-import socket
-import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvloop
 
+import cellwall
 from cellwall.apps.cluster.doors import opened_doors
 from cellwall.apps.cluster.finding import follower
+from cellwall.apps.cluster.front import front
 from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.listeners import (
     address_of,
@@ -26,16 +27,13 @@ from cellwall.apps.listeners import (
 )
 from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.gateway import Gateway
-from cellwall.cluster.gateway.wire.front import Begin, ClientLink
 from cellwall.model.errors import UsageError
-from cellwall.server.http.addresses import Addresses
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.settings import GatewaySettings
     from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
-
-_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +77,18 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
     book = Book(settings.lost_after_s)
-    gateway = Gateway(server, keys, book, opened_doors(server))
-    with listening_on(server) as sock, listening_for_doors(server) as door_socks:
+    gateway = Gateway(server, keys, book, opened_doors(server), settings.gateways)
+    async with contextlib.AsyncExitStack() as stack:
+        sock = stack.enter_context(listening_on(server))
+        door_socks = stack.enter_context(listening_for_doors(server))
+        await stack.enter_async_context(_audited(gateway, settings.audit, server))
+        await stack.enter_async_context(_metrics(gateway, server))
+        gateway.tasks.spawn(gateway.watch_paces())
         gateway.tasks.spawn(follower(settings, told.read, book, gateway.tasks, _cut))
         async with _agreeing(settings, server, gateway, over):
             if over.is_set():  # before it knew what is lost
                 return
-            async with _front(server) as listen:
+            async with front(server) as listen:
                 await listen(sock, gateway.begin)
                 for name, each in door_socks.items():
                     await listen(each, partial(gateway.begin_at, name))
@@ -96,31 +99,6 @@ async def _serve(
             await gateway.tasks.cancel()
         for node in book.nodes:
             node.links.cut()
-
-
-Listen = Callable[[socket.socket, Begin], Coroutine[Any, Any, None]]
-
-
-@contextlib.asynccontextmanager
-async def _front(server: ServerSettings) -> AsyncIterator[Listen]:
-    """Yield what accepts clients on a socket; at the end of the block they are let go."""
-    ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
-    ClientLink.most = server.most_connections
-    ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
-    loop, living, tls = asyncio.get_running_loop(), set[ClientLink](), _tls(server)
-    listeners: list[asyncio.Server] = []
-
-    async def listen(sock: socket.socket, begin: Begin) -> None:
-        listeners.append(
-            await loop.create_server(
-                lambda: ClientLink(begin, living), sock=sock, backlog=_BACKLOG, ssl=tls
-            )
-        )
-
-    yield listen
-    for each in listeners:
-        each.close()
-    await _let_end(living, server.stop_s)
 
 
 def _agreeing(
@@ -134,25 +112,48 @@ def _agreeing(
     return agreeing(settings, server, gateway, over)
 
 
-async def _let_end(living: set[ClientLink], seconds: float) -> None:
-    """Let requests under way end for so long; idle connections are closed at once."""
-    ends = [client.ended for client in living]
-    for client in list(living):
-        client.end_when_idle()
-    if ends:
-        await asyncio.wait(ends, timeout=seconds)
-    for client in list(living):
-        client.abort()
+@contextlib.asynccontextmanager
+async def _audited(gateway: Gateway, url: str, server: ServerSettings) -> AsyncIterator[None]:
+    """Keep an audit while the block runs, if there is a store for it."""
+    if not url:
+        yield
+        return
+    # SQL and more, for those that want it.
+    from cellwall.apps.store_place import open_store
+    from cellwall.cluster.gateway.work.trail import Trail
+    from cellwall.server.audit.writer import Audit
+    from cellwall.server.observability.observer import Observer
+    from cellwall.server.observability.redaction import Redactor
+
+    store = await open_store(url, sole=True, has_journal=False)
+    try:
+        audit = Audit(store, server, Observer(replace(server, metrics_port=None), Redactor()))
+        await audit.open({"version": cellwall.__version__, "pid": os.getpid()})
+        gateway.trail = Trail(audit)
+        try:
+            yield
+        finally:
+            await audit.aclose()
+    finally:
+        await store.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _metrics(gateway: Gateway, server: ServerSettings) -> AsyncIterator[None]:
+    """Keep metrics and answer scrapes while the block runs, if the settings enable it."""
+    if server.metrics_port is None:
+        yield
+        return
+    # Some MiB, for those that want them.
+    from cellwall.apps.metrics_listener import check_metrics_exposure, listening
+    from cellwall.cluster.gateway.work.tally import Tally
+
+    check_metrics_exposure(server)
+    gateway.tally = Tally(gateway.book, gateway.turns)
+    async with listening(server, gateway.tally, Tasks()):
+        yield
 
 
 def _cut(node: Node) -> None:
     """End the connections to a node that is lost: what is held on them has its end."""
     node.links.cut()
-
-
-def _tls(server: ServerSettings) -> ssl.SSLContext | None:
-    if server.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(server.tls_cert, server.tls_key)
-    return context

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.apps.serve import Role, run
 from cellwall.cluster.certificates import node_context
+from cellwall.cluster.node.drain import Drain
 from cellwall.cluster.node.face import GatewayKeys, NodeFace
 from cellwall.cluster.node.guard import Heart, guard
 from cellwall.cluster.node.offers import Offers
@@ -86,13 +87,15 @@ def named(loaded: Loaded) -> Loaded:
 def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int) -> None:
     """Serve gateways until a signal ends the server."""
     heart = Heart(beats, settings.fence_s)
-    probe, offers, keys = Probe(heart), Offers(), GatewayKeys()
+    drain, offers, keys = Drain(settings.drain_s, heart), Offers(), GatewayKeys()
+    probe = Probe(heart, drain)
 
     def face(state: State) -> Face:
         return NodeFace(state.tokens, state.queue.tenants, heart, offers, keys)
 
     context = node_context(Path(settings.authority), settings.files)
-    role = Role(context, face, lambda _state: (*probe.endpoints, *offers.endpoints))
+    endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints)
+    role = Role(context, face, lambda _state: endpoints, drain)
     # All clients come from the addresses of gateways, which count theirs.
     server = replace(loaded.server, proxies=_EVERYWHERE, doors=_behind(loaded.server))
     run(replace(loaded, server=server), keys, said, role)

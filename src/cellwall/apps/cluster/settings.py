@@ -24,6 +24,9 @@ class NodeSettings:
     """PEM file of its key."""
     fence_s: float = 10.0
     """Seconds without a gateway that hears it after which the node ends its sandboxes."""
+    drain_s: float = 3600.0
+    """A node that was told to end, by SIGTERM, or is drained lets its sandboxes live for so long;
+    0: ends them at once. Programs that began end in any case."""
 
     def __post_init__(self) -> None:
         """Raise UsageError on what is missing."""
@@ -36,6 +39,10 @@ class NodeSettings:
         if self.fence_s <= 0:
             raise UsageError(
                 f"node: fence_s = {self.fence_s:g} is not above 0", remedy="give 10, or more"
+            )
+        if self.drain_s < 0:
+            raise UsageError(
+                f"node: drain_s = {self.drain_s:g} is below 0", remedy="give 0, or more"
             )
 
     @property

@@ -12,6 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.gateway import errand
+from cellwall.cluster.gateway.routing import Way
 from cellwall.cluster.gateway.wire.heads import (
     LAST_CHUNK,
     ResponseHead,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import RequestHead
+    from cellwall.cluster.gateway.work.turns import Turn
 
+_WAY = Way("batch", path="/executions/batch")
 _NDJSON = "application/x-ndjson"
 _AT_A_NODE = 16
 """Programs of one batch that are at each ready node at once, where the caller names no number."""
@@ -54,6 +57,7 @@ class Batch:
         self._gateway = gateway
         self._client = client
         self._head = head
+        self._caller = caller
         self._tenant = caller.principal.tenant
         self._held = Held(gateway.bodies, caller.principal.tenant)
         self._request_id = gateway.request_id_of(head)
@@ -215,14 +219,20 @@ class Batch:
         _check(program)
         pause_s = _PAUSE_S
         while True:
+            turn: Turn | None = None
             try:
                 async with self._gateway.place(self._tenant):
-                    return await errand.run(self._gateway.book, self._said, program)
+                    turn = self._gateway.turns.ask(self._tenant)
+                    await turn.come()
+                    return await errand.run(self._gateway.book, self._said, program, turn)
             except CapacityError as error:
-                if error.code != CapacityError.code:
-                    raise  # a quota of the tenant's
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+                if turn is not None and error.code != CapacityError.code:
+                    raise  # a quota of the tenant's, at a node
+            finally:
+                if turn is not None:
+                    turn.leave()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
     def _error(self, error: Exception) -> dict[str, Any]:
         log_failure(error, self._request_id)
@@ -243,6 +253,11 @@ class Batch:
         framing = framing_for(None, has_chunks=client.has_chunks)
         head = ResponseHead(200, headers, None)
         client.write(response_bytes(head, is_kept=is_kept, framing=framing))
+        self._gateway.counted(self._head, head.status)
+        if self._gateway.trail is not None:
+            self._gateway.trail.passed(
+                self._caller, client.peer, _WAY, "", head.status, self._request_id
+            )
 
     async def _send(self, value: dict[str, Any]) -> None:
         await self._has_room.wait()

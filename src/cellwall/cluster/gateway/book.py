@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from cellwall.cluster.gateway.work.outliers import TRIAL_EVERY, Pace
 from cellwall.model.errors import CapacityError, NodeLost, NodeUnreachable, NotFound
 
 if TYPE_CHECKING:
@@ -25,6 +26,23 @@ _UNLISTED = "its address is no longer named"
 _MISSES = 2
 """Probes without an answer after which a node is unreachable."""
 _CHOICES = 2
+_EMPTY_S = 600.0
+"""Seconds that a node which ended empty has to come back: what was on it has an end of its own."""
+_PART = 3
+"""One node of so many may get no new work because it missed a probe."""
+
+
+@dataclass(slots=True)
+class Size:
+    """How large a node is, and what is on it; for windows, metrics and words, never for a choice
+    by load."""
+
+    cores: int = 1
+    sandboxes: int = 0
+    most_sandboxes: int = 0
+    left: int = 0
+    """Executions and sandboxes that have to end before it is empty."""
+    metrics_port: int | None = None
 
 
 @dataclass(slots=True)
@@ -39,6 +57,7 @@ class Told:
     """Its clock, which the next probe says back to it."""
     fence_s: float
     """Seconds without a gateway that hears it after which it ends everything in it."""
+    size: Size = field(default_factory=Size)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +80,19 @@ class Node:
     """The lost name that it still says; empty: it says none."""
     noted: str = ""
     """Its clock in the latest answer of which the directory knows; empty: of none."""
+    cores: int = 1
+    """Its processors, as it says."""
+    young: int = 0
+    """New work of this gateway's that reached it a moment ago."""
+    window: int = 1 << 40
+    """How much of that it may have."""
+    pace: Pace = field(default_factory=Pace)
     _turn: asyncio.Future[None] | None = field(default=None, repr=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it was drained and empty when it last answered."""
+        return self.told is not None and self.told.is_draining and not self.told.size.left
 
     @property
     def name(self) -> str:
@@ -107,13 +138,26 @@ class Book:
     """Whether no directory answers, so that nodes are told at once that they were heard."""
     known: frozenset[str] = frozenset()
     """Names of nodes in the directory that are not lost; some may be out of this one's reach."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when a node has another state or size."""
+    on_try: Callable[[str], None] = lambda _end: None
+    """Called with how each request to a node ended, of those for new work and for objects."""
+    _since_trial: int = 0
 
     # -- what probes find ------------------------------------------------------------------
 
     def answered(self, node: Node, told: Told, now_s: float) -> None:
         """Take what a node says of itself."""
+        was = node.state, node.cores
+        self._answered(node, told, now_s)
+        if was != (node.state, node.cores):
+            self.on_change()
+
+    def _answered(self, node: Node, told: Told, now_s: float) -> None:
         node.misses, node.answered_s = 0, now_s
         before = node.told
+        if before is None or before.generation != told.generation:
+            node.pace = Pace()
         is_another = before is not None and before.name not in ("", told.name)
         if before is not None and is_another and not self.has_directory:
             self.bury(before.name, "it has taken another name")
@@ -124,7 +168,7 @@ class Book:
             return
         if node.state in ("unreachable", "unknown", "refused"):
             node.links.drop_idle()
-        node.told, node.why = told, ""
+        node.told, node.why, node.cores = told, _left(told), told.size.cores
         node.state = "draining" if told.is_draining else "ready"
         node.mark(is_listed=node.is_listed)
 
@@ -148,13 +192,25 @@ class Book:
         node.misses += 1
         if node.misses >= _MISSES and node.state != "unknown":
             node.state, node.why = "unreachable", why
-        is_over = node.name != "" and now_s - node.answered_s > self.lost_after_s
+            self.on_change()
+        is_over = node.name != "" and now_s - node.answered_s > self.patience_s(node)
         if is_over and not self.has_directory:
-            self.bury(node.name, f"it did not answer for {self.lost_after_s:g} s: {why}")
+            self.bury(node.name, f"it did not answer for {self.patience_s(node):g} s: {why}")
             node.told = None
             node.state = "unknown"
             return True
         return False
+
+    def patience_s(self, node: Node) -> float:
+        """Return the seconds without an answer after which a node is lost."""
+        return _EMPTY_S if node.is_empty else self.lost_after_s
+
+    def may_return(self, name: str, now_s: float) -> bool:
+        """Report whether a node of that name ended empty, and has time to come back."""
+        return any(
+            node.name == name and node.is_empty and now_s - node.answered_s <= _EMPTY_S
+            for node in self.nodes
+        )
 
     def bury(self, name: str, why: str) -> None:
         """Take a name's loss up, for ever."""
@@ -208,8 +264,36 @@ class Book:
                 retry_after_s=1.0,
                 remedy="try again; the operator sees their states with `cellwall cluster status`",
             )
-        pair = random.sample(ready, min(_CHOICES, len(ready)))
-        return min(pair, key=lambda node: node.in_flight)
+        fit = [
+            node
+            for node in ready
+            if not (node.pace.why or node.misses or node.young >= node.window)
+        ]
+        if len(fit) < len(ready):
+            fit = self._fit(ready)
+        pair = random.sample(fit, _CHOICES) if len(fit) > 1 else fit
+        return min(pair, key=_load)
+
+    def _fit(self, ready: list[Node]) -> list[Node]:
+        """Return the nodes to choose from, where not all are well and have room."""
+        well = [node for node in ready if not node.pace.why]
+        if len(well) < len(ready):
+            trial = self._trial(ready)
+            if trial is not None:
+                return [trial]
+        heard = _heard(well) or ready
+        return [node for node in heard if node.young < node.window] or heard
+
+    def _trial(self, ready: list[Node]) -> Node | None:
+        """Return a slow node once in a while, if it has nothing of ours: by that it is judged."""
+        self._since_trial += 1
+        if self._since_trial < TRIAL_EVERY:
+            return None
+        idle = [node for node in ready if node.pace.why and not node.in_flight]
+        if not idle:
+            return None
+        self._since_trial = 0
+        return random.sample(idle, 1)[0]
 
     def answering(self) -> Iterable[Node]:
         """Return the nodes that have objects and answer now."""
@@ -225,12 +309,30 @@ class Book:
             {
                 "address": str(node.links.address),
                 "name": node.name,
-                "state": node.state,
+                "state": "slow" if node.state == "ready" and node.pace.why else node.state,
                 "in_flight": node.in_flight,
-                "why": node.why,
+                "left": 0 if node.told is None else node.told.size.left,
+                "why": node.why or node.pace.why,
             }
             for node in self.nodes
         ] + [{"name": name, "state": "lost", "why": why} for name, why in self.lost.items()]
+
+
+def _load(node: Node) -> float:
+    return (node.in_flight + 1) / node.cores
+
+
+def _heard(nodes: list[Node]) -> list[Node]:
+    """Return the nodes without those that missed the latest probe, unless these are many."""
+    heard = [node for node in nodes if not node.misses]
+    return heard if _PART * (len(nodes) - len(heard)) <= len(nodes) else nodes
+
+
+def _left(told: Told) -> str:
+    """Return what is left on a node that drains, in words."""
+    if not told.is_draining:
+        return ""
+    return f"it is drained: {told.size.left} executions and sandboxes are left on it"
 
 
 def lost(name: str) -> NodeLost:

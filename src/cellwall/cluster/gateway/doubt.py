@@ -32,11 +32,17 @@ class Doubt:
         self._generation = "" if node.told is None else node.told.generation
 
     async def until_heard(self) -> None:
-        """Wait until the node answers again. Raises NodeLost if it is lost instead."""
+        """Wait until the node answers again.
+
+        Raises NodeLost if it is lost instead, NodeUnreachable if it ended empty: it may be away
+        for long, and took nothing new before.
+        """
         heard_s = self._node.answered_s
         while self._node.answered_s == heard_s or self._is_another:
             if self._name in self._book.lost:
                 raise lost(self._name)
+            if self._node.is_empty and self._node.state == "unreachable":
+                raise self._unknown()
             await self._node.turned()
         if self._name in self._book.lost:
             raise lost(self._name)

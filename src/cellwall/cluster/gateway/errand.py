@@ -6,6 +6,7 @@ not begin goes to another node, and what may have begun is not run again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,14 @@ from cellwall.wire.reading import error_of
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.wire.heads import Headers
+    from cellwall.cluster.gateway.work.turns import Turn
 
 _TRIES = 3
 _JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 
 
-async def run(book: Book, said: Headers, program: bytes) -> dict[str, Any]:
-    """Return the execution of a program, as JSON.
+async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> dict[str, Any]:
+    """Return the execution of a program whose turn has come, as JSON.
 
     Raises CapacityError if no node takes it now, and the error of what became of it: that of the
     node's answer, NodeLost, Interrupted, NodeUnreachable.
@@ -37,6 +39,7 @@ async def run(book: Book, said: Headers, program: bytes) -> dict[str, Any]:
         except CapacityError as error:
             raise full or error from None
         asked.add(node)
+        turn.at(node)
         answer = await _at(book, node, said, program)
         if answer is None:
             continue
@@ -60,12 +63,19 @@ async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | 
     try:
         link = await node.links.take()
     except OSError:
+        book.on_try("refused")
         node.in_flight -= 1
         return None
     try:
-        return await answer_on(link, node.links.address, b"/execute", headers, program)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        answer = await answer_on(link, node.links.address, b"/execute", headers, program)
+        book.on_try("full" if answer.status == 503 else "whole")
+        if answer.status == 200:
+            node.pace.took(loop.time() - began_s, loop.time())
+        return answer
     except ConnectionError:
-        pass
+        book.on_try("lost")
     finally:
         node.links.give_back(link)
         node.in_flight -= 1

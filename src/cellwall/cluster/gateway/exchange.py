@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
     from cellwall.cluster.gateway.wire.passage import End
+    from cellwall.cluster.gateway.work.turns import Turn
 
 _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""
 _TOGETHER_BYTES = 64 * 1024
 """Largest body that is joined to its head: a larger one is not copied to save a system call."""
 _TRIES = 3
+_PROGRAM = "/execute"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
 _SANDBOXES = "/sandboxes"
@@ -68,10 +70,13 @@ class Exchange:
         self._is_whole = head.length == 0 or bool(head.upgrade)
         self._waits = head.first(b"expect").lower() == "100-continue"
         self._passage: Passage | None = None
+        self._turn: Turn | None = None
+        self._status = 0
+        """Status of the answer that was passed on; 0: none was."""
+        self._node = ""
+        """Name of the node that was asked last."""
         self._is_gone = False
         self._news: asyncio.Future[None] | None = None
-        self._status = 0
-        """Of the answer."""
         self._counted = ""
         """Id of the sandbox that is counted in the tenant's quota."""
 
@@ -127,6 +132,8 @@ class Exchange:
         """End what the client had asked for."""
         self._is_gone = True
         self._tell()
+        if self._turn is not None:
+            self._turn.leave()
         if self._passage is not None:
             self._passage.leave()
 
@@ -137,7 +144,7 @@ class Exchange:
         try:
             if self._way.kind == "new":
                 async with self._place():
-                    await self._at_a_chosen_node()
+                    await self._in_turn()
             else:
                 async with await self._copies():
                     await self._at_one_node()
@@ -145,6 +152,9 @@ class Exchange:
             if not self._is_gone:
                 self._gateway.refuse(self._client, self._head, error, self.request_id)
         finally:
+            if self._turn is not None:
+                self._turn.leave()
+            self._note()
             self._held.release()
             self._client.done()
 
@@ -207,6 +217,28 @@ class Exchange:
         asked.add(node)
         return node
 
+    def _note(self) -> None:
+        """Count the answer, and write down what may have changed something."""
+        gateway = self._gateway
+        if self._status:
+            gateway.counted(self._head, self._status)
+        if gateway.trail is not None and self._head.method not in _SAFE:
+            gateway.trail.passed(
+                self._caller,
+                self._client.peer,
+                self._way,
+                self._node,
+                self._status,
+                self.request_id,
+            )
+
+    async def _in_turn(self) -> None:
+        """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
+        tenant = "" if self._caller is None else self._caller.principal.tenant
+        self._turn = turn = self._gateway.turns.ask(tenant)
+        if turn.has_come or await turn.come():
+            await self._at_a_chosen_node()
+
     async def _at_a_chosen_node(self) -> None:
         """Ask nodes for new work until one takes it, or certainly has begun it."""
         book, asked = self._gateway.book, _no_nodes()
@@ -250,6 +282,8 @@ class Exchange:
 
     async def _was_refused(self, node: Node, use: Use, *, has_more: bool) -> bool:
         """Ask a node for new work; report whether it did not begin it, and another may."""
+        if self._turn is not None:
+            self._turn.at(node)
         doubt = Doubt(self._gateway.book, node)
         offered = await use.goes(node.name, new_id(node.name))
         if not offered:
@@ -258,6 +292,7 @@ class Exchange:
         try:
             end = await self._ask(node, offered, may_turn_away=has_more)
         except NodeUnreachable:
+            self._gateway.book.on_try("refused")
             if await self._gave_up(use, offered) and has_more:
                 return True
             raise
@@ -323,7 +358,9 @@ class Exchange:
     async def _ask(self, node: Node, offered: str, *, may_turn_away: bool) -> End:
         """Ask one node. Raises NodeUnreachable if nothing has begun there."""
         node.in_flight += 1
+        self._node = node.name
         link: NodeLink | None = None
+        began_s = asyncio.get_running_loop().time()
         try:
             link = await _connected(node)
             if self._is_gone:
@@ -336,7 +373,12 @@ class Exchange:
             has_body = self._head.method != b"HEAD"
             link.ask(passage, first, self._length, has_answer_body=has_body)
             self._begin(passage, rest)
-            return await passage.end
+            end = await passage.end
+            self._gateway.book.on_try(end)
+            if end == "whole" and passage.is_success and self._way.path == _PROGRAM:
+                now_s = asyncio.get_running_loop().time()
+                node.pace.took(now_s - began_s, now_s)
+            return end
         finally:
             self._status = 0 if self._passage is None else self._passage.status
             self._passage = None

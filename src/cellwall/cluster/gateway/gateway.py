@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 import cellwall
 from cellwall.cluster.gateway.batch import Batch
 from cellwall.cluster.gateway.callers import caller_of, check_token
-from cellwall.cluster.gateway.door_lists import array
+from cellwall.cluster.gateway.doors.lists import array
 from cellwall.cluster.gateway.exchange import Exchange, Listing
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
+from cellwall.cluster.gateway.work.orders import order
+from cellwall.cluster.gateway.work.outliers import judge
+from cellwall.cluster.gateway.work.turns import Turns
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.server.auth.keys import Failures
@@ -39,9 +42,11 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.running import Running
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
-    from cellwall.cluster.gateway.doors import Opened
+    from cellwall.cluster.gateway.doors.opened import Opened
     from cellwall.cluster.gateway.wire.front import ClientLink, Served
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
+    from cellwall.cluster.gateway.work.tally import Tally
+    from cellwall.cluster.gateway.work.trail import Trail
     from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
 
@@ -49,6 +54,7 @@ _NOTHING: Mapping[str, str] = {}
 _NO_DOORS: Mapping[str, Opened] = {}
 _NODES = "/nodes"
 _PLAIN = (b"cellwall-scheme", b"http")
+_JUDGE_S = 0.5
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -61,9 +67,15 @@ class Gateway:
         keys: KeyRing,
         book: Book,
         doors: Mapping[str, Opened] = _NO_DOORS,
+        gateways: int = 1,
     ) -> None:
-        """`settings`: those of a server that say who may call, and how; `doors`: by name."""
+        """`settings`: those of a server that say who may call, and how; `doors`: by name.
+
+        `gateways`: how many share the nodes.
+        """
         self.book = book
+        self.turns = Turns(settings.tiers, settings.tenants, settings.most_queued, gateways)
+        book.on_change = lambda: self.turns.resize(book.nodes)
         self.tasks = Tasks()
         self._settings = settings
         self._keys = keys
@@ -80,6 +92,10 @@ class Gateway:
         self._origins = frozenset(settings.allowed_origins)
         self.alive_s = settings.alive_s
         self.requests = 0
+        self.tally: Tally | None = None
+        """The gateway's metrics; None: it keeps none."""
+        self.trail: Trail | None = None
+        """The gateway's audit; None: it keeps none."""
 
     # -- beginning -------------------------------------------------------------------------
 
@@ -87,26 +103,29 @@ class Gateway:
         """Begin the way of one request."""
         self.requests += 1
         path = head.path
-        if self._doors:
-            name = path[1:].partition("/")[0]
-            if name in self._doors:
-                return self._at_door(name, client, head, fault, len(name) + 1)
+        name = self._door_of(path)
+        if name:
+            return self._at_door(name, client, head, fault, len(name) + 1)
         way = way_of(head.method.decode("latin-1"), path, head.first(b"mcp-session-id"))
+        caller: Caller | None = None
         try:
             if fault is not None:
                 raise fault
             self._check_host(head)
             caller = self._caller(client, head, way, path)
-            if path == _NODES and (caller is None or not caller.principal.may("admin")):
-                raise HttpError(
-                    403, "forbidden", "key: admin is needed for that", remedy="use another key"
-                )
-            if way.kind == "refused":
-                raise _nothing_there()
+            _check_way(way, path, caller)
         except CellwallError as error:
-            return self._refused(client, head, error)
+            return self._refused(client, head, error, caller)
+        return self._served(client, head, way, caller)
+
+    def _served(
+        self, client: ClientLink, head: RequestHead, way: Way, caller: Caller | None
+    ) -> Served:
+        """Return what answers a request that may be."""
         if way.kind == "own":
-            return self._own(client, head, path)
+            if head.path.startswith(f"{_NODES}/"):
+                return Listing(self.tasks.spawn(order(self, client, head, caller)))
+            return self._own(client, head, head.path)
         if way.kind == "all" and caller is not None:
             return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
         if way.kind == "batch" and caller is not None:
@@ -114,6 +133,13 @@ class Gateway:
         exchange = Exchange(self, client, head, way, caller)
         self.tasks.spawn(exchange.run())
         return exchange
+
+    def _door_of(self, path: str) -> str:
+        """Return the name of the door at which a path is; empty: at none."""
+        if not self._doors:
+            return ""
+        name = path[1:].partition("/")[0]
+        return name if name in self._doors else ""
 
     def begin_at(
         self, name: str, client: ClientLink, head: RequestHead, fault: HttpError | None
@@ -137,14 +163,10 @@ class Gateway:
                 head, client.peer, scheme, self._keys, settings.tenants, self._failures
             )
         except CellwallError as error:
-            return self._refused(client, head, error)
+            return self._refused(client, head, error, None)
         if not prefix:
             caller.said.append((b"cellwall-door", name.encode()))
-        if way.kind == "all":
-            return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
-        exchange = Exchange(self, client, head, way, caller)
-        self.tasks.spawn(exchange.run())
-        return exchange
+        return self._served(client, head, way, caller)
 
     def _way_at(self, door: Opened, head: RequestHead, prefix: int) -> Way:
         """Return where a request of a foreign protocol goes. Raises HttpError."""
@@ -173,6 +195,13 @@ class Gateway:
     def place(self, tenant: str) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold a place among a tenant's programs under way for the length of a block."""
         return contextlib.nullcontext() if self.running is None else self.running.place(tenant)
+
+    async def watch_paces(self) -> None:
+        """Judge for ever which nodes are slow."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_JUDGE_S)
+            judge(self.book.nodes, loop.time())
 
     def request_id_of(self, head: RequestHead) -> str:
         """Return the id of a request: the client's, if it has the form of one."""
@@ -208,6 +237,12 @@ class Gateway:
                 remedy="let the operator add it to allowed_origins",
             )
 
+    def counted(self, head: RequestHead, status: int) -> None:
+        """Count an answer, if there are metrics."""
+        if self.tally is not None:
+            kind = way_of(head.method.decode("latin-1"), head.path).kind
+            self.tally.answered("door" if self._door_of(head.path) else kind, status)
+
     # -- answering here --------------------------------------------------------------------
 
     def _own(self, client: ClientLink, head: RequestHead, path: str) -> Served:
@@ -215,13 +250,19 @@ class Gateway:
         if path == "/health":
             value = {"status": "ok", "version": cellwall.__version__}
         else:
-            value = {"nodes": self.book.shown()}
+            value = {"nodes": self.book.shown(), "queued": self.turns.queued}
         request_id = self.request_id_of(head)
         return _Answered(client, head, lambda: self.answer(client, head, 200, value, request_id))
 
-    def _refused(self, client: ClientLink, head: RequestHead, error: CellwallError) -> Served:
+    def _refused(
+        self, client: ClientLink, head: RequestHead, error: CellwallError, caller: Caller | None
+    ) -> Served:
         """Refuse a request; its body is not read, so its connection has no other."""
         request_id = self.request_id_of(head)
+        if self.tally is not None:
+            self.tally.refused(error)
+        if self.trail is not None:
+            self.trail.refused(caller, client.peer, error, request_id)
         if head.length != 0:
             client.is_closing = True
         return _Answered(client, head, lambda: self.refuse(client, head, error, request_id))
@@ -245,6 +286,7 @@ class Gateway:
         more: Mapping[str, str] = _NOTHING,
     ) -> None:
         """Answer with JSON."""
+        self.counted(head, status)
         data = one_line(value).encode()
         headers: Headers = [(b"content-type", b"application/json")]
         headers.append((b"x-request-id", request_id.encode()))
@@ -257,6 +299,15 @@ class Gateway:
             client.is_closing = True
         first = response_bytes(made, is_kept=client.is_kept, framing=framing)
         client.write(first if head.method == b"HEAD" else first + data)
+
+
+def _check_way(way: Way, path: str, caller: Caller | None) -> None:
+    """Refuse what is the operator's alone, and what a gateway has not. Raises HttpError."""
+    is_operators = path == _NODES or path.startswith(f"{_NODES}/")
+    if is_operators and (caller is None or not caller.principal.may("admin")):
+        raise HttpError(403, "forbidden", "key: admin is needed for that", remedy="use another key")
+    if way.kind == "refused":
+        raise _nothing_there()
 
 
 def _nothing_there() -> HttpError:

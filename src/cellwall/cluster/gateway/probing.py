@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cellwall.cluster.gateway.book import Told
+from cellwall.cluster.gateway.book import Size, Told
 from cellwall.cluster.gateway.wire.asking import ask
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PATH = b"/node"
 _BEAT = b"cellwall-beat"
+_EVERY = b"cellwall-every"
 _LOST = b"cellwall-lost"
 _log = logging.getLogger("cellwall.gateway")
 
@@ -33,7 +34,7 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
         began_s, before = loop.time(), node.state
         try:
             async with asyncio.timeout(every_s):
-                told = await _asked(book, node)
+                told = await _asked(book, node, every_s)
             book.answered(node, told, loop.time())
         except (OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
             why = str(error) or f"no answer within {every_s:g} s"
@@ -52,10 +53,12 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
         await asyncio.sleep(max(0.0, began_s + every_s - loop.time()))
 
 
-async def _asked(book: Book, node: Node) -> Told:
+async def _asked(book: Book, node: Node, every_s: float) -> Told:
     """Ask once. Raises OSError, and the errors of an answer that is none."""
     beat = book.beat(node)
-    said = [(_BEAT, beat.encode())] if beat else []
+    said = [(_EVERY, b"%g" % every_s)]
+    if beat:
+        said.append((_BEAT, beat.encode()))
     if node.used_up:
         said.append((_LOST, node.used_up.encode()))
     answer = await ask(node.links, _PATH, said)
@@ -68,4 +71,17 @@ async def _asked(book: Book, node: Node) -> Told:
         facts["state"] == "draining",
         str(facts["beat"]),
         float(facts["fence_s"]),
+        _size(facts),
+    )
+
+
+def _size(facts: dict[str, Any]) -> Size:
+    """Return how large a node is; an older one does not say all of it."""
+    port = facts.get("metrics_port")
+    return Size(
+        max(1, int(facts.get("cores", 1))),
+        int(facts.get("sandboxes", 0)),
+        int(facts.get("most_sandboxes", 0)),
+        sum(map(int, facts.get("left", {}).values())),
+        None if port is None else int(port),
     )

@@ -68,7 +68,7 @@ def way_of(method: str, path: str, session: str = "") -> Way:
 
 def _kind_of(method: str, path: str) -> Kind | None:
     """Return the kind of a path without an id."""
-    if path in _OWN and method in {"GET", "HEAD"}:
+    if path.startswith("/nodes/") or (path in _OWN and method in {"GET", "HEAD"}):
         return "own"
     if (method, path) in _NEW:
         return "new"

@@ -36,6 +36,12 @@ class GatewaySettings:
     """Each node is asked so often whether it is there."""
     fence_s: float = 10.0
     """A node that has heard no gateway for so long ends its sandboxes; as the nodes have it."""
+    audit: str = ""
+    """Store of this gateway's own audit, as `sqlite:////var/lib/cellwall-gateway/audit.db`, which
+    no other process writes; empty: it keeps none. `cellwall audit --store` reads it."""
+    gateways: int = 1
+    """Gateways that share the nodes: each keeps its part of two young programs for each processor
+    at a node, and lets the others wait their turn."""
 
     directory: str = ""
     """Address of the PostgreSQL database over which several gateways agree, as
@@ -52,6 +58,10 @@ class GatewaySettings:
                     f"gateway: {name} is not given",
                     remedy="make it with `cellwall cluster cert`, and name its file in [gateway]",
                 )
+        if self.gateways < 1:
+            raise UsageError(
+                f"gateway: gateways = {self.gateways} is below 1", remedy="count this one, too"
+            )
         if not 0 < self.probe_s < self.fence_s:
             raise UsageError(
                 f"gateway: probe_s = {self.probe_s:g} is not between 0 and fence_s",

@@ -17,6 +17,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 _BEAT = struct.Struct("=q")
 """A server writes the time of the latest answer that a gateway has heard, of CLOCK_BOOTTIME, in
@@ -64,6 +65,11 @@ class Heart:
             os.write(self._descriptor, _BEAT.pack(at_ns))
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a gateway has ever had an answer to a probe."""
+        return self._heard_ns != 0
+
+    @property
     def is_over(self) -> bool:
         """Whether the guard is about to end this server."""
         if not self._heard_ns:
@@ -76,7 +82,7 @@ def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], obje
 
     `start` starts one, given the descriptor for its beats, and returns its pid. `fenced` is called
     when one was ended because no gateway heard it, or because its name is used up; another is
-    started then.
+    started then, unless this one was told to end: while it drains the fence holds as before.
     """
     with _signals() as woken:
         while True:
@@ -86,35 +92,46 @@ def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], obje
             os.close(write)
             child = os.pidfd_open(pid)
             try:
-                is_fenced = _watch(read, child, woken, int(fence_s * _NS))
-                if is_fenced:
+                seen = _watch(read, child, woken, int(fence_s * _NS))
+                if seen.is_fenced:
                     signal.pidfd_send_signal(child, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
             finally:
                 os.close(child)
                 os.close(read)
-            if not is_fenced:
+            if seen.is_fenced:
+                fenced()
+            if not seen.is_fenced or seen.is_told:
                 return os.waitstatus_to_exitcode(status)
-            fenced()
 
 
-def _watch(read: int, child: int, woken: int, fence_ns: int) -> bool:
-    """Wait for the server's end, False, or for its time to be over, True; pass signals on."""
-    heard_ns = 0
+class _Seen(NamedTuple):
+    """What a guard saw of one server."""
+
+    is_fenced: bool
+    """Whether its time is over, and not yet the server."""
+    is_told: bool
+    """Whether it was told to end."""
+
+
+def _watch(read: int, child: int, woken: int, fence_ns: int) -> _Seen:
+    """Wait for the server's end, or for its time to be over; pass signals on."""
+    heard_ns, is_told = 0, False
     poll = select.poll()
     for each in (read, child, woken):
         poll.register(each, select.POLLIN)
     while True:
         left_ns = heard_ns + fence_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if heard_ns == _USED_UP or (heard_ns and left_ns <= 0):
-            return True
+            return _Seen(is_fenced=True, is_told=is_told)
         # At most a second: after a suspension the timer of `poll` is late, the clock is not.
         ready = poll.poll(min(1000, left_ns // 1_000_000 + 1) if heard_ns else None)
         found = {descriptor for descriptor, _ in ready}
         if child in found:
-            return False
+            return _Seen(is_fenced=False, is_told=is_told)
         if woken in found:
             for number in os.read(woken, 64):
+                is_told |= number in (signal.SIGTERM, signal.SIGINT)
                 signal.pidfd_send_signal(child, number)
         if read in found:
             heard_ns = _latest(read, heard_ns, poll)

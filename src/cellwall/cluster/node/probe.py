@@ -1,13 +1,17 @@
-"""What a node answers to the probes of gateways: its name, its state, and its clock."""
+"""What a node answers to the probes of gateways: its name, its state, its clock, and its size."""
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING
 
+import cellwall
 from cellwall.model.ids import new_id
 from cellwall.server.http.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
+    from cellwall.cluster.node.drain import Drain
     from cellwall.cluster.node.guard import Heart
     from cellwall.server.core.request import Request
 
@@ -15,9 +19,11 @@ if TYPE_CHECKING:
 class Probe:
     """The route of probes; one of a server's run."""
 
-    def __init__(self, heart: Heart) -> None:
+    def __init__(self, heart: Heart, drain: Drain) -> None:
         """`heart` tells the guard what gateways have heard."""
         self._heart = heart
+        self._drain = drain
+        self._cores = len(os.sched_getaffinity(0))
         self._generation = new_id()
 
     @property
@@ -36,7 +42,10 @@ class Probe:
         )
 
     async def _answer(self, request: Request) -> None:
-        name = request.state.engine.settings.node
+        state = request.state
+        name = state.engine.settings.node
+        is_looking = "cellwall-look" in request.headers  # no gateway: the fence does not count
+        self._drain.probed(request.headers.get("cellwall-every", ""))
         self._heart.heard(request.headers.get("cellwall-beat", ""))
         if request.headers.get("cellwall-lost", "") == name:
             self._heart.give_up()  # it was away for so long that its loss was told
@@ -44,8 +53,15 @@ class Probe:
             {
                 "name": name,
                 "generation": self._generation,
-                "state": "draining" if request.state.is_stopping else "ready",
-                "beat": self._heart.beat(),
+                "state": "draining" if self._drain.is_draining else "ready",
+                "beat": "" if is_looking else self._heart.beat(),
                 "fence_s": self._heart.fence_s,
+                "left": self._drain.left._asdict(),
+                "cores": self._cores,
+                "sandboxes": state.sandboxes.live,
+                "most_sandboxes": state.settings.most_sandboxes,
+                "metrics_port": state.settings.metrics_port,
+                "version": cellwall.__version__,
+                "time": time.time(),
             }
         )

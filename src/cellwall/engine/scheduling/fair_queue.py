@@ -210,6 +210,11 @@ class FairQueue:
         self.tenants.check_output(tenant)
         return line
 
+    def resize(self, places: int) -> None:
+        """Set the number of places; those that are given stay until they come back."""
+        self._places = places
+        self._serve()
+
     def look_again(self) -> None:
         """Start waiting items that may run now that quotas have room again."""
         self._serve()

@@ -70,6 +70,9 @@ class Executions:
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ended_bytes = 0
         self._is_stopping = False
+        self._is_held = False
+        self.check_new: Callable[[], None] = lambda: None
+        """Raises if no one-shot may begin now."""
         self.on_ended: OnEnded | None = None
         """Called for every execution whose end is durable."""
         self._latest: asyncio.Future[None] | None = None
@@ -85,6 +88,11 @@ class Executions:
     def running(self) -> int:
         """Number of executions in memory that have not ended."""
         return len(self._all) - len(self._ended)
+
+    @property
+    def waiting(self) -> int:
+        """Number of background executions that may begin here, and have not."""
+        return 0 if self._is_held else len(self._queued)
 
     # -- beginning -------------------------------------------------------------------------
 
@@ -150,7 +158,7 @@ class Executions:
             self._begin(item, place)
 
     def _begin(self, item: Queued, place: Place) -> None:
-        if self._is_stopping:
+        if self._is_stopping or self._is_held:
             return  # the execution stays on disk for the next server, and keeps its place here
         del self._queued[item.id]
         record = item.record
@@ -180,9 +188,20 @@ class Executions:
             raise _used(execution_id)
         return execution_id
 
+    def hold(self, *, is_held: bool) -> None:
+        """Leave background executions that wait where they are, or let them begin again."""
+        if self._is_held and not is_held:
+            self._is_held = False
+            for item in list(self._queued.values()):
+                if item.is_accepted and item.place is not None:
+                    self._begin(item, item.place)
+        self._is_held = is_held
+
     def _check_open(self, order: Order) -> None:
         if self._is_stopping:
             raise stopping()
+        if order.cost is not None:
+            self.check_new()
         self._ledger.check(order)
 
     # -- doing -----------------------------------------------------------------------------

@@ -238,10 +238,15 @@ class SandboxRecord:
     def _is_stored(self) -> bool:
         return self._sandbox is not None and self._sandbox.hibernation.is_stored
 
-    async def close(self) -> None:
+    @property
+    def is_unstored(self) -> bool:
+        """Whether it lives, and would end with this server."""
+        return self._sandbox is not None and not self._sandbox.hibernation.is_stored
+
+    async def close(self, because: str = "it was closed") -> None:
         """End the sandbox; idempotent."""
         if self._sandbox is not None:
-            await self._sandbox.close()
+            await self._sandbox.close(because)
 
     def _on_ended(self, reason: str) -> None:
         self.ended_at = steady()
@@ -338,6 +343,8 @@ class Sandboxes:
         self._offered: set[str] = set()
         """Ids that were offered for sandboxes that are about to be created."""
         self.ended_commands = EndedCommands(settings.retained_bytes)
+        self.check_new: Callable[[], None] = lambda: None
+        """Raises if no sandbox may begin now."""
 
     @property
     def all(self) -> Mapping[str, SandboxRecord]:
@@ -349,6 +356,11 @@ class Sandboxes:
         """Number of sandboxes that have not ended."""
         return sum(record.ended_at is None for record in self._all.values())
 
+    @property
+    def unstored(self) -> int:
+        """Number of sandboxes that live, or are about to, and would end with this server."""
+        return self._starting + sum(record.is_unstored for record in self._all.values())
+
     def has(self, sandbox_id: str) -> bool:
         """Report whether there is a sandbox of that id, of any owner, or one is being created."""
         return sandbox_id in self._all or sandbox_id in self._offered
@@ -358,6 +370,7 @@ class Sandboxes:
 
         Raises `CapacityError` when there is none, `Conflict` if a sandbox has that id.
         """
+        self.check_new()
         if offered_id and (offered_id in self._all or offered_id in self._offered):
             raise Conflict(
                 f"sandbox {offered_id}: there is one of this id",

@@ -15,7 +15,7 @@ from cellwall.server.auth.keys import digest_of
 from cellwall.server.http.guards import answers_to, name_of_host, read_headers
 
 if TYPE_CHECKING:
-    from cellwall.server.observability.metrics import Metrics
+    from cellwall.server.observability.metrics import Page
 
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
@@ -29,7 +29,7 @@ class MetricsPage:
     """The ASGI application that serves `/metrics`."""
 
     def __init__(
-        self, metrics: Metrics, hosts: frozenset[str], token_sha256: str | None = None
+        self, metrics: Page, hosts: frozenset[str], token_sha256: str | None = None
     ) -> None:
         """Answer to the names `hosts`; with `token_sha256`, only to requests with that token."""
         self._metrics = metrics

@@ -106,15 +106,31 @@ class _Readings(Collector):
         return iter(())  # without it the registry would collect while the server is put together
 
 
-class Metrics:
-    """All metrics of one server."""
+class Page:
+    """Metrics of one process, which a page shows: its counters and histograms, and `readings`."""
 
-    def __init__(self, redactor: Redactor) -> None:
+    def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.readings: list[Reading] = []
         self._read = _Readings()
         registry.register(self._read)
+
+    def read(self) -> None:
+        """Read the counts of this and other parts; on the event loop, where they are counted."""
+        mine = [each.read() for each in vars(self).values() if isinstance(each, (Counts, Spread))]
+        self._read.found = [*mine, *(found for reading in self.readings for found in reading())]
+
+    def page(self) -> bytes:
+        """Return all metrics as of the last `read`, as text of format 0.0.4."""
+        return generate_latest(self.registry)
+
+
+class Metrics(Page):
+    """All metrics of one server."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__()
         self.template = Labels(redactor)
         self.tier = Labels(redactor)
         kind = ("template", "runtime")
@@ -146,15 +162,6 @@ class Metrics:
         self._cpu.add(shown, runtime, by=usage.cpu_s)
         if cut:
             self._cut.add(by=cut.stdout + cut.stderr + cut.display)
-
-    def read(self) -> None:
-        """Read the counts of this and other parts; on the event loop, where they are counted."""
-        mine = [each.read() for each in vars(self).values() if isinstance(each, (Counts, Spread))]
-        self._read.found = [*mine, *(found for reading in self.readings for found in reading())]
-
-    def page(self) -> bytes:
-        """Return all metrics as of the last `read`, as text of format 0.0.4."""
-        return generate_latest(self.registry)
 
 
 def gauge(name: str, words: str, values: Mapping[str, float] | float, label: str = "") -> Metric:

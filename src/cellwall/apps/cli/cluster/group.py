@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.cluster import directory
+from cellwall.apps.cli.cluster import directory, doctor, drain
 from cellwall.apps.cli.console.remote import AsJson, Key, Url, connected
 
 app = typer.Typer(
@@ -72,5 +72,9 @@ def status(url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(nodes, indent=2))
         return
-    columns = ("name", "state", "address", "in_flight", "why")
+    columns = ("name", "state", "address", "in_flight", "left", "why")
     show(columns, [tuple(str(each.get(column, "")) for column in columns) for each in nodes])
+
+
+drain.register(app)
+doctor.register(app)

@@ -133,6 +133,8 @@ class Losses:
         if self._since_s is None or now_s - self._since_s <= self._book.lost_after_s:
             return
         for name in self._overdue:
+            if self._book.may_return(name, now_s):
+                continue
             prevents = await self._roll.declare(name)
             if prevents and self._prevented.get(name) != prevents:
                 _log.warning(

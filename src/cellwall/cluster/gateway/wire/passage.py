@@ -47,8 +47,13 @@ class Passage:
         self._has_begun = False
         self.is_tunnel = False
         self.status = 0
-        """Of the answer; 0: none has begun."""
+        """Status of the answer that was passed on; 0: none was."""
         self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the answer that was passed on is one."""
+        return self.status == 200
 
     # -- to the node -----------------------------------------------------------------------
 
@@ -82,6 +87,7 @@ class Passage:
         self.status = head.status
         if head.status == 101:
             self.is_tunnel = self._has_begun = True
+            self.status = head.status
             self._client.write(switching_bytes(head))
             self._client.switch()
         elif head.status == 503 and self._may_turn_away:
@@ -90,7 +96,7 @@ class Passage:
             self._pass_head(head)
 
     def _pass_head(self, head: ResponseHead) -> None:
-        self._has_begun = True
+        self._has_begun, self.status = True, head.status
         has_chunks = self._client.has_chunks
         self._in_chunks = head.length is None and has_chunks
         is_kept = self._client.is_kept and (head.length is not None or has_chunks)

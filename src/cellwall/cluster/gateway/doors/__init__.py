@@ -1,0 +1,1 @@
+"""Foreign protocols at a gateway."""

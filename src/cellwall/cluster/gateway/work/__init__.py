@@ -1,0 +1,1 @@
+"""Which work goes where and when: turns of tenants, slow nodes, what an operator asks of nodes."""

@@ -1,0 +1,174 @@
+"""A node that is drained takes nothing new, and what began on it comes to its end.
+
+The witness against programs that run twice are the nodes' own stores: a row for each program that
+a node has accepted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+import cellwall
+from cellwall.model.ids import node_of
+from kit.cluster.processes import Cluster, cluster
+from kit.servers import ADMIN, ALICE, run_cell, state_of
+from kit.waiting import wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+
+DRAIN_S = 4.0
+LONG = {"code": "import time; time.sleep(3); print('done')"}
+
+
+def _name_of(made: Cluster, node: str) -> str:
+    shown = made.client(key=ADMIN).get("/nodes").json()["nodes"]
+    return next(
+        str(each["name"])
+        for each in shown
+        if each.get("address", "").endswith(f":{made.ports[node]}")
+    )
+
+
+def _session_on(client: httpx.Client, name: str) -> str:
+    """Return the path of a session that lives on a node."""
+    while True:
+        made = client.post("/sandboxes", json={}).json()["id"]
+        if node_of(made) == name:
+            return f"/sandboxes/{made}"
+        client.delete(f"/sandboxes/{made}")
+
+
+def _order(made: Cluster, name: str, word: str) -> httpx.Response:
+    return made.client(key=ADMIN).post(f"/nodes/{name}/{word}")
+
+
+def test_drained_node_takes_nothing_new_and_its_sessions_go_on_until_it_is_undrained() -> None:
+    with cluster(2) as made:
+        alice, first = made.client(), _name_of(made, "node-0")
+        session = _session_on(alice, first)
+        run_cell(alice, session, "x = 1")
+        answer = _order(made, first, "drain")
+        assert (answer.status_code, answer.json()["left"]["sandboxes"]) == (200, 1), answer.text
+        assert made.states()[first] == "draining"
+        for _ in range(8):
+            told = alice.post("/execute", json={"code": "1"}).json()
+            assert node_of(told["execution_id"]) != first
+        assert run_cell(alice, session, "print(x)")["stdout"] == "1\n"
+        alice.delete(session)
+        wait_until(lambda: _left(made, first) == 0, "it is empty")
+        assert made.nodes["node-0"].popen.poll() is None  # its process stays
+        assert _order(made, first, "undrain").status_code == 200
+        made.wait_ready(2)
+        _session_on(alice, first)
+
+
+def _left(made: Cluster, name: str) -> int:
+    shown = made.client(key=ADMIN).get("/nodes").json()["nodes"]
+    return int(next(each["left"] for each in shown if each["name"] == name))
+
+
+def test_only_an_operator_drains_and_only_what_there_is() -> None:
+    with cluster(1) as made:
+        name = _name_of(made, "node-0")
+        assert made.client().post(f"/nodes/{name}/drain").status_code == 403
+        admin = made.client(key=ADMIN)
+        for path in ("/nodes/zzzz/drain", f"/nodes/{name}/burn", f"/nodes/{name}", "/nodes/"):
+            assert admin.post(path).status_code == 404, path
+        assert admin.get(f"/nodes/{name}/drain").status_code == 404
+        assert made.states() == {name: "ready"}
+
+
+def test_node_that_is_told_to_end_ends_once_it_is_empty() -> None:
+    with cluster(2, drain_s=600.0) as made:
+        alice, first = made.client(), _name_of(made, "node-0")
+        session = _session_on(alice, first)
+        with ThreadPoolExecutor(6) as pool:
+            under_way = [pool.submit(alice.post, "/execute", json=LONG) for _ in range(6)]
+            wait_until(lambda: _left(made, first) > 1, "programs run there")
+            node = made.nodes["node-0"].popen
+            node.send_signal(signal.SIGTERM)
+            wait_until(lambda: made.states()[first] == "draining", "it is drained")
+            for each in under_way:
+                assert each.result().json()["stdout"] == "done\n", each.result().text
+        refused = _order(made, first, "undrain")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        assert run_cell(alice, session, "print(7)")["stdout"] == "7\n"
+        assert node.poll() is None
+        alice.delete(session)
+        assert node.wait(20) == 0
+
+
+def test_second_signal_ends_a_node_at_once() -> None:
+    with cluster(1, drain_s=600.0) as made:
+        _session_on(made.client(), _name_of(made, "node-0"))
+        node = made.nodes["node-0"].popen
+        node.send_signal(signal.SIGTERM)
+        wait_until(lambda: list(made.states().values()) == ["draining"], "it is drained")
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(20) == 0
+
+
+class _Load:
+    """Callers that run one program after the other, by the SDK."""
+
+    def __init__(self, made: Cluster, callers: int) -> None:
+        self._is_over = threading.Event()
+        self._pool = ThreadPoolExecutor(callers)
+        ports = [each.port for each in made.gateways]
+        self._done: list[Future[int]] = [
+            self._pool.submit(self._run, ports[number % len(ports)]) for number in range(callers)
+        ]
+
+    def _run(self, port: int) -> int:
+        count = 0
+        with cellwall.connect(f"http://127.0.0.1:{port}", ALICE) as client:
+            while not self._is_over.is_set():
+                assert client.run(f"print({count})").stdout == f"{count}\n"
+                count += 1
+        return count
+
+    def end(self) -> int:
+        """Return how many programs had their answer. Raises the first failure."""
+        self._is_over.set()
+        self._pool.shutdown()
+        return sum(each.result() for each in self._done)
+
+
+def _accepted(folder: Path) -> int:
+    """Return how many programs the store of a node that has ended knows."""
+    with sqlite3.connect(state_of(folder) / "server" / "cellwall.db") as store:
+        return int(store.execute("select count(*) from executions").fetchone()[0])
+
+
+def test_rolling_restart_under_load_fails_no_program_and_runs_none_twice() -> None:
+    with cluster(3, gateways=2, drain_s=DRAIN_S) as made:
+        alice = made.client()
+        sessions = {each: _session_on(alice, _name_of(made, each)) for each in made.nodes}
+        load = _Load(made, 4)
+        for name, session in sessions.items():
+            began = time.monotonic()
+            assert made.nodes[name].stop() == 0
+            assert time.monotonic() - began >= DRAIN_S
+            made.start_node(name, drain_s=DRAIN_S)
+            for gateway in range(2):
+                made.wait_ready(3, gateway)
+            answer = alice.get(session)
+            assert answer.status_code == 200, answer.text
+            ended = answer.json()
+            assert (ended["status"], ended["ended_because"]) == ("stopped", "its node was drained")
+        for number in range(2):
+            made.restart_gateway(number)
+            made.wait_ready(3, number)
+        done = load.end()
+        assert done > 20
+        for name in sessions:
+            made.nodes[name].stop(signal.SIGINT)
+        assert sum(_accepted(made.folder / name) for name in sessions) == done
