@@ -22,6 +22,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cellwall.model.errors import UsageError
 
 _AUTHORITY = "authority"
+ANY_ADDRESS = "node.cellwall.invalid"
+"""The name in the certificates of nodes whose addresses are not known when these are made."""
 _YEARS = 10
 _DAYS = 365
 _BACK = datetime.timedelta(hours=1)
@@ -74,12 +76,13 @@ def make_authority(folder: Path) -> Files:
 def issue_node(folder: Path, name: str, addresses: tuple[str, ...], days: int = _DAYS) -> Files:
     """Have the authority in `folder` give a node a certificate for its addresses.
 
-    `addresses`: host names and IP addresses at which gateways reach it. Raises UsageError.
+    `addresses`: host names and IP addresses at which gateways reach it; ANY_ADDRESS for one that
+    gateways find at any. Raises UsageError.
     """
     if not addresses:
         raise UsageError(
             f"cluster cert: {name}: a node needs the addresses it is reached at",
-            remedy="give --address, once for each",
+            remedy="give --address, once for each, or --any-address",
         )
     names = x509.SubjectAlternativeName([_address(each) for each in addresses])
     return _issue(folder, name, ExtendedKeyUsageOID.SERVER_AUTH, names, days)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cellwall.cluster.certificates import (
+    ANY_ADDRESS,
     Files,
     gateway_context,
     issue_gateway,
@@ -30,7 +31,7 @@ class _Cluster:
         self.gateway = issue_gateway(folder, "gate", days)
 
 
-async def _spoken(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
+async def _spoken(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> bytes:
     """Return what a client hears of a server behind both contexts."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,7 +42,7 @@ async def _spoken(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
     listening = await asyncio.start_server(serve, HOST, 0, ssl=server)
     async with listening:
         port = listening.sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection(HOST, port, ssl=client)
+        reader, writer = await asyncio.open_connection(HOST, port, ssl=client, server_hostname=name)
         try:
             writer.write(b"hello\n")
             return await reader.read()
@@ -49,8 +50,8 @@ async def _spoken(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
             writer.transport.abort()
 
 
-def _heard(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
-    return asyncio.run(_spoken(server, client))
+def _heard(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None = None) -> bytes:
+    return asyncio.run(_spoken(server, client, name))
 
 
 def _plain(authority: Path, files: Files | None) -> ssl.SSLContext:
@@ -97,6 +98,20 @@ def test_gateway_refuses_what_is_no_node_of_its_cluster(tmp_path: Path) -> None:
         server.load_verify_locations(authority)
         with pytest.raises(ssl.SSLCertVerificationError):
             _heard(server, client)
+
+
+def test_node_that_is_found_is_known_by_a_name_and_one_of_a_list_by_its_address(
+    tmp_path: Path,
+) -> None:
+    one = _Cluster(tmp_path / "one")
+    client = gateway_context(one.authority, one.gateway)
+    found = node_context(one.authority, issue_node(tmp_path / "one", "found", (ANY_ADDRESS,)))
+    listed = node_context(one.authority, one.node)
+    assert _heard(found, client, ANY_ADDRESS) == _heard(listed, client) == b"heard\n"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _heard(listed, client, ANY_ADDRESS)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _heard(found, client)
 
 
 def test_key_is_its_owners_alone_and_no_authority_replaces_another(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,18 @@ def test_whole_settings_are_read(tmp_path: Path) -> None:
     assert (node.fence_s, node.files.key) == (20.0, Path("c.key"))
     gateway = gateway_settings(_written(tmp_path, f'[gateway]\n{FILES}nodes = ["10.0.0.5:7443"]'))
     assert (gateway.nodes, gateway.lost_after_s) == (("10.0.0.5:7443",), 13.0)
+    found = 'provider = "kubernetes"\nnamespace = "n"\nservice = "s"'
+    gateway = gateway_settings(_written(tmp_path, f"[gateway]\n{FILES}{found}"))
+    assert (gateway.namespace, gateway.service) == ("n", "s")
+
+
+def test_gateway_with_a_list_imports_no_client_of_kubernetes() -> None:
+    code = "import sys, cellwall.apps.cluster.gateway; print('lightkube' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    code = code.replace("apps.cluster.gateway", "cluster.providers.kubernetes")  # the control
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +62,11 @@ def test_wrong_node_is_refused(tmp_path: Path, text: str, why: str) -> None:
     ("text", "why"),
     [
         (FILES, "has no nodes"),
+        (f'provider = "consul"\nnodes = ["a:1"]\n{FILES}', "'consul' is not known"),
+        (f'provider = "kubernetes"\n{FILES}', "service is not given"),
+        (f'provider = "kubernetes"\nservice = "s"\nnodes = ["a:1"]\n{FILES}', "means nothing"),
+        (f'nodes = ["a:1"]\nservice = "s"\n{FILES}', "service means nothing"),
+        (f'nodes = ["a:1"]\nnamespace = "n"\n{FILES}', "namespace means nothing"),
         (f'nodes = "a:1"\n{FILES}', "not a list of texts"),
         (f'nodes = ["a:1"]\n{FILES}probe_s = 20.0', "several times"),
         (f'nodes = ["a:1"]\n{FILES}probe_s = 0.0', "several times"),

@@ -6,19 +6,16 @@ import asyncio
 import signal
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
+from cellwall.apps.cluster.finding import follower
 from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.listeners import address_of, listening_on, raise_descriptor_limit
-from cellwall.cluster.certificates import Files, gateway_context
 from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.gateway import Gateway
-from cellwall.cluster.gateway.probing import watch
 from cellwall.cluster.gateway.wire.front import ClientLink
-from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.server.http.addresses import Addresses
 
@@ -35,8 +32,12 @@ def run(
     server: ServerSettings,
     keys: KeyRing,
     on_ready: Callable[[str], None],
+    read: Callable[[], GatewaySettings],
 ) -> None:
-    """Pass requests to the nodes until a signal ends the gateway."""
+    """Pass requests to the nodes until a signal ends the gateway.
+
+    `read` returns its settings anew, for SIGHUP.
+    """
     check_exposure(server, has_own_keys=bool(keys.fixed))
     check_tls(server)
     if not keys.fixed:
@@ -46,7 +47,7 @@ def run(
         )
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, server, keys, on_ready))
+        runner.run(_serve(settings, server, keys, on_ready, read))
 
 
 async def _serve(
@@ -54,19 +55,19 @@ async def _serve(
     server: ServerSettings,
     keys: KeyRing,
     on_ready: Callable[[str], None],
+    read: Callable[[], GatewaySettings],
 ) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
-    book = _book(settings)
+    book = Book(settings.lost_after_s)
     gateway = Gateway(server, keys, book)
     living: set[ClientLink] = set()
     ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
     ClientLink.most = server.most_connections
     ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
     with listening_on(server) as sock:
-        for node in book.nodes:
-            gateway.tasks.spawn(watch(book, node, settings.probe_s, _cut))
+        gateway.tasks.spawn(follower(settings, read, book, gateway.tasks, _cut))
         listener = await loop.create_server(
             lambda: ClientLink(gateway.begin, living),
             sock=sock,
@@ -91,23 +92,6 @@ async def _let_end(living: set[ClientLink], seconds: float) -> None:
         await asyncio.wait(ends, timeout=seconds)
     for client in list(living):
         client.abort()
-
-
-def _book(settings: GatewaySettings) -> Book:
-    files = Files(Path(settings.certificate), Path(settings.key))
-    context = gateway_context(Path(settings.authority), files)
-    nodes = [Node(Links(_address(each), context)) for each in settings.nodes]
-    return Book(settings.lost_after_s, nodes)
-
-
-def _address(text: str) -> Address:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal():
-        raise UsageError(
-            f"gateway: nodes has {text[:60]!r}, which is no address",
-            remedy='give HOST:PORT, as "10.0.0.5:7443"',
-        )
-    return Address(host.strip("[]"), int(port))
 
 
 def _cut(node: Node) -> None:

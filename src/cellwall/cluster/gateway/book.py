@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 State = Literal["unknown", "ready", "draining", "unreachable", "refused"]
 """`unknown`: it has not answered yet; `refused`: it says a name that it cannot have."""
+_UNLISTED = "its address is no longer named"
 _MISSES = 2
 """Probes without an answer after which a node is unreachable."""
 _CHOICES = 2
@@ -49,6 +50,8 @@ class Node:
     told: Told | None = None
     in_flight: int = 0
     """This gateway's own requests to it that have no whole answer yet."""
+    is_listed: bool = True
+    """Whether a provider names its address now."""
     misses: int = 0
     answered_s: float = 0.0
     """When it last answered, on the event loop's clock."""
@@ -62,6 +65,17 @@ class Node:
     def name(self) -> str:
         """Its name; empty if it has said none, or has lost it."""
         return "" if self.told is None else self.told.name
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to probe it for: no provider names it, and it has no name."""
+        return not self.is_listed and self.told is None
+
+    def mark(self, *, is_listed: bool) -> None:
+        """Take whether a provider names its address; it gets new work only while one does."""
+        self.is_listed = is_listed
+        if not is_listed and self.state == "ready":
+            self.state, self.why = "draining", _UNLISTED
 
     async def turned(self) -> None:
         """Wait until a probe of it has ended, well or not."""
@@ -103,6 +117,7 @@ class Book:
             node.links.drop_idle()
         node.told, node.why = told, ""
         node.state = "draining" if told.is_draining else "ready"
+        node.mark(is_listed=node.is_listed)
 
     def _why_not(self, node: Node, told: Told) -> str:
         """Return why a node cannot be one of this gateway's; empty: it can."""
@@ -112,6 +127,8 @@ class Book:
             return f"its fence_s = {told.fence_s:g} is longer than that of this gateway"
         if name in self.lost:
             return f"its name {name} was lost: {self.lost[name]}"
+        if not node.is_listed and name != node.name:
+            return f"{_UNLISTED}, and it is another node"
         for other in self.nodes:
             if other is not node and other.name == name:
                 return f"its name {name} is that of {other.links.address}"

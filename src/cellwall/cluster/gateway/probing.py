@@ -27,9 +27,9 @@ _log = logging.getLogger("cellwall.gateway")
 
 
 async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node], None]) -> None:
-    """Ask one node for ever; `on_lost` is called when it is lost."""
+    """Ask one node until it is over; `on_lost` is called when it is lost."""
     loop = asyncio.get_running_loop()
-    while True:
+    while not node.is_over:
         began_s, before = loop.time(), node.state
         try:
             async with asyncio.timeout(every_s):

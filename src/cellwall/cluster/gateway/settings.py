@@ -6,6 +6,7 @@ Durations are seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cellwall.model.errors import UsageError
 
@@ -18,7 +19,13 @@ class GatewaySettings:
     """Settings of one gateway."""
 
     nodes: tuple[str, ...] = ()
-    """Addresses of the nodes, as `10.0.0.5:7443` or `a.example:7443`."""
+    """Addresses of the nodes, as `10.0.0.5:7443` or `a.example:7443`; read again at SIGHUP."""
+    provider: Literal["static", "kubernetes"] = "static"
+    """Where nodes are: `static`, in `nodes`; `kubernetes`, among the endpoints of `service`."""
+    service: str = ""
+    """The Service of Kubernetes whose endpoints are the nodes."""
+    namespace: str = ""
+    """The namespace of `service`; empty: the gateway's own."""
     authority: str = ""
     """PEM file of the cluster's authority."""
     certificate: str = ""
@@ -32,10 +39,7 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         """Raise UsageError on what cannot be."""
-        if not self.nodes:
-            raise UsageError(
-                "gateway: it has no nodes", remedy='give nodes = ["10.0.0.5:7443"] in [gateway]'
-            )
+        self._check_provider()
         for name in ("authority", "certificate", "key"):
             if not getattr(self, name):
                 raise UsageError(
@@ -46,6 +50,29 @@ class GatewaySettings:
             raise UsageError(
                 f"gateway: probe_s = {self.probe_s:g} is not between 0 and fence_s",
                 remedy="probe a node several times in fence_s",
+            )
+
+    def _check_provider(self) -> None:
+        wanted = {"static": ("nodes",), "kubernetes": ("service", "namespace")}
+        if self.provider not in wanted:
+            raise UsageError(
+                f"gateway: provider = {self.provider[:40]!r} is not known",
+                remedy="give static or kubernetes",
+            )
+        for name in sorted({"nodes", "service", "namespace"} - {*wanted[self.provider]}):
+            if getattr(self, name):
+                raise UsageError(
+                    f"gateway: {name} means nothing with provider = {self.provider}",
+                    remedy="leave it out, or name the other provider",
+                )
+        if self.provider == "static" and not self.nodes:
+            raise UsageError(
+                "gateway: it has no nodes", remedy='give nodes = ["10.0.0.5:7443"] in [gateway]'
+            )
+        if self.provider == "kubernetes" and not self.service:
+            raise UsageError(
+                "gateway: service is not given",
+                remedy="name the Service that has the nodes in [gateway]",
             )
 
     @property

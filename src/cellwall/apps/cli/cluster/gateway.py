@@ -44,6 +44,7 @@ def gateway(
             loaded.server,
             KeyRing(loaded.keys),
             lambda address: typer.echo(f"listening on {address}"),
+            lambda: gateway_settings(config),
         )
     finally:
         log.close()

@@ -38,15 +38,19 @@ def cert(
         list[str] | None,
         typer.Option(help="Address or name at which gateways reach a node; once for each."),
     ] = None,
+    any_address: Annotated[
+        bool, typer.Option("--any-address", help="Gateways find the node, as in Kubernetes.")
+    ] = False,
     gateway: Annotated[bool, typer.Option("--gateway", help="It is for a gateway.")] = False,
 ) -> None:
     """Give a node, by its addresses, or a gateway its certificate, for a year."""
-    from cellwall.cluster.certificates import issue_gateway, issue_node
+    from cellwall.cluster.certificates import ANY_ADDRESS, issue_gateway, issue_node
 
     if gateway:
         files = issue_gateway(folder, name)
     else:
-        files = issue_node(folder, name, tuple(address or ()))
+        anywhere = [ANY_ADDRESS] if any_address else []
+        files = issue_node(folder, name, (*(address or ()), *anywhere))
     typer.echo(f"certificate: {files.certificate}")
     typer.echo(f"key: {files.key}")
 

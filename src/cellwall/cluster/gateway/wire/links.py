@@ -37,10 +37,16 @@ class Address(NamedTuple):
 class Links:
     """See the module."""
 
-    def __init__(self, address: Address, context: ssl.SSLContext | None) -> None:
-        """`context`: None for a node without TLS, which only tests have."""
+    def __init__(
+        self, address: Address, context: ssl.SSLContext | None, server_name: str | None = None
+    ) -> None:
+        """`context`: None for a node without TLS, which only tests have.
+
+        `server_name`: what the node's certificate has to be for; None: its address.
+        """
         self.address = address
         self._context = context
+        self._server_name = server_name
         self._idle: deque[NodeLink] = deque()
         self._all: set[NodeLink] = set()
 
@@ -56,7 +62,11 @@ class Links:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, link = await loop.create_connection(
-                    lambda: NodeLink(self._all.discard), host, port, ssl=self._context
+                    lambda: NodeLink(self._all.discard),
+                    host,
+                    port,
+                    ssl=self._context,
+                    server_hostname=self._server_name,
                 )
         except TimeoutError:
             raise ConnectionError(f"no connection within {_CONNECT_S:g} s") from None
