@@ -23,6 +23,7 @@ import pytest
 from cellwall.engine.templates.build import find_uv
 from conftest import require_capability
 from kit.deploy import walls
+from kit.deploy.units import directives
 from kit.places import ROOT
 from kit.unprivileged import SOURCES, OrdinaryUser
 
@@ -42,17 +43,6 @@ for language, code in json.loads(sys.argv[2]):
 """
 
 
-def directives() -> dict[str, str]:
-    """Return the unit's [Service] section; a key given twice has one value per line."""
-    found: dict[str, str] = {}
-    section = UNIT.read_text(encoding="utf-8").partition("[Service]")[2].partition("[Install]")[0]
-    for line in section.splitlines():
-        name, equals, value = line.partition("=")
-        if equals and not line.startswith("#"):
-            found[name] = f"{found[name]}\n{value}" if name in found else value
-    return found
-
-
 def left_out() -> set[str]:
     """Return the directives that the unit's last paragraph says it does without."""
     text = UNIT.read_text(encoding="utf-8").partition("# Not here:")[2]
@@ -69,7 +59,7 @@ class Service:
     def run(self, added: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
         """Run a program behind the unit's walls and those of `added`."""
         document = {
-            "directives": {**directives(), **added},
+            "directives": {**directives(UNIT), **added},
             "ids": [self.user.uid, self.user.gid],
             "readable": sorted({sys.prefix, SOURCES, str(Path(find_uv()).parent)}),
             "writable": [str(self.user.home)],
@@ -116,8 +106,8 @@ def test_systemd_takes_every_line(tmp_path: Path) -> None:
 
 
 def test_every_line_is_carried_out_here_or_is_the_managers_own() -> None:
-    assert set(directives()) <= walls.KNOWN
-    assert left_out() & set(directives()) == set()
+    assert set(directives(UNIT)) <= walls.KNOWN
+    assert left_out() & set(directives(UNIT)) == set()
 
 
 def test_sandboxes_run_behind_the_units_walls(service: Service) -> None:

@@ -21,7 +21,16 @@ from cellwall.linux import seccomp
 from cellwall.linux.syscalls import mounts, process
 
 OUTSIDE = {
-    *("Type", "ExecStart", "Environment", "User", "Group", "StateDirectory", "StateDirectoryMode"),
+    *(
+        "Type",
+        "ExecStart",
+        "ExecReload",
+        "Environment",
+        "User",
+        "Group",
+        "StateDirectory",
+        "StateDirectoryMode",
+    ),
     *("LogsDirectory", "LogsDirectoryMode"),
     *("KillMode", "TimeoutStopSec", "Restart", "RestartSec", "OOMPolicy", "OOMScoreAdjust"),
     *("Delegate", "TasksMax", "KeyringMode", "RemoveIPC", "LimitNOFILE"),
@@ -213,6 +222,13 @@ def restrict_namespaces(_: str) -> None:
     )
 
 
+def restrict_set_id(_: str) -> None:
+    """No file gets the bits; openat2, whose mode lies behind a pointer, is refused as a whole."""
+    calls = [("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("mkdir", 1), ("mkdirat", 2)]
+    lines = [f"allow {name} if low32(arg{place}) & 0xC00 == 0" for name, place in calls]
+    _filter(*lines, "errno EPERM chmod fchmod fchmodat mkdir mkdirat", "errno ENOSYS openat2")
+
+
 def no_written_code(_: str) -> None:
     _filter("errno EPERM mmap if low32(arg2) & 6 == 6", "allow mmap", *_MPROTECT)
 
@@ -248,6 +264,7 @@ FILTERS: dict[str, Callable[[str], None]] = {
     "SystemCallFilter": system_calls,
     "RestrictAddressFamilies": address_families,
     "RestrictNamespaces": restrict_namespaces,
+    "RestrictSUIDSGID": restrict_set_id,
     "MemoryDenyWriteExecute": no_written_code,
 }
 KNOWN = OUTSIDE | {*MOUNTS, *LIMITS, *FILTERS, "SystemCallErrorNumber"}
