@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench ledger soak walls proofs fleet upstream versions harbor mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench simulation ledger soak walls proofs fleet upstream versions harbor mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -114,6 +114,10 @@ harbor: dev templates
 bench: dev templates
 	PYTHONPATH=tests:bench $(BIN)/python bench/with_docker.py $(BIN)/python -m cellwall_bench \
 		$(or $(BENCH),--write bench/RESULTS.md)
+
+# Ten thousand nodes and a million sandboxes around the gateway's own choosing code; some minutes.
+simulation: dev
+	PYTHONPATH=bench $(BIN)/python -m simulation --write bench/SIMULATION.md
 
 environment:
 	@$(BOOTSTRAP)
