@@ -30,6 +30,6 @@ def start_finding_gateway(made: Cluster, fence_s: float = 3.0) -> Process:
         f'key = "{files.key}"\nfence_s = {fence_s}\nprobe_s = 0.2',
         port=0,
     )
-    gateway = _started(folder, "gateway", text, dict(os.environ))
+    gateway = _started(folder, "gateway", text, dict(os.environ), ())
     made.gateways.append(gateway)
     return gateway
