@@ -106,6 +106,23 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
     "it asks for all numbers while a thousand programs wait, and a part that takes 5 s is left out": (
         "tenants/test_server_tenants.py::test_one_behind_a_thousand_of_another_is_served_within_two_run_times",
     ),
+    "a node keeps no sandboxes over the end of its server (keep_sessions), and tests/cluster has what its losses are": (
+        "durable/",
+        "state/test_durable_hibernated.py",
+    ),
+    "records are each node's, and a gateway has no /audit": (
+        "audit/test_audit_worth.py",
+        "audit/test_server_audit.py",
+        "audit/test_server_audit_docs.py",
+    ),
+    "how a server makes and keeps keys of its own; those of a gateway are in its settings": (
+        "tenants/test_server_keys.py",
+        "tenants/test_server_key_store.py",
+    ),
+    "a gateway does not serve /keys, /volumes, /secrets, /images, /webhooks, /audit, own templates": (
+        "templates/",
+        "tenants/test_server_secrets.py",
+    ),
 }
 
 
