@@ -125,6 +125,16 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "templates/",
         "tenants/test_server_secrets.py",
     ),
+    "it is about servers that are no nodes behind a gateway, and their names": (
+        "nodes/test_server_node.py",
+    ),
+    "it counts the records of the server's own log, where the gateway's probes are, too": (
+        "audit/test_server_watching.py::test_a_hostile_request_cannot_write_records",
+        "audit/test_server_watching.py::test_each_request_is_one_record",
+    ),
+    "it starts a server at another address than a node of these tests has": (
+        "audit/test_server_watching.py::test_metrics_off_this_machine_need_a_token",
+    ),
 }
 
 
