@@ -186,7 +186,7 @@ def _sections(port: int) -> str:
             f'key = "{files.key}"\nfence_s = {_FENCE_S}\n{more}'
         )
 
-    front = f'nodes = ["{_HOST}:{port}"]\nprobe_s = 0.2\n'
+    front = f'nodes = ["{_HOST}:{port}"]\nprobe_s = 1.0\n'
     return of("node", papers.node, "") + of("gateway", papers.gateway, front)
 
 

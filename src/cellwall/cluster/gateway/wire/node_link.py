@@ -8,8 +8,6 @@ request's.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 _HIGH_BYTES = 256 * 1024
 """Bytes on their way to a node above which its client is not read."""
 _HEAD_BYTES = 256 * 1024
-_RESET = struct.pack("ii", 1, 0)
 
 
 class Sink(Protocol):
@@ -118,10 +115,7 @@ class NodeLink(asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """End the connection at once, by a reset: a node sees that although it reads nothing."""
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None and not self._transport.is_closing():
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        """End the connection at once."""
         self._transport.abort()
 
     def let_go(self) -> bool:
