@@ -23,19 +23,6 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 FENCE_S = 6.0
 
 
-def _server_of(made: Cluster, name: str) -> int:
-    """Return the pid of the server below a node's guard."""
-    guard = made.nodes[name].popen.pid
-    children = [pid for pid in descendants(guard) if _parent(pid) == guard]
-    assert len(children) == 1, children
-    return children[0]
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
-
-
 def _session_on(client: httpx.Client, name: str) -> str:
     """Return the path of a session that lives on a node."""
     while True:
@@ -86,7 +73,7 @@ def test_hung_node_is_ended_by_its_guard_before_its_loss_is_told() -> None:
         first = _name_of(made, "node-0")
         session = _session_on(alice, first)
         run_cell(alice, session, "import subprocess; p = subprocess.Popen(['sleep', '600'])")
-        server = _server_of(made, "node-0")
+        server = made.server_of("node-0")
         below = descendants(server)
         assert len(below) > 3
         os.kill(server, signal.SIGSTOP)

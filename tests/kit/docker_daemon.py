@@ -22,6 +22,8 @@ _READY_S = 30
 _DYING_S = 2
 """How long containerd may take to follow; after that it lives on."""
 BROKEN = "broken"
+FOLDERS = "cellwall-dockerd-"
+"""How the names of their folders begin."""
 
 
 def missing() -> str:
@@ -123,7 +125,7 @@ class Daemon:
 @contextlib.contextmanager
 def running() -> Iterator[Daemon]:
     """Run a daemon for the length of a block, as the one that DOCKER_HOST names."""
-    folder = Path(tempfile.mkdtemp(prefix="cellwall-dockerd-"))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
     before = os.environ.get("DOCKER_HOST")
     try:
         daemon = Daemon(folder)

@@ -31,7 +31,11 @@ class Reading:
 
     at_s: float
     memory_mib: float
-    """PSS of the server and all below it, where it may be read; else RSS of the server."""
+    """PSS of the server and all below it, where it may be read; else RSS of the server.
+
+    Without pages of files: of those they share with other processes of the machine, their part
+    grows when one of the others ends.
+    """
     server_mib: float
     descriptors: float
     threads: float
@@ -158,7 +162,8 @@ def _pss_mib(pids: Sequence[int]) -> float:
     total = 0
     for pid in pids:
         try:
-            total += _kib(Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii"), "Pss:")
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+            total += _kib(text, "Pss_Anon:") + _kib(text, "Pss_Shmem:")
         except PermissionError:
             return 0.0
         except OSError:  # it has ended meanwhile

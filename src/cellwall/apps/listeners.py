@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -28,6 +29,13 @@ _KEEP_ALIVE = {
     socket.TCP_USER_TIMEOUT: 25_000,
 }
 """Socket options with which the kernel detects a vanished peer within 25 s. tcp(7)."""
+
+
+def raise_descriptor_limit() -> None:
+    """Permit this process as many open descriptors as its hard limit says."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bound(settings: ServerSettings) -> socket.socket:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import resource
 import socket
 import ssl
 import sys
@@ -33,6 +32,7 @@ from cellwall.apps.listeners import (
     address_of,
     listening_for_doors,
     listening_on,
+    raise_descriptor_limit,
     tcp_address_of,
 )
 from cellwall.apps.mcp.transport.mount import Mount
@@ -270,7 +270,7 @@ async def serve(
     role: Role | None = None,
 ) -> None:
     """Serve until a signal ends the server."""
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     settings = loaded.server
     check_metrics_exposure(settings)
     check_tls(settings)
@@ -361,9 +361,3 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
-
-
-def _raise_descriptor_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

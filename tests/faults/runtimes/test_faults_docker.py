@@ -138,6 +138,28 @@ def test_shim_killed_ends_the_sandbox_by_name(engine: Open, daemon: Daemon) -> N
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("mib", [96, 8])
+def test_memory_kill_is_known_after_the_container_is_gone(
+    engine: Open, daemon: Daemon, templates: BareTemplates, mib: int
+) -> None:
+    """An ended container is removed at once; an engine that is busy comes too late to look."""
+
+    async def work() -> None:
+        async with engine() as made:
+            image = await _image(made, templates)
+            code = f"held = b'1' * ({mib} << 20)"
+            words = ("--detach", "--rm", "--network=none", "--memory=48m", "--memory-swap=48m")
+            found = daemon.call(
+                "run", *words, "--entrypoint", "/usr/bin/python3", image, "-c", code
+            ).stdout.strip()
+            await _until(lambda: not daemon.call("ps", "--all", "--quiet", "--no-trunc").stdout)
+            runtime = await made.runtime(name="docker")
+            assert isinstance(runtime, DockerRuntime)
+            assert await runtime.daemon.met_its_memory_limit(found) is (mib > 48)
+
+    asyncio.run(work())
+
+
 class _Broken(DockerRuntime):
     oci_runtime: str | None = BROKEN
 

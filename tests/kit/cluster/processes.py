@@ -1,4 +1,8 @@
-"""Nodes and gateways in processes of their own, on loopback, with an authority of their own."""
+"""Nodes and gateways in processes of their own, with an authority of their own.
+
+All on loopback, or each on a machine of `machines`; gateways listen at a unix socket then, which a
+client reaches from everywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from cellwall.cluster.certificates import Files, issue_gateway, issue_node, make_authority
+from kit.cluster.machines import Machines
 from kit.servers import ADMIN, ALICE, configuration, descendants, state_of
 from kit.waiting import is_alive, wait_until
 
@@ -74,6 +80,8 @@ class Cluster:
     """Another address of it, for a gateway."""
     tiers: str = ""
     """Sections of the gateways' settings and the nodes'."""
+    machines: Machines | None = None
+    """Where its processes are; None: all on this one."""
     _clients: list[httpx.Client] = field(default_factory=list)
 
     def start_node(self, name: str, fence_s: float = 10.0, more: str = "") -> Process:
@@ -85,32 +93,42 @@ class Cluster:
             f"{self.tiers}\n{more}\n"
             f'[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
             f'key = "{files.key}"\nfence_s = {fence_s}',
+            host=self._host(name),
             port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
         )
         env = {**os.environ, "CELLWALL_STATE_DIR": str(state_of(folder))}
-        made = _started(folder, "node", text, env)
+        made = _started(folder, "node", text, env, self._entering(name))
         self.nodes[name] = made
         return made
 
     def start_gateway(
-        self, fence_s: float = 10.0, probe_s: float = 0.2, place: int | None = None
+        self,
+        fence_s: float = 10.0,
+        probe_s: float = 0.2,
+        place: int | None = None,
+        **server: object,
     ) -> Process:
-        """Start a gateway over all nodes; `place`: start that one again."""
+        """Start a gateway over all nodes; `server` are settings of `[server]`.
+
+        `place`: start that one again.
+        """
         name = f"gate-{len(self.gateways) if place is None else place}"
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         files = self._gateway_files(name)
         ports = self.ports | self.detours.get(name, {})
-        nodes = ", ".join(f'"{_HOST}:{port}"' for port in ports.values())
+        nodes = ", ".join(f'"{self._host(each)}:{port}"' for each, port in ports.items())
+        where = {"port": 0} if self.machines is None else {"unix": str(folder / "socket")}
         directory = self.directories.get(name, self.directory)
         text = configuration(
             f'[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
             f'certificate = "{files.certificate}"\nkey = "{files.key}"\n'
             f"fence_s = {fence_s}\nprobe_s = {probe_s}\n"
             f'directory = "{directory}"\nname = "{name}"\n{self.tiers}',
-            port=0,
+            **where,
+            **server,
         )
-        made = _started(folder, "gateway", text, dict(os.environ))
+        made = _started(folder, "gateway", text, dict(os.environ), self._entering(name))
         if place is None:
             self.gateways.append(made)
         else:
@@ -120,10 +138,21 @@ class Cluster:
     def client(self, gateway: int = 0, key: str | None = ALICE) -> httpx.Client:
         """Return a client of a gateway; it is closed with the cluster."""
         headers = {} if key is None else {"x-api-key": key}
-        base = f"http://{_HOST}:{self.gateways[gateway].port}"
-        made = httpx.Client(base_url=base, headers=headers, timeout=60)
+        if self.machines is None:
+            base, transport = f"http://{_HOST}:{self.gateways[gateway].port}", None
+        else:
+            path = str(self.folder / f"gate-{gateway}" / "socket")
+            base, transport = f"http://{_HOST}", httpx.HTTPTransport(uds=path)
+        made = httpx.Client(base_url=base, headers=headers, timeout=60, transport=transport)
         self._clients.append(made)
         return made
+
+    def server_of(self, name: str) -> int:
+        """Return the pid of the server below a node's guard."""
+        guard = self.nodes[name].popen.pid
+        text = Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="ascii")
+        (server,) = map(int, text.split())
+        return server
 
     def states(self, gateway: int = 0) -> dict[str, str]:
         """Return the state of each node by its name, as a gateway has it."""
@@ -157,14 +186,22 @@ class Cluster:
         folder = self.folder / "authority"
         if name in self.ports:
             return Files(folder / f"{name}.pem", folder / f"{name}.key")
-        return issue_node(folder, name, (_HOST,))
+        return issue_node(folder, name, (self._host(name),))
+
+    def _host(self, name: str) -> str:
+        return _HOST if self.machines is None else self.machines.of(name).address
+
+    def _entering(self, name: str) -> list[str]:
+        return [] if self.machines is None else self.machines.of(name).entering()
 
 
-def _started(folder: Path, command: str, text: str, env: dict[str, str]) -> Process:
+def _started(
+    folder: Path, command: str, text: str, env: dict[str, str], before: Sequence[str]
+) -> Process:
     path = folder / "cellwall.toml"
     path.write_text(text, encoding="utf-8")
     log = folder / "log"
-    argv = [sys.executable, "-m", "cellwall.apps.cli.main", command, "--config", str(path)]
+    argv = [*before, sys.executable, "-m", "cellwall.apps.cli.main", command, "--config", str(path)]
     env.pop("CELLWALL_API_KEY", None)
     with log.open("a", encoding="utf-8") as stderr:
         popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True)
@@ -178,18 +215,33 @@ def _started(folder: Path, command: str, text: str, env: dict[str, str]) -> Proc
 
 @contextlib.contextmanager
 def cluster(
-    nodes: int = 2, gateways: int = 1, directory: str = "", tiers: str = "", **choices: float
+    nodes: int = 2,
+    gateways: int = 1,
+    machines: Machines | None = None,
+    at_gateway: Mapping[str, object] | None = None,
+    at_nodes: str = "",
+    directory: str = "",
+    tiers: str = "",
+    **choices: float,
 ) -> Iterator[Cluster]:
-    """Run a cluster for the length of a block."""
+    """Run a cluster for the length of a block, on `machines` of its own if there are some.
+
+    `at_gateway`: settings of `[server]`; `at_nodes`: more sections of the nodes' settings;
+    `directory`: the gateways'; `tiers`: sections of the settings of both.
+    """
     folder = Path(tempfile.mkdtemp())
     try:
         authority = make_authority(folder / "authority").certificate
-        made = Cluster(folder, authority, directory=directory, tiers=tiers)
+        made = Cluster(folder, authority, machines=machines, directory=directory, tiers=tiers)
         try:
             for number in range(nodes):
-                made.start_node(f"node-{number}", choices.get("fence_s", 10.0))
+                made.start_node(f"node-{number}", choices.get("fence_s", 10.0), at_nodes)
             for _ in range(gateways):
-                made.start_gateway(choices.get("fence_s", 10.0), choices.get("probe_s", 0.2))
+                made.start_gateway(
+                    choices.get("fence_s", 10.0),
+                    choices.get("probe_s", 0.2),
+                    **dict[str, Any](at_gateway or {}),
+                )
             for number in range(gateways):
                 made.wait_ready(nodes, number)
             yield made

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from cellwall.apps.exposure import check_exposure, check_tls
-from cellwall.apps.listeners import address_of, listening_on
+from cellwall.apps.listeners import address_of, listening_on, raise_descriptor_limit
 from cellwall.cluster.certificates import Files, gateway_context
 from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.gateway import Gateway
@@ -45,6 +45,7 @@ def run(
             "gateway: there is no key for it",
             remedy="set CELLWALL_API_KEY, or give [[keys]] in the configuration",
         )
+    raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, server, keys, on_ready))
 

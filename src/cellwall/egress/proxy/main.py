@@ -66,6 +66,8 @@ class Proxy:
         self._servers: ssl.SSLContext | None = None
         self._records: list[dict[str, Any]] = []
         self._lost = 0
+        self._saying = asyncio.Lock()
+        """Held while a message is sent: of two that wait for room, asyncio would forget one."""
         self._flushing: asyncio.TimerHandle | None = None
         self._broker: Broker | None = None
         self._ended = self._loop.create_future()
@@ -209,7 +211,8 @@ class Proxy:
 
     async def _say(self, message: dict[str, Any]) -> None:
         try:
-            await self._loop.sock_sendall(self._control, control.packed(message))
+            async with self._saying:
+                await self._loop.sock_sendall(self._control, control.packed(message))
         except OSError:  # the engine has gone; its end is read next
             return
 

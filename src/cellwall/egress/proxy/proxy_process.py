@@ -278,6 +278,8 @@ class _Running:
                 errno=error.errno,
             ) from error
         self._loop.add_reader(self.control, self._on_messages)
+        self._sending = asyncio.Lock()
+        """Held while a message is sent: the event loop has one place for what waits for room."""
         self._watching = self._loop.create_task(self._watch())
 
     async def is_ready(self) -> None:
@@ -336,7 +338,7 @@ class _Running:
         data = control.packed({**message, "n": number})
         answer = self._asked[number] = self._loop.create_future()
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_ANSWER_S), self._sending:
                 await self._send(data, fds)
         except BaseException as error:
             del self._asked[number]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 1.0
 """Seconds between asking a program in a living sandbox to stop and killing its processes."""
+_GONE_S = 3.0
 _STDIN_STEP_BYTES = 1024 * 1024
 
 OnEvent = callbacks.OnEvent
@@ -325,7 +326,7 @@ class Attempt:
         self.recorder.raise_refusal()
         paused_s = self.live.paused_s - self._paused_before_s
         wall_s = time.perf_counter() - self._began_s - paused_s
-        now = self.live.readings()
+        now = await self._readings()
         kills = await self._aftermath.kills(now.oom_kills)
         if now.processes_refused > self._before.processes_refused and self._lives_on:
             await self._aftermath.thin()
@@ -342,6 +343,14 @@ class Attempt:
             outcome = replace(outcome, notes=outcome.notes + notes)
         self.recorder.end(outcome)
         return outcome
+
+    async def _readings(self) -> KernelReadings:
+        """Read the counters; of a lost sandbox at its end, when it is known if memory was why."""
+        if self.recorder.cause is Cause.LOST and not self.live.channel.is_open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GONE_S):
+                    await self.live.runtime_sandbox.wait_ended()
+        return self.live.readings()
 
     def _let_go(self) -> None:
         self._stop_clocks()

@@ -107,6 +107,12 @@ class Groups:
         return self._path(controller) is not None
 
     @property
+    def are_gone(self) -> bool:
+        """Whether the directory that counted memory has been removed."""
+        found = self._path("memory")
+        return found is not None and not os.path.exists(found[1])
+
+    @property
     def v2_path(self) -> str | None:
         """The directory in the v2 tree, if it has one."""
         return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)

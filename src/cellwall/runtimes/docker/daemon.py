@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -173,6 +175,18 @@ class Daemon:
         """Return the daemon's description of a container."""
         step = f"look at container {container[:12]}"
         return dict(await self.call(step, lambda api: api.inspect_container(container)))
+
+    async def met_its_memory_limit(self, container: str) -> bool:
+        """Report whether the kernel killed in a container, which may be removed already.
+
+        The daemon keeps its last 256 events (its API's `GET /events`).
+        """
+
+        def work(api: Any) -> bool:  # noqa: ANN401
+            wanted = {"container": container, "event": "oom"}
+            return any(api.events(since=1, until=math.ceil(time.time()), filters=wanted))
+
+        return await self.call(f"look at the end of container {container[:12]}", work)
 
     async def update(self, container: str, limits: Mapping[str, int]) -> None:
         """Change limits of a running container; names as in `HostConfig`."""

@@ -40,6 +40,7 @@ _PATIENCE_S = 5.0
 """Seconds for every process to stop, as in the jail."""
 _LOOK_S = 0.05
 _AGAIN_S = 1.0
+_LEARN_S = 2.0
 _UNFROZEN = "freeze"
 """What runc's two errors have in common: *unable to freeze* (cgroup v1) and *timeout of … reached
 waiting for the cgroup to freeze* (v2). It has thawed the group then."""
@@ -109,6 +110,7 @@ class DockerSandbox:
         """The volumes that are mounted for it."""
         self.way_out = network_listeners.WayOut(self._opened)
         self._asked: asyncio.Task[None] | None = None
+        self._learning: asyncio.Task[None] | None = None
         if resources.own_kernel_bytes and spec.purpose == "session":
             self._watch = MemoryWatch(
                 resources.channel,
@@ -302,9 +304,21 @@ class DockerSandbox:
         self._loop.remove_reader(self._resources.pidfd)
         if self._watch is not None:
             self._watch.stop()
-        if not self._ended.done():
-            self.readings()  # while the cgroup exists
+        if self._ended.done():
+            return
+        kills = self.readings().oom_kills
+        if kills or not self._resources.groups.are_gone:
             self._ended.set_result(None)
+        else:  # the container engine was sooner than this process
+            self._learning = self._loop.create_task(self._learn_its_end())
+
+    async def _learn_its_end(self) -> None:
+        """Ask the container engine, which watched the cgroup, whether memory was the reason."""
+        with contextlib.suppress(CellwallError, TimeoutError):
+            async with asyncio.timeout(_LEARN_S):
+                was_killed = await self._runtime.daemon.met_its_memory_limit(self.container)
+            self._highest = replace(self._highest, oom_kills=int(was_killed))
+        self._ended.set_result(None)
 
     async def wait_ended(self) -> None:
         """Return when the first process is gone, which the kernel delays until all others are."""
