@@ -14,6 +14,7 @@ from cellwall.cluster.directory.connection import check_url, connected, shown
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.roll import NameTaken, Roll
 from cellwall.cluster.directory.schema import VERSION, check_version, init
+from cellwall.cluster.directory.sums import Sums
 from cellwall.model.errors import UsageError
 from cellwall.store.records.errors import StoreBroken, StoreBusy
 from kit.cluster.directories import ROLE, as_role, directory, name_of
@@ -256,6 +257,58 @@ def test_claim_is_over_after_a_day(url: str, postgres: Postgres) -> None:
             await asyncio.to_thread(postgres.sql, f"{age} WHERE key = 'k'", name_of(url))
             assert await claims.sweep() == 1
             assert (await claims.claim("t", "kept", second)).offered == "o3"
+
+    asyncio.run(run())
+
+
+# -- sums --------------------------------------------------------------------------------------
+
+
+def test_sandboxes_are_counted_once_and_never_beyond_the_quota(url: str) -> None:
+    async def run() -> None:
+        async with _commits(url) as first, _commits(url) as second:
+            both = Sums(first), Sums(second)
+            asked = [both[n % 2].reserve("t", f"s{n}", "aaaa", 20) for n in range(60)]
+            found = await asyncio.gather(*asked)
+            assert found.count(True) == 20
+            rows = await both[0].of("t")
+            assert {row.id for row in rows} == {f"s{n}" for n in range(60) if found[n]}
+            known = rows[0].id
+            assert await both[1].reserve("t", known, "aaaa", 20)  # it is counted already
+            await both[0].give_back("u", known)  # another tenant's word counts nothing
+            assert not await both[1].reserve("t", "more", "aaaa", 20)
+            for _ in range(2):  # twice is once
+                await both[0].give_back("t", known)
+            # One id at both in the same moment is counted once; asked again, both have it.
+            assert any(await asyncio.gather(*(e.reserve("t", "more", "aaaa", 20) for e in both)))
+            for each in both:
+                assert await each.reserve("t", "more", "aaaa", 20)
+            assert not await both[1].reserve("t", "another", "aaaa", 20)
+            await both[0].adopt("t", "copy", "aaaa")  # there it is, whatever the quota
+            await both[0].adopt("t", "copy", "aaaa")
+            await both[0].give_back("t", "more")
+            assert not await both[1].reserve("t", "another", "aaaa", 20)
+            await both[0].give_back("t", "copy")
+            assert await both[1].reserve("t", "another", "aaaa", 20)
+
+    asyncio.run(run())
+
+
+def test_sandboxes_of_a_lost_node_are_given_back_with_its_loss(url: str) -> None:
+    async def run() -> None:
+        async with _commits(url) as commits:
+            sums, roll = Sums(commits), _roll(url, "g1")
+            await roll.note([("aaaa", "h:1"), ("bbbb", "h:2")])
+            for number, node in enumerate(("aaaa", "aaaa", "bbbb")):
+                assert await sums.reserve("t", f"s{number}", node, 3)
+            assert not await sums.reserve("t", "more", "bbbb", 3)
+            await _overdue(roll, "aaaa")
+            assert await roll.declare("aaaa") == ""
+            assert [row.node for row in await sums.of("t")] == ["bbbb"]
+            assert await sums.reserve("t", "more", "bbbb", 3)
+            assert await sums.reserve("t", "last", "bbbb", 3)
+            assert not await sums.reserve("t", "one", "bbbb", 3)
+            await roll.leave()
 
     asyncio.run(run())
 
