@@ -65,11 +65,6 @@ class Heart:
             os.write(self._descriptor, _BEAT.pack(at_ns))
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a gateway has ever had an answer to a probe."""
-        return self._heard_ns != 0
-
-    @property
     def is_over(self) -> bool:
         """Whether the guard is about to end this server."""
         if not self._heard_ns:
