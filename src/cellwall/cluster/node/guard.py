@@ -94,10 +94,11 @@ def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], obje
             finally:
                 os.close(child)
                 os.close(read)
-            if seen.is_fenced:
-                fenced()
             if not seen.is_fenced or seen.is_told:
+                # Nothing of it lives; if its loss was told, the next server hears that, and takes
+                # another name then.
                 return os.waitstatus_to_exitcode(status)
+            fenced()
 
 
 class _Seen(NamedTuple):
