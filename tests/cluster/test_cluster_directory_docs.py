@@ -14,7 +14,7 @@ from cluster.test_cluster_docs import PAGE
 from kit.postgres_server import Postgres
 from kit.servers import state_of
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.timeout(240)]  # its ports
 
 _BEFORE = re.compile(r"<!-- runs: (certificates|settings|nodes) -->\n```sh\n(.*?)```", re.DOTALL)
 _BLOCK = re.compile(r"<!-- directory: (\w+) -->\n```sh\n(.*?)```", re.DOTALL)

@@ -12,7 +12,7 @@ import pytest
 
 from kit.servers import state_of
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.timeout(240)]  # its ports
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 _BLOCK = re.compile(r"<!-- runs: (\w+) -->\n```sh\n(.*?)```", re.DOTALL)

@@ -161,7 +161,7 @@ def test_rolling_restart_under_load_fails_no_program_and_runs_none_twice() -> No
             for gateway in range(2):
                 made.wait_ready(3, gateway)
             answer = alice.get(session)
-            assert answer.status_code == 200, answer.text
+            assert answer.status_code == 200, _told_of(made, name)
             ended = answer.json()
             assert (ended["status"], ended["ended_because"]) == ("stopped", "its node was drained")
         for number in range(2):
@@ -172,3 +172,9 @@ def test_rolling_restart_under_load_fails_no_program_and_runs_none_twice() -> No
         for name in sessions:
             made.nodes[name].stop(signal.SIGINT)
         assert sum(_accepted(made.folder / name) for name in sessions) == done
+
+
+def _told_of(made: Cluster, node: str) -> str:
+    """Return what the gateway and the node itself say, for a failure."""
+    nodes = made.client(key=ADMIN).get("/nodes").text
+    return f"{nodes}\n{made.nodes[node].log.read_text(encoding='utf-8')[-3000:]}"

@@ -87,7 +87,7 @@ def named(loaded: Loaded) -> Loaded:
 def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int) -> None:
     """Serve gateways until a signal ends the server."""
     heart = Heart(beats, settings.fence_s)
-    drain, offers, keys = Drain(settings.drain_s, heart), Offers(), GatewayKeys()
+    drain, offers, keys = Drain(settings.drain_s, settings.fence_s), Offers(), GatewayKeys()
     probe = Probe(heart, drain)
 
     def face(state: State) -> Face:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.cluster.gateway.work.outliers import TRIAL_EVERY, Pace
 from cellwall.model.errors import CapacityError, NodeLost, NodeUnreachable, NotFound
+from cellwall.model.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -138,6 +139,8 @@ class Book:
     """Whether no directory answers, so that nodes are told at once that they were heard."""
     known: frozenset[str] = frozenset()
     """Names of nodes in the directory that are not lost; some may be out of this one's reach."""
+    gateway: str = field(default_factory=new_id)
+    """What nodes tell this gateway from others by."""
     on_change: Callable[[], None] = lambda: None
     """Called when a node has another state or size."""
     on_try: Callable[[str], None] = lambda _end: None

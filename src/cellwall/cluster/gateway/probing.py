@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PATH = b"/node"
 _BEAT = b"cellwall-beat"
-_EVERY = b"cellwall-every"
+_GATEWAY = b"cellwall-gateway"
 _LOST = b"cellwall-lost"
 _log = logging.getLogger("cellwall.gateway")
 
@@ -34,7 +34,7 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
         began_s, before = loop.time(), node.state
         try:
             async with asyncio.timeout(every_s):
-                told = await _asked(book, node, every_s)
+                told = await _asked(book, node)
             book.answered(node, told, loop.time())
         except (OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
             why = str(error) or f"no answer within {every_s:g} s"
@@ -53,10 +53,10 @@ async def watch(book: Book, node: Node, every_s: float, on_lost: Callable[[Node]
         await asyncio.sleep(max(0.0, began_s + every_s - loop.time()))
 
 
-async def _asked(book: Book, node: Node, every_s: float) -> Told:
+async def _asked(book: Book, node: Node) -> Told:
     """Ask once. Raises OSError, and the errors of an answer that is none."""
     beat = book.beat(node)
-    said = [(_EVERY, b"%g" % every_s)]
+    said = [(_GATEWAY, book.gateway.encode())]
     if beat:
         said.append((_BEAT, beat.encode()))
     if node.used_up:

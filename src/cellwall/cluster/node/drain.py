@@ -9,8 +9,8 @@ began is never cut off before its time, and the guard hears the node all the whi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,18 +18,13 @@ from cellwall.model.errors import CapacityError, Conflict
 from cellwall.server.http.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
-    from cellwall.cluster.node.guard import Heart
     from cellwall.server.core.request import Request
     from cellwall.server.state import State
 
 BECAUSE = "its node was drained"
 """Why a sandbox ended that outlived `drain_s`."""
 _LOOK_S = 0.1
-_PROBES = 2
-"""For so many probes of its gateways a node goes on at least: each has heard of the drain by then,
-and sends no work to what is about to end."""
-_EVERY_S = 1.0
-_MOST_EVERY_S = 30.0
+_NS = 1_000_000_000
 
 
 class Left(NamedTuple):
@@ -42,14 +37,18 @@ class Left(NamedTuple):
 class Drain:
     """The drain of one server's run."""
 
-    def __init__(self, drain_s: float, heart: Heart) -> None:
-        """`drain_s`: seconds for which sandboxes live on; `heart` knows whether gateways hear."""
+    def __init__(self, drain_s: float, fence_s: float) -> None:
+        """`drain_s`: seconds for which sandboxes live on; `fence_s`: those of the guard."""
         self._drain_s = drain_s
-        self._heart = heart
+        self._patience_s = fence_s / 2
+        """A gateway that asks no longer is waited for so long: the guard must not come before."""
         self._ends_process = False
-        self._every_s = 0.0
-        """How often gateways probe; 0: they have not said it."""
+        self._heard: dict[str, tuple[float, int]] = {}
+        """Of each gateway: when it asked last, and the time of the answer that it had before, of
+        CLOCK_BOOTTIME in nanoseconds."""
         self._began_s: float | None = None
+        self._empty_s: float | None = None
+        """Since when nothing is left; None: something is."""
         self._timer: asyncio.TimerHandle | None = None
         self._state: State
         self._stop: Callable[[], None]
@@ -60,10 +59,14 @@ class Drain:
         self._state, self._stop = state, stop
         self._loop = asyncio.get_running_loop()
 
-    def probed(self, every: str) -> None:
-        """Note that a gateway asks, which says how often it does, in seconds."""
-        with contextlib.suppress(ValueError):
-            self._every_s = max(self._every_s, min(float(every), _MOST_EVERY_S))
+    def probed(self, gateway: str, beat: str) -> None:
+        """Note that a gateway asks, and which answer it says to have heard."""
+        now_s = self._loop.time()
+        at_ns = int(beat) if beat.isascii() and beat.isdecimal() and len(beat) < 19 else 0
+        self._heard[gateway] = (now_s, at_ns)
+        for each, (asked_s, _) in list(self._heard.items()):
+            if now_s - asked_s > self._patience_s:
+                del self._heard[each]
 
     @property
     def is_draining(self) -> bool:
@@ -98,7 +101,7 @@ class Drain:
                 "node: it was told to end, and takes no work again",
                 remedy="start it again once it has ended",
             )
-        self._began_s = None
+        self._began_s = self._empty_s = None
         self._state.check_new(_nothing)
         self._state.executions.hold(is_held=False)
 
@@ -109,18 +112,33 @@ class Drain:
             self._timer = None
         if self._began_s is None or self._state.is_stopping:
             return
-        since_s = self._loop.time() - self._began_s
-        if since_s >= self._drain_s:
+        now_s = self._loop.time()
+        if now_s - self._began_s >= self._drain_s:
             self._state.executions.hold(is_held=True)
             for record in list(self._state.sandboxes.all.values()):
                 if record.is_unstored:
                     self._state.tasks.spawn(record.close(BECAUSE))
-        notice_s = _PROBES * (self._every_s or _EVERY_S)
-        is_known = since_s >= notice_s or not self._heart.has_begun
-        if self._ends_process and is_known and not any(self.left):
+        if any(self.left):
+            self._empty_s = None
+        elif self._empty_s is None:
+            self._empty_s = now_s
+        if self._ends_process and self._is_known(now_s):
             self._stop()
             return
         self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _is_known(self, now_s: float) -> bool:
+        """Report whether the node is empty, and each of its gateways has heard that.
+
+        So each sends it no work, and knows that nothing was on it when it ended.
+        """
+        if self._empty_s is None:
+            return False
+        since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int((now_s - self._empty_s) * _NS)
+        return all(
+            at_ns > since_ns or now_s - asked_s > self._patience_s
+            for asked_s, at_ns in self._heard.values()
+        )
 
     # -- of gateways -----------------------------------------------------------------------
 

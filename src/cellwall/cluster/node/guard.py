@@ -65,11 +65,6 @@ class Heart:
             os.write(self._descriptor, _BEAT.pack(at_ns))
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a gateway has ever had an answer to a probe."""
-        return self._heard_ns != 0
-
-    @property
     def is_over(self) -> bool:
         """Whether the guard is about to end this server."""
         if not self._heard_ns:
@@ -99,10 +94,11 @@ def guard(start: Callable[[int], int], fence_s: float, fenced: Callable[[], obje
             finally:
                 os.close(child)
                 os.close(read)
-            if seen.is_fenced:
-                fenced()
             if not seen.is_fenced or seen.is_told:
+                # Nothing of it lives; if its loss was told, the next server hears that, and takes
+                # another name then.
                 return os.waitstatus_to_exitcode(status)
+            fenced()
 
 
 class _Seen(NamedTuple):

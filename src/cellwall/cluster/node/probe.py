@@ -45,8 +45,10 @@ class Probe:
         state = request.state
         name = state.engine.settings.node
         is_looking = "cellwall-look" in request.headers  # no gateway: the fence does not count
-        self._drain.probed(request.headers.get("cellwall-every", ""))
-        self._heart.heard(request.headers.get("cellwall-beat", ""))
+        beat = request.headers.get("cellwall-beat", "")
+        self._heart.heard(beat)
+        if not is_looking:
+            self._drain.probed(request.headers.get("cellwall-gateway", ""), beat)
         if request.headers.get("cellwall-lost", "") == name:
             self._heart.give_up()  # it was away for so long that its loss was told
         await request.answer(
