@@ -11,10 +11,12 @@ from typer.testing import CliRunner, Result
 from cellwall.apps import settings_loader
 from cellwall.apps.cli.commands import app_of
 from cellwall.apps.cli.settings_reference import Setting, reference, section_names
+from cellwall.apps.cluster.settings import gateway_settings
 from cellwall.model.errors import UsageError
 
 ALL = reference()
-VARIABLES = [each for each in ALL if each.variable]
+VARIABLES = [each for each in ALL if each.variable and each.section != "[gateway]"]
+OF_GATEWAYS = [each for each in ALL if each.variable and each.section == "[gateway]"]
 _SAMPLES = {"list of texts": "a,b", "text": "sample"}
 _CHOSEN = {
     "log_format": "json",
@@ -59,6 +61,21 @@ def test_variable_sets_what_the_list_says(each: Setting) -> None:
     plain = settings_loader.load(None, {}, {})
     part = each.section.strip("[]")
     assert getattr(getattr(loaded, part), each.name) != getattr(getattr(plain, part), each.name)
+
+
+@pytest.mark.parametrize("each", OF_GATEWAYS, ids=lambda each: each.variable)
+def test_variable_of_a_gateway_sets_what_the_list_says(
+    each: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(
+        '[gateway]\nnodes = ["10.0.0.5:7443"]\nauthority = "a"\ncertificate = "c"\nkey = "k"\n'
+        f'{each.name} = "by the file"\n',
+        encoding="utf-8",
+    )
+    assert getattr(gateway_settings(path), each.name) == "by the file"
+    monkeypatch.setenv(each.variable, "by the variable")
+    assert getattr(gateway_settings(path), each.name) == "by the variable"
 
 
 @pytest.mark.parametrize("each", [e for e in ALL if e.section == "[server]"], ids=lambda e: e.name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cellwall
 from cellwall.cluster.gateway.batch import Batch
 from cellwall.cluster.gateway.callers import caller_of, check_token
-from cellwall.cluster.gateway.doors.lists import array
+from cellwall.cluster.gateway.door_lists import array
 from cellwall.cluster.gateway.exchange import Exchange, Listing
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays

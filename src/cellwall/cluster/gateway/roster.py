@@ -49,8 +49,10 @@ class Roster:
             node = self._make(address)
             self._book.nodes.append(node)
             self._tasks.spawn(self._follow(node))
+        self._book.on_change()
 
     async def _follow(self, node: Node) -> None:
         await self._watch(node)
         self._book.nodes.remove(node)
         node.links.cut()
+        self._book.on_change()

@@ -6,6 +6,7 @@ purpose: the context calls and ends when init has begun to look, woken by somebo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -54,11 +55,9 @@ class _Family:
 
     def close(self) -> None:
         self.end_context()
-        while True:
-            try:
-                os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
+        for pid in (self.context, self.orphan):  # the worker may have other children
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         os.close(self.wakeup_r)
         os.close(self.wakeup_w)
         self.listener.close()

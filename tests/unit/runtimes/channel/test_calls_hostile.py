@@ -59,6 +59,7 @@ def begin(pair: Pair, box: ToolBox | None, on_event: Any = None) -> Attempt:
         read_cpu_s=lambda: 0.0,
         isolation=Isolation("toy", IsolationLevel.PROCESS, "", {}),
         kill=lambda _reason: pair.channel.close(),
+        runtime_sandbox=SimpleNamespace(wait_ended=lambda: asyncio.sleep(0)),
     )
     return Attempt(cast("Any", live), Work("execute", {}, Limits(), tools=box), on_event)
 
