@@ -64,6 +64,20 @@ def test_token_whose_claims_are_no_object_names_no_key() -> None:
             check_token(head, way_of("GET", head.path), KeyRing([RECORD]))
 
 
+@pytest.mark.parametrize("headers", [{"x_api_key": KEY}, {"authorization": f"Bearer {KEY}"}])
+def test_signed_address_of_a_revoked_key_opens_nothing_beside_another_key(
+    headers: dict[str, str],
+) -> None:
+    revoked = KeyRecord(digest_of("r" * 43), "bob")
+    signs = Tokens(b"s" * 32, lambda _key_id: True, "a7c2")
+    path = f"/signed/{signs.sign(revoked.principal, 'file', {'sandbox': 'x'}, 60)[0]}"
+    head = _head(path, **headers)
+    way = way_of("GET", head.path)
+    assert not check_token(head, way, KeyRing([RECORD, revoked]))  # the control
+    with pytest.raises(TokenRefused):
+        check_token(head, way, KeyRing([RECORD]))
+
+
 def test_key_of_ours_counts_before_a_token() -> None:
     path = f"/sandboxes/a7c2{'b' * 26}/ports/80/?cellwall_token={_token()}"
     ring = KeyRing([RECORD])

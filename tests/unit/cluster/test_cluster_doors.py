@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from cellwall.apps.cluster.doors import opened_doors
 from cellwall.apps.doors.judge0.tokens import new_token, node_of
+from cellwall.cluster.gateway.callers import caller_of
 from cellwall.cluster.gateway.doors.opened import Opened
 from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.wire.heads import RequestHead, request_bytes
+from cellwall.cluster.node.face import NodeFace
 from cellwall.model.errors import UsageError
 from cellwall.server.auth.keys import Failures, KeyRecord, KeyRing, digest_of, in_e2b_form
 from cellwall.server.core.door_settings import DoorSettings
@@ -47,6 +51,41 @@ def test_node_hears_the_tenant_and_sees_no_key(name: str, spelt: str) -> None:
         assert b"cellwall-tenant: alice\r\n" in sent
         assert spelt.encode() not in sent
         assert header + b": " in sent  # so that the door looks for its caller
+
+
+@pytest.mark.parametrize("last", ["x", KEY])
+def test_node_sees_no_key_of_a_header_that_comes_twice(last: str) -> None:
+    twice = [(b"x-auth-token", KEY.encode()), (b"x-auth-token", last.encode())]
+    head = RequestHead(b"POST", b"/", twice, named=dict(twice))
+    assert KEY.encode() not in _sent(DOORS["judge0"], head, KeyRing([RECORD]))
+
+
+def test_node_sees_no_key_among_the_protocols_of_a_websocket() -> None:
+    head = _head(x_api_key=KEY, sec_websocket_protocol=f"graphql, key.{KEY}")
+    for door in (E2B, DOORS["piston"]):
+        sent = _sent(door, head, KeyRing([RECORD]))
+        assert KEY.encode() not in sent
+        assert b"sec-websocket-protocol: graphql\r\n" in sent
+    caller = caller_of(head, "10.0.0.1", KeyRing([RECORD]), {}, Failures())
+    assert KEY.encode() not in request_bytes(head, caller.said, caller.dropped)
+
+
+class _Asked:
+    """A request, as far as a node's face looks at it."""
+
+    def __init__(self, path: str, **headers: str) -> None:
+        self.headers = {name.replace("_", "-"): text for name, text in headers.items()}
+        self.scope = {"path": path, "type": "http"}
+
+
+@pytest.mark.parametrize("path", ["/node/drain", "/node", "/sandboxes", "/health"])
+def test_request_for_a_door_that_a_node_has_not_reaches_nothing_of_its_own(path: str) -> None:
+    made = NodeFace(*cast("Any", [None] * 5))
+    asked = cast("Any", _Asked(path, cellwall_door="piston"))
+    for look in (made.is_open, lambda request: made.principal(request, cast("Any", None))):
+        with pytest.raises(HttpError, match="not at this node"):
+            look(asked)
+    assert made.is_open(cast("Any", _Asked("/node/drain")))  # the control: a gateway's own
 
 
 def test_piston_takes_the_whole_header_for_a_key() -> None:

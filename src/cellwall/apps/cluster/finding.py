@@ -64,9 +64,10 @@ def _maker_of(settings: GatewaySettings) -> Callable[[Address], Node]:
 
 def _provider_of(settings: GatewaySettings, read: Callable[[], GatewaySettings]) -> Provider:
     """Return what finds the nodes."""
+    asked = asyncio.Event()
+    # Also where it changes nothing: a signal without a handler would end the gateway.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
     if settings.provider == "static":
-        asked = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
         return Static(settings.nodes, lambda: _nodes_of(settings, read()), asked)
     if find_spec("lightkube") is None:
         raise HostUnsupported(

@@ -32,7 +32,11 @@ async def front(server: ServerSettings) -> AsyncIterator[Listen]:
     async def listen(sock: socket.socket, begin: Begin) -> None:
         listeners.append(
             await loop.create_server(
-                lambda: ClientLink(begin, living), sock=sock, backlog=_BACKLOG, ssl=tls
+                lambda: ClientLink(begin, living),
+                sock=sock,
+                backlog=_BACKLOG,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else server.header_s,
             )
         )
 

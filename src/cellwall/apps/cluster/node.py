@@ -91,7 +91,8 @@ def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int
     probe = Probe(heart, drain)
 
     def face(state: State) -> Face:
-        return NodeFace(state.tokens, state.queue.tenants, heart, offers, keys)
+        has_doors = bool(loaded.server.doors)
+        return NodeFace(state.tokens, state.queue.tenants, heart, offers, keys, has_doors=has_doors)
 
     context = node_context(Path(settings.authority), settings.files)
     endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints)

@@ -90,7 +90,10 @@ class Gate:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if self._is_behind:
-            scope, guard = _as_said(scope), self._by_name.get(_said(scope, b"cellwall-door"))
+            door = _said(scope, b"cellwall-door")
+            scope, guard = _as_said(scope), self._by_name.get(door)
+            if door and guard is None:  # open at the gateway alone: nothing of ours is meant
+                scope = {**scope, "path": f"/{door}", "raw_path": f"/{door}".encode()}
         else:
             server = scope.get("server")
             guard = None if server is None else self._by_port.get(server[1])

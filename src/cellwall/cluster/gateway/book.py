@@ -248,7 +248,8 @@ class Book:
 
     def has_had(self, name: str) -> bool:
         """Report whether a node has that name, or had it before it was lost."""
-        return name in self.lost or any(node.name == name for node in self.nodes if name)
+        is_known = name in self.lost or name in self.known
+        return is_known or any(node.name == name for node in self.nodes if name)
 
     @property
     def has_several(self) -> bool:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.server.auth.keys import Failures, KeyRing, Principal
 
-_PROTOCOLS = b"sec-websocket-protocol"
+PROTOCOLS = b"sec-websocket-protocol"
+"""Header in which a page's WebSocket may have a key, as `key.KEY`."""
 _KEY = b"x-api-key"
 _WORD = (_KEY, b"-")
 """What a node sees in the place of that header's key: `Authorization` beside it is not for us."""
@@ -54,13 +55,13 @@ def caller_of(
                 headers={"retry-after": str(int(wait_s) + 1)},
             )
         raise unauthorized()
-    dropped |= _other_keys(head, keys)
+    dropped |= _other_keys(head, keys) | in_protocols(head)
     said = said_of(principal, tiers.get(principal.tenant, ""))
     if _KEY in dropped:
         said.append(_WORD)
-    rest = _rest_of_protocols(head) if _PROTOCOLS in dropped else b""
+    rest = rest_of_protocols(head) if PROTOCOLS in dropped else b""
     if rest:
-        said.append((_PROTOCOLS, rest))
+        said.append((PROTOCOLS, rest))
     return Caller(principal, said, dropped)
 
 
@@ -69,6 +70,8 @@ def check_token(head: RequestHead, way: Way, keys: KeyRing) -> bool:
 
     Raises TokenRefused if the key that it names is not accepted any longer.
     """
+    if way.thing == "token":
+        _check_accepted(way.name, keys)
     if not way.may_have_token or b"x-api-key" in head.named:
         return False
     if _other_keys(head, keys):  # the bearer has a key of ours
@@ -78,9 +81,14 @@ def check_token(head: RequestHead, way: Way, keys: KeyRing) -> bool:
     token = way.name if way.thing == "token" else port_token(named, query)
     if not token:
         return False
+    _check_accepted(token, keys)
+    return True
+
+
+def _check_accepted(token: str, keys: KeyRing) -> None:
+    """Refuse a token whose key is not accepted any longer. Raises TokenRefused."""
     if not keys.is_accepted(key_of_token(token)):
         raise TokenRefused("token: it is not known, or no longer", remedy="have a new one signed")
-    return True
 
 
 def said_of(principal: Principal, tier: str) -> Headers:
@@ -102,9 +110,9 @@ def _presented(head: RequestHead) -> tuple[str | None, frozenset[bytes]]:
     if kind.lower() == "bearer":
         return token.strip(), frozenset({b"authorization"})
     if head.upgrade:
-        for each in head.first(_PROTOCOLS).split(","):
+        for each in head.first(PROTOCOLS).split(","):
             if each.strip().startswith("key."):
-                return each.strip()[4:], frozenset({_PROTOCOLS})
+                return each.strip()[4:], frozenset({PROTOCOLS})
     return None, frozenset()
 
 
@@ -118,6 +126,13 @@ def _other_keys(head: RequestHead, keys: KeyRing) -> frozenset[bytes]:
     return frozenset({b"authorization"}) if has_key else frozenset()
 
 
-def _rest_of_protocols(head: RequestHead) -> bytes:
-    offered = (each.strip() for each in head.first(_PROTOCOLS).split(","))
+def in_protocols(head: RequestHead) -> frozenset[bytes]:
+    """Return the header of WebSocket's protocols if one of them has the form of a key."""
+    has_key = any(each.strip().startswith("key.") for each in head.first(PROTOCOLS).split(","))
+    return frozenset({PROTOCOLS}) if has_key else frozenset()
+
+
+def rest_of_protocols(head: RequestHead) -> bytes:
+    """Return WebSocket's protocols without those that have the form of a key."""
+    offered = (each.strip() for each in head.first(PROTOCOLS).split(","))
     return ", ".join(each for each in offered if not each.startswith("key.")).encode("latin-1")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
@@ -19,7 +21,7 @@ from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
 
 if TYPE_CHECKING:
-    from cellwall.cluster.gateway.book import Node
+    from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.replays import Use
@@ -39,8 +41,8 @@ _PROGRAM = "/execute"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
 _SANDBOXES = "/sandboxes"
-_COPYING = frozenset({"fork", "restore"})
-"""Ends of paths at which sandboxes are made of others."""
+_COPYING = re.compile(r"/sandboxes/[^/]+/(fork)|/snapshots/[^/]+/(restore)")
+"""Paths at which sandboxes are made of others, as a node reads them."""
 _SAFE = frozenset({b"GET", b"HEAD"})
 """Methods that change nothing, so that they may be sent twice."""
 
@@ -102,6 +104,7 @@ class Exchange:
             self._pieces.append(data)
         else:
             self._pieces.clear()
+            self._held.resize(0)
 
     def _has_room(self, more: int) -> bool:
         """Count bytes that are kept; False: they are too many, and the body goes to one node."""
@@ -169,9 +172,10 @@ class Exchange:
         quotas, caller = self._gateway.quotas, self._caller
         if quotas is None or caller is None or self._head.method != b"POST":
             return contextlib.nullcontext()
-        verb = self._head.path.rpartition("/")[2]
-        if verb not in _COPYING:
+        found = _COPYING.fullmatch(unquote(self._head.path))
+        if found is None:
             return contextlib.nullcontext()
+        verb = found[1] or found[2]
         await self._until_whole()
         if not self._can_repeat:
             raise CapacityError(
@@ -243,6 +247,12 @@ class Exchange:
         """Ask nodes for new work until one takes it, or certainly has begun it."""
         book, asked = self._gateway.book, _no_nodes()
         use = await self._use()
+        try:
+            await self._with_key(use, book, asked)
+        finally:
+            use.leave()
+
+    async def _with_key(self, use: Use, book: Book, asked: set[Node]) -> None:
         left = _TRIES
         while not self._is_gone:
             left -= 1
@@ -319,8 +329,7 @@ class Exchange:
             if end == "full":
                 return False
             raise doubt.broken()
-        await self._gave_up(use, offered, is_settled=True)
-        return True
+        return await self._gave_up(use, offered, is_settled=True)
 
     async def _gave_up(self, use: Use, offered: str, *, is_settled: bool = False) -> bool:
         """Report whether nothing can have begun under an id, after giving back what it had."""

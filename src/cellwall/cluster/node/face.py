@@ -40,9 +40,15 @@ class NodeFace(OwnFace):
         heart: Heart,
         offers: Offers,
         keys: GatewayKeys,
+        *,
+        has_doors: bool = False,
     ) -> None:
-        """`tenants` learns each tenant's tier, `offers` ids of what may begin, `keys` holders."""
+        """`tenants` learns each tenant's tier, `offers` ids of what may begin, `keys` holders.
+
+        `has_doors`: whether doors are open, whose requests have come here as well.
+        """
         super().__init__(tokens)
+        self._has_doors = has_doors
         self._keys = keys
         self._offers = offers
         self._tenants = tenants
@@ -50,6 +56,7 @@ class NodeFace(OwnFace):
 
     def principal(self, request: Request, find: Find) -> Principal | None:
         """Return the caller that the gateway names; None: it names none."""
+        self._check_door(request)
         if self._heart.is_over:  # it was stopped or cut off, and its guard is on the way
             raise HttpError(
                 503,
@@ -76,8 +83,19 @@ class NodeFace(OwnFace):
         self._keys.name(found)
         return found
 
+    def _check_door(self, request: Request) -> None:
+        """Refuse what came to a door's own port at the gateway: it means no path of ours."""
+        if not self._has_doors and request.headers.get("cellwall-door"):
+            raise HttpError(
+                404,
+                "not_found",
+                "door: it is open at the gateway, and not at this node",
+                remedy="open it in the settings of every node",
+            )
+
     def is_open(self, request: Request) -> bool:
         """Report whether the path is public, for gateways, or a token may stand for a key there."""
+        self._check_door(request)
         path: str = request.scope["path"]
         return path == _OPEN or path.startswith(f"{_OPEN}/") or super().is_open(request)
 

@@ -105,3 +105,6 @@ class _Agreed:
         if is_given_up or is_settled:  # what is settled and no longer there has moved
             self._claim, self.node = None, ""
         return is_given_up or is_settled
+
+    def leave(self) -> None:
+        """Leave the claim: it is of all gateways, and of later repeats."""

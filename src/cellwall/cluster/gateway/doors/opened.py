@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cellwall.cluster.gateway.callers import Caller, said_of
+from cellwall.cluster.gateway.callers import (
+    PROTOCOLS,
+    Caller,
+    in_protocols,
+    rest_of_protocols,
+    said_of,
+)
 from cellwall.server.auth.keys import Principal
 from cellwall.server.core.errors import HttpError
 
@@ -70,6 +76,9 @@ class Opened:
         for name, word in self._words(head, keys):
             dropped.append(name)
             said.append((name, word))
+        if in_protocols(head):
+            dropped.append(PROTOCOLS)
+            said += [(PROTOCOLS, rest) for rest in [rest_of_protocols(head)] if rest]
         return Caller(found or _STRANGER, said, frozenset(dropped))
 
     def _presented(self, head: RequestHead) -> str | None:
@@ -84,15 +93,17 @@ class Opened:
 
     def _words(self, head: RequestHead, keys: KeyRing) -> list[tuple[bytes, bytes]]:
         """Return the headers that have a key of ours, with what goes on instead."""
-        found = []
-        for name in _KEYS:
-            value = head.first(name)
+        found: dict[bytes, bytes] = {}
+        for name, raw in head.headers:  # a header may come twice
+            if name not in _KEYS:
+                continue
+            value = raw.decode("latin-1")
             bearer = _bearer(value) if name == b"authorization" else ""
             if bearer and keys.find(bearer) is not None:
-                found.append((name, b"Bearer " + _WORD))
+                found[name] = b"Bearer " + _WORD
             elif value and keys.find(value) is not None:
-                found.append((name, _WORD))
-        return found
+                found[name] = _WORD
+        return [*found.items()]
 
 
 def _bearer(value: str) -> str:

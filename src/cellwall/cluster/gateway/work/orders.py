@@ -79,6 +79,7 @@ async def _done(book: Book, name: str, word: str) -> dict[str, Any]:
     left = await _told(node, word)
     if node.state in ("ready", "draining"):  # before the next probe says so
         node.state = "draining" if word == "drain" else "ready"
+        node.mark(is_listed=node.is_listed)
         book.on_change()
     return {"name": name, "state": node.state, "left": left}
 
