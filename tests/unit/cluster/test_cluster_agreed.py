@@ -127,6 +127,23 @@ def test_gateway_among_several_tells_no_loss_by_itself(postgres: Postgres) -> No
     asyncio.run(run())
 
 
+def test_doubt_about_a_node_that_is_probed_no_longer_has_an_end() -> None:
+    async def run() -> None:
+        book = _book()
+        book.has_directory = True
+        node = book.nodes[0]
+        book.answered(node, _told("aaaa", "1"), 0.0)
+        asked = asyncio.get_running_loop().create_task(Doubt(book, node).until_heard())
+        await asyncio.sleep(0)
+        node.told = None  # it is refused, and no provider names it
+        node.mark(is_listed=False)
+        node.turn()
+        with pytest.raises(NodeUnreachable):
+            await asked
+
+    asyncio.run(run())
+
+
 # -- programs under way ------------------------------------------------------------------------
 
 

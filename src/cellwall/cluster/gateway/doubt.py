@@ -35,13 +35,22 @@ class Doubt:
         """Wait until the node answers again.
 
         Raises NodeLost if it is lost instead, NodeUnreachable if it ended empty: it may be away
-        for long, and took nothing new before.
+        for long, and took nothing new before; and if neither is known after twice the time of a
+        loss, or the node is probed no longer.
         """
+        try:
+            async with asyncio.timeout(2 * self._book.lost_after_s):
+                await self._until_heard()
+        except TimeoutError:
+            raise self._unknown() from None
+
+    async def _until_heard(self) -> None:
         heard_s = self._node.answered_s
         while self._node.answered_s == heard_s or self._is_another:
             if self._name in self._book.lost:
                 raise lost(self._name)
-            if self._node.is_empty and self._node.state == "unreachable":
+            ended_empty = self._node.is_empty and self._node.state == "unreachable"
+            if ended_empty or self._node.is_over:
                 raise self._unknown()
             await self._node.turned()
         if self._name in self._book.lost:
@@ -50,7 +59,7 @@ class Doubt:
     @property
     def _is_another(self) -> bool:
         """Whether another node answers there: of the former the loss is still to be told."""
-        return self._node.name not in {"", self._name}
+        return self._node.name != self._name
 
     @property
     def has_restarted(self) -> bool:

@@ -55,4 +55,5 @@ class Roster:
         await self._watch(node)
         self._book.nodes.remove(node)
         node.links.cut()
+        node.turn()  # what waits for its next answer hears that there is none
         self._book.on_change()
