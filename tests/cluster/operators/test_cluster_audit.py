@@ -39,6 +39,8 @@ def test_chain_says_who_asked_for_what_at_which_node_and_what_was_refused() -> N
             assert made.client(key="x" * 40).post("/execute", json={}).status_code in {401, 429}
         assert alice.post(f"/nodes/{name}/drain").status_code == 403
         assert made.client(key=ADMIN).post(f"/nodes/{name}/drain").status_code == 200
+        said = {"x-request-id": "mine-2"}
+        assert alice.post("/execute", json={"code": "1"}, headers=said).status_code == 503
         assert made.gateways[0].stop() == 0
         found = [json.loads(line) for line in _audit(url, "tail", "--json").splitlines()]
         assert "whole" in _audit(url, "verify")
@@ -54,8 +56,12 @@ def test_chain_says_who_asked_for_what_at_which_node_and_what_was_refused() -> N
         ("alice", "/sandboxes", {"node": name, "status": 201}),
         ("alice", f"sandbox:{session}", {"node": name, "status": 200}),
         ("alice", "/executions/batch", {"node": "", "status": 200}),
+        ("alice", "/execute", {"node": "", "status": 503}),
     ]
-    assert [each["request"] for each in found if each["object"] == "/execute"] == ["mine-1"]
+    assert [each["request"] for each in found if each["object"] == "/execute"] == [
+        "mine-1",
+        "mine-2",
+    ]
     refused = [each for each in found if each["action"] == "request.refuse"]
     assert {each["decision"] for each in refused} == {"refused"}
     assert {"unauthorized", "forbidden"} <= {each["result"] for each in refused}

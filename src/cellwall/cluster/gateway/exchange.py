@@ -19,6 +19,7 @@ from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.model.errors import CapacityError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
+from cellwall.server.core.errors import status_of
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
@@ -75,6 +76,8 @@ class Exchange:
         self._turn: Turn | None = None
         self._status = 0
         """Status of the answer that was passed on; 0: none was."""
+        self._own_status = 0
+        """Status of the gateway's own answer; 0: it gave none."""
         self._node = ""
         """Name of the node that was asked last."""
         self._is_gone = False
@@ -152,6 +155,7 @@ class Exchange:
                 async with await self._copies():
                     await self._at_one_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
+            self._status, self._own_status = 0, status_of(error)
             if not self._is_gone:
                 self._gateway.refuse(self._client, self._head, error, self.request_id)
         finally:
@@ -232,7 +236,7 @@ class Exchange:
                 self._client.peer,
                 self._way,
                 self._node,
-                self._status,
+                self._status or self._own_status,
                 self.request_id,
             )
 
