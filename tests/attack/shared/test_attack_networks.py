@@ -7,12 +7,14 @@ a mutated worker lends without looking. Traces of every kind, one by one: `test_
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cellwall import Engine, EngineSettings, Execution
+from cellwall.model.errors import HostUnsupported
 from kit.arena import Arena
 from kit.attack.mutations import Drop, dropping
 
@@ -75,9 +77,19 @@ async def _said(engine: Engine, code: str, **options: Any) -> str:
     return execution.stdout
 
 
-async def _traces(engine: Engine) -> set[str]:
-    """What sandboxes see of those before: packets sent, packets that had no way."""
-    words = [(await _said(engine, _LOOK_AND_LEAVE)).splitlines() for _ in range(_LATER)]
+async def _traces(engine: Engine, *, is_blind: bool) -> set[str]:
+    """What sandboxes see of those before: packets sent, packets that had no way.
+
+    A worker that lends without looking may lend what the one before has not left yet: that sandbox
+    cannot listen, and does not start.
+    """
+    words = []
+    for _ in range(_LATER):
+        try:
+            words.append((await _said(engine, _LOOK_AND_LEAVE)).splitlines())
+        except HostUnsupported as error:
+            if not is_blind or "Address already in use" not in str(error):
+                raise
     assert {left for _, left in words} == {"101"}
     return {seen for seen, _ in words}
 
@@ -104,7 +116,7 @@ async def _calls(engine: Engine) -> set[str]:
 def test_later_sandbox_sees_no_packet_of_one_before(drop: Drop, is_blind: bool) -> None:
     if is_blind:
         drop(netns_reuse=BLIND)
-    seen = _with_engine(_traces)
+    seen = _with_engine(partial(_traces, is_blind=is_blind))
     assert ("2 1" in seen) is is_blind
     assert "0 0" in seen
     assert is_blind or len(seen) == 1
