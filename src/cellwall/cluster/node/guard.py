@@ -48,8 +48,11 @@ class Heart:
         return str(now_ns)
 
     def heard(self, beat: str) -> None:
-        """Note that a gateway has heard the answer of that time; what is no such time is left."""
-        if not (beat.isascii() and beat.isdecimal() and len(beat) < 19):
+        """Note that a gateway has heard the answer of that time; what is no such time is left.
+
+        So is one of the server before this one, which gateways say back until this one answers.
+        """
+        if self._heard_ns <= 0 or not (beat.isascii() and beat.isdecimal() and len(beat) < 19):
             return
         at_ns = int(beat)
         if self._heard_ns < at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME):
