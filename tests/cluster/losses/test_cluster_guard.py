@@ -128,14 +128,17 @@ def test_beats_of_the_server_before_count_for_nothing() -> None:
     read, write = os.pipe2(os.O_NONBLOCK)
     try:
         heart = Heart(write, FENCE_S)
-        heart.heard(str(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 10**6))
+        before = str(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        assert not heart.heard(before)
         with pytest.raises(BlockingIOError):
             os.read(read, 8)
-        heart.beat()
+        first = heart.beat()
         assert len(os.read(read, 64)) == 8  # the first answer, from which on the fence counts
+        assert not heart.heard(before)
+        assert heart.heard(first)
         heart.give_up()
         assert len(os.read(read, 64)) == 8
-        heart.heard(str(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+        assert not heart.heard(str(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
         with pytest.raises(BlockingIOError):
             os.read(read, 8)  # a name that is used up stays used up
     finally:

@@ -155,6 +155,31 @@ def test_program_that_waits_on_a_node_that_restarts_goes_on_and_is_not_called_ov
         assert alice.get(f"/executions/{first}").json()["verdict"] == "interrupted"
 
 
+def test_what_waited_on_a_node_whose_loss_was_told_never_begins() -> None:
+    with cluster(1, fence_s=2.0, tiers="[tiers.default]\nrunning = 1") as made:
+        alice, name = made.client(), _name_of(made, "node-0")
+        for code in ("import time; time.sleep(600)", "print(2)"):
+            sent = alice.post("/execute", json={"code": code, "background": True})
+            assert sent.status_code == 202, sent.text
+        wait_until(lambda: _on_disk(made, "node-0") == ["queued", "running"], "it waits")
+        made.nodes["node-0"].kill()
+        wait_until(lambda: made.states().get(name) == "lost", "the loss is told")
+        made.start_node("node-0", 2.0)
+        made.wait_ready(1)
+        assert _on_disk(made, "node-0") == ["ended", "ended"]
+        assert _started(made, "node-0") == 1  # the one that ran before
+        alice.post("/execute", json={"code": "print(3)"})  # control: it shows in the store
+        wait_until(lambda: _started(made, "node-0") == 2, "what begins is seen")
+
+
+def _started(made: Cluster, node: str) -> int:
+    """Return how many executions in a node's store have begun."""
+    path = state_of(made.folder / node) / "server" / "cellwall.db"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT count(started_at) FROM executions")
+        return int(found.fetchone()[0])
+
+
 def _on_disk(made: Cluster, node: str) -> list[str]:
     """Return the states of a node's executions in its store."""
     path = state_of(made.folder / node) / "server" / "cellwall.db"

@@ -252,7 +252,7 @@ def test_node_with_another_name_goes_on_with_nothing_of_its_lost_one(tmp_path: P
     ids: dict[str, str] = {}
 
     async def make(state: State) -> None:
-        state.executions.hold(is_held=True)
+        state.executions.hold("test", is_held=True)
         async with client_of(state, is_trusted=True) as client:
             ids["sandbox"] = (await client.post("/sandboxes", json={})).json()["id"]
             program = {"code": "print(1)", "background": True}
