@@ -182,6 +182,8 @@ class Role(NamedTuple):
     endpoints: Callable[[State], tuple[Endpoint, ...]]
     drain: Drain
     """What comes before its end."""
+    before: Callable[[State], None]
+    """Called before the state takes up what an earlier server left."""
 
 
 async def _store(url: str | None, *, has_journal: bool) -> Store | None:
@@ -308,6 +310,8 @@ async def serve(
                 state.tasks.spawn(_sweep(state))
                 # Before the turns of waiting items: `_warm` waits for the pool to be full.
                 await _warm(state)
+                if role is not None:
+                    role.before(state)
                 await state.open()
                 surfaces = _Surfaces(state, door_socks, role)
 

@@ -16,6 +16,8 @@ _LENGTH = 26
 NODE_LENGTH = 4
 """Number of letters of a node's name; 32 ** 4 names are enough for ever, and one is never used
 again."""
+NAMED_LENGTH = NODE_LENGTH + _LENGTH
+"""Number of letters of an id that begins with the name of a node."""
 AUTO = "auto"
 """What a setting says in the place of a name that is to be drawn; no node is called so."""
 
@@ -68,9 +70,14 @@ def check_node(name: str) -> str:
 
 def node_of(text: str) -> str:
     """Return the name of the node that an id begins with; empty if it begins with none."""
-    if len(text) != NODE_LENGTH + _LENGTH or not _is_of_letters(text):
+    if len(text) != NAMED_LENGTH or not _is_of_letters(text):
         return ""
     return text[:NODE_LENGTH]
+
+
+def is_of_another(text: str, node: str) -> bool:
+    """Report whether an id is of a node that is not `node`; without a name no id is."""
+    return node_of(text) not in {"", node} if node else False
 
 
 def _drawn(length: int) -> str:

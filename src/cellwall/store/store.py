@@ -200,15 +200,16 @@ class Store:
         at: float,
         end: recovery.End,
         sandboxes: recovery.Sandboxes = recovery.ALL_ENDED,
+        node: str = "",
     ) -> Recovery:
         """End what an earlier server left, in one transaction; before anything else runs.
 
-        `end` returns the changes that end a leftover: its `Ended` and what goes with it.
+        `end` returns the changes that end a leftover: its `Ended` and what goes with it. `node`:
+        the server's name among several; executions of another name never begin.
         """
+        work = partial(recovery.recover, at=at, end=end, sandboxes=sandboxes, node=node)
         try:
-            return await self._database.write(
-                partial(recovery.recover, at=at, end=end, sandboxes=sandboxes)
-            )
+            return await self._database.write(work)
         except Exception as error:
             raise answer_to("recover", error) from error
 

@@ -112,6 +112,40 @@ def test_old_and_future_beats_count_for_nothing() -> None:
         os.close(write)
 
 
+def test_server_that_was_away_for_longer_than_its_fence_stays_when_it_is_back() -> None:
+    def work(beats: int) -> None:
+        heart, until = Heart(beats, FENCE_S * 3), time.monotonic() + 4 * FENCE_S
+        before = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(4 * FENCE_S * 1e9)
+        heart.heard(str(before))  # the first probe says back what the server before has answered
+        while time.monotonic() < until:
+            heart.heard(heart.beat())
+            time.sleep(FENCE_S / 20)
+
+    assert guard(_forked(work), FENCE_S * 3, _unexpected) == 7
+
+
+def test_beats_of_the_server_before_count_for_nothing() -> None:
+    read, write = os.pipe2(os.O_NONBLOCK)
+    try:
+        heart = Heart(write, FENCE_S)
+        before = str(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        assert not heart.heard(before)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 8)
+        first = heart.beat()
+        assert len(os.read(read, 64)) == 8  # the first answer, from which on the fence counts
+        assert not heart.heard(before)
+        assert heart.heard(first)
+        heart.give_up()
+        assert len(os.read(read, 64)) == 8
+        assert not heart.heard(str(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+        with pytest.raises(BlockingIOError):
+            os.read(read, 8)  # a name that is used up stays used up
+    finally:
+        os.close(read)
+        os.close(write)
+
+
 def test_signal_reaches_the_server_and_its_status_is_the_guards() -> None:
     def work(_beats: int) -> None:
         _sleep()

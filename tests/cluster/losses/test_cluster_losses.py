@@ -6,8 +6,10 @@ prints its number, and what a node had begun is asked of its store after its res
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -15,7 +17,7 @@ import pytest
 
 from cellwall.model.ids import node_of
 from kit.cluster.processes import Cluster, cluster
-from kit.servers import ADMIN, descendants, run_cell
+from kit.servers import ADMIN, descendants, run_cell, state_of
 from kit.waiting import is_alive, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -126,6 +128,64 @@ def test_node_that_restarts_tells_what_it_had_begun() -> None:
         assert _name_of(made, "node-0") == name
         answer_after = alice.post("/execute", json={"code": "print(2)"})
         assert answer_after.json()["stdout"] == "2\n"
+
+
+def test_program_that_waits_on_a_node_that_restarts_goes_on_and_is_not_called_over() -> None:
+    with cluster(1, fence_s=30.0, tiers="[tiers.default]\nrunning = 1") as made:
+        alice = made.client()
+        sleeping = {"code": "import time; time.sleep(600)", "background": True}
+        first = alice.post("/execute", json=sleeping).json()["execution_id"]
+
+        def waiting() -> httpx.Response:
+            keyed = {"idempotency-key": "once"}
+            return alice.post("/execute", json={"code": "print(2)"}, headers=keyed)
+
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(waiting)
+            wait_until(lambda: _on_disk(made, "node-0") == ["queued", "running"], "it waits")
+            made.nodes["node-0"].kill()
+            made.start_node("node-0", 30.0)
+            found = answer.result()
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "node_unreachable")
+        assert "goes on" in found.json()["error"]["message"]
+        again = waiting()
+        assert (again.status_code, again.json().get("stdout")) == (200, "2\n"), again.text
+        assert again.headers["idempotent-replay"] == "true"
+        # Control: what had begun does not go on.
+        assert alice.get(f"/executions/{first}").json()["verdict"] == "interrupted"
+
+
+def test_what_waited_on_a_node_whose_loss_was_told_never_begins() -> None:
+    with cluster(1, fence_s=2.0, tiers="[tiers.default]\nrunning = 1") as made:
+        alice, name = made.client(), _name_of(made, "node-0")
+        for code in ("import time; time.sleep(600)", "print(2)"):
+            sent = alice.post("/execute", json={"code": code, "background": True})
+            assert sent.status_code == 202, sent.text
+        wait_until(lambda: _on_disk(made, "node-0") == ["queued", "running"], "it waits")
+        made.nodes["node-0"].kill()
+        wait_until(lambda: made.states().get(name) == "lost", "the loss is told")
+        made.start_node("node-0", 2.0)
+        made.wait_ready(1)
+        assert _on_disk(made, "node-0") == ["ended", "ended"]
+        assert _started(made, "node-0") == 1  # the one that ran before
+        alice.post("/execute", json={"code": "print(3)"})  # control: it shows in the store
+        wait_until(lambda: _started(made, "node-0") == 2, "what begins is seen")
+
+
+def _started(made: Cluster, node: str) -> int:
+    """Return how many executions in a node's store have begun."""
+    path = state_of(made.folder / node) / "server" / "cellwall.db"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT count(started_at) FROM executions")
+        return int(found.fetchone()[0])
+
+
+def _on_disk(made: Cluster, node: str) -> list[str]:
+    """Return the states of a node's executions in its store."""
+    path = state_of(made.folder / node) / "server" / "cellwall.db"
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        found = database.execute("SELECT state FROM executions ORDER BY state")
+        return [state for (state,) in found]
 
 
 def _running(made: Cluster) -> bool:

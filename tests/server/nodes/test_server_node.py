@@ -247,6 +247,38 @@ def test_kept_sandbox_has_its_offered_id_in_the_next_server(tmp_path: Path) -> N
         served(tmp_path, look, node=NODE, keep_sessions=True)
 
 
+def test_node_with_another_name_goes_on_with_nothing_of_its_lost_one(tmp_path: Path) -> None:
+    """Control: with the name that it had it does."""
+    ids: dict[str, str] = {}
+
+    async def make(state: State) -> None:
+        state.executions.hold("test", is_held=True)
+        async with client_of(state, is_trusted=True) as client:
+            ids["sandbox"] = (await client.post("/sandboxes", json={})).json()["id"]
+            program = {"code": "print(1)", "background": True}
+            ids["program"] = (await client.post("/execute", json=program)).json()["execution_id"]
+
+    async def look(state: State) -> None:
+        async with client_of(state, is_trusted=True) as client:
+            ids["status"] = (await client.get(f"/sandboxes/{ids['sandbox']}")).json()["status"]
+            found = (await client.get(f"/executions/{ids['program']}?wait=20")).json()
+            ids["verdict"] = found["verdict"]
+            ids["code"] = (found.get("failure") or {}).get("code", "")
+            assert (state.engine.sandbox(ids["sandbox"]) is None) is (ids["status"] == "stopped")
+
+    with kept(tmp_path):
+        served(tmp_path, make, node=NODE, keep_sessions=True)
+        served(tmp_path, look, node="b7c2", keep_sessions=True)
+        assert (ids["status"], ids["verdict"], ids["code"]) == (
+            "stopped",
+            "interrupted",
+            "node_lost",
+        )
+        served(tmp_path, make, node=NODE, keep_sessions=True)
+        served(tmp_path, look, node=NODE, keep_sessions=True)
+        assert (ids["status"], ids["verdict"], ids["code"]) == ("running", "ok", "")
+
+
 def test_offer_in_a_public_request_is_not_one(tmp_path: Path) -> None:
     """Control: the same requests through the public face."""
 

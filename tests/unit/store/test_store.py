@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from cellwall.model.errors import UsageError
+from cellwall.model.ids import new_id
 from cellwall.store.records.changes import (
     Accept,
     AppendAudit,
@@ -217,6 +218,35 @@ def test_recovery_ends_what_had_started_and_requeues_nothing(store_url: str) -> 
         kept = await store.execution("ex2")
         assert kept is not None
         assert kept.answer == {"verdict": "ok"}
+
+    with_store(store_url, work)
+
+
+def test_recovery_ends_what_a_lost_node_had_and_nothing_else(store_url: str) -> None:
+    mine, before, plain = new_id("a7c2"), new_id("b7c2"), new_id()
+    running, leaving = new_id("c7c2"), new_id("b7c2")
+    because: dict[str, str] = {}
+
+    def end(left: Leftover) -> list[Ended]:
+        because[left.row.id] = left.because
+        return [Ended(left.row.id, 900.0, {"verdict": "interrupted"})]
+
+    async def work(store: Store) -> None:
+        rows: dict[str, dict[str, object]] = {
+            mine: {},
+            before: {},
+            plain: {},
+            running: {"state": "running", "body": None},
+        }
+        rows[leaving] = {"on_disconnect": "cancel"}
+        for number, (name, more) in enumerate(rows.items(), 1):
+            await store.write(Accept(replace(execution(number, **more), id=name)))
+        found = await store.recover(900.0, end, node="a7c2")
+        assert (set(found.lost), found.interrupted) == ({before, running, leaving}, ())
+        assert set(because.values()) == {"lost"}
+        assert [row.id for row in await store.queued(0, 9)] == [mine, plain]
+        assert (await store.recover(901.0, end)).lost == ()  # a server without a name
+        assert [row.id for row in await store.queued(0, 9)] == [mine, plain]
 
     with_store(store_url, work)
 

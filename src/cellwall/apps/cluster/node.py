@@ -96,7 +96,7 @@ def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int
 
     context = node_context(Path(settings.authority), settings.files)
     endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints)
-    role = Role(context, face, lambda _state: endpoints, drain)
+    role = Role(context, face, lambda _state: endpoints, drain, probe.hold)
     # All clients come from the addresses of gateways, which count theirs.
     server = replace(loaded.server, proxies=_EVERYWHERE, doors=_behind(loaded.server))
     run(replace(loaded, server=server), keys, said, role)

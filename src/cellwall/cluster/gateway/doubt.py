@@ -30,6 +30,8 @@ class Doubt:
         self._node = node
         self._name = node.name
         self._generation = "" if node.told is None else node.told.generation
+        self._goes_on = False
+        """Whether the node has said that the program goes on, or has its answer."""
 
     async def until_heard(self) -> None:
         """Wait until the node answers again.
@@ -63,7 +65,7 @@ class Doubt:
 
     @property
     def has_restarted(self) -> bool:
-        """Whether the node's server is another one now: all of the former's work is over."""
+        """Whether the node's server is another one now: what the former had begun is over."""
         told = self._node.told
         return told is None or told.generation != self._generation
 
@@ -75,7 +77,9 @@ class Doubt:
         try:
             async with asyncio.timeout(_ASK_S):
                 answer = await ask(self._node.links, _IDS + offered.encode(), [])
-            return bool(json.loads(answer.body)["has_begun"])
+            said = json.loads(answer.body)
+            self._goes_on = bool(said.get("goes_on", False))
+            return bool(said["has_begun"])
         except (OSError, ValueError, KeyError):
             raise self._unknown() from None
 
@@ -83,6 +87,14 @@ class Doubt:
         """Return the error for what had begun, or may have."""
         if self._name in self._book.lost:
             return lost(self._name)
+        if self.has_restarted and self._goes_on:
+            return NodeUnreachable(
+                f"node {self._name}: its server ended while this request waited in its queue, and "
+                "has taken it up again: it goes on there",
+                retry_after_s=1.0,
+                remedy="send it again with its idempotency key for the answer; without one it "
+                "would run twice",
+            )
         if self.has_restarted:
             return Interrupted(
                 f"node {self._name}: its server ended during this request",

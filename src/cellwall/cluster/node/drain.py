@@ -103,7 +103,7 @@ class Drain:
             )
         self._began_s = self._empty_s = None
         self._state.check_new(_nothing)
-        self._state.executions.hold(is_held=False)
+        self._state.executions.hold("drain", is_held=False)
 
     def _look(self) -> None:
         """Look what is left, and again after a while."""
@@ -114,7 +114,7 @@ class Drain:
             return
         now_s = self._loop.time()
         if now_s - self._began_s >= self._drain_s:
-            self._state.executions.hold(is_held=True)
+            self._state.executions.hold("drain", is_held=True)
             for record in list(self._state.sandboxes.all.values()):
                 if record.is_unstored:
                     self._state.tasks.spawn(record.close(BECAUSE))

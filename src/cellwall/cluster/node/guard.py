@@ -36,6 +36,8 @@ class Heart:
         self.fence_s = fence_s
         self._fence_ns = int(fence_s * _NS)
         self._heard_ns = 0
+        self._first_ns = 0
+        """The time of this run's first answer; 0: there was none."""
 
     def beat(self) -> str:
         """Return this node's clock, which an answer carries.
@@ -44,16 +46,24 @@ class Heart:
         """
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if not self._heard_ns:
+            self._first_ns = now_ns
             self._note(now_ns)
         return str(now_ns)
 
-    def heard(self, beat: str) -> None:
-        """Note that a gateway has heard the answer of that time; what is no such time is left."""
-        if not (beat.isascii() and beat.isdecimal() and len(beat) < 19):
-            return
+    def heard(self, beat: str) -> bool:
+        """Note that a gateway has heard the answer of that time; report whether it has.
+
+        What is no time of this run is left, as one of the server before this one, which gateways
+        say back until this one answers.
+        """
+        if self._heard_ns <= 0 or not (beat.isascii() and beat.isdecimal() and len(beat) < 19):
+            return False
         at_ns = int(beat)
-        if self._heard_ns < at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME):
+        if not self._first_ns <= at_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME):
+            return False
+        if self._heard_ns < at_ns:
             self._note(at_ns)
+        return True
 
     def give_up(self) -> None:
         """Have the guard end this server, whose name is used up, and start another."""

@@ -15,9 +15,14 @@ from cellwall.server.http.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
+    from cellwall.store.records.rows import ExecutionRow
 
 _MOST = 100_000
 """Ids that are kept as refused; each stands for a connection that broke."""
+
+
+_CUT = frozenset({"interrupted", "cancelled"})
+"""Verdicts of programs that the end of a server has ended."""
 
 
 class Offers:
@@ -50,7 +55,7 @@ class Offers:
                 "/node/ids/{offered}",
                 self._settle,
                 "Whether anything began under an id, for gateways",
-                {200: Answer("Whether it did; if not, it never will.")},
+                {200: Answer("Whether it did, if not never will; and whether it goes on.")},
                 access="public",
                 tags=("server",),
             ),
@@ -58,17 +63,27 @@ class Offers:
 
     async def _settle(self, request: Request) -> None:
         offered = request.params["offered"]
-        is_known = await self._is_known(request, offered)
-        await request.answer({"has_begun": is_known})
+        row = await request.state.ledger.find(offered)
+        is_known = row is not None or self._is_known(request, offered)
+        await request.answer({"has_begun": is_known, "goes_on": goes_on(row)})
 
-    async def _is_known(self, request: Request, offered: str) -> bool:
-        """Report whether an id is known; if not, it is refused before anything is awaited again."""
+    def _is_known(self, request: Request, offered: str) -> bool:
+        """Report whether an id is known that is not on disk; if not, it is refused at once."""
         state = request.state
-        is_stored = await state.ledger.find(offered) is not None
         is_here = state.executions.has(offered) or state.sandboxes.has(offered)
-        if is_stored or is_here or offered in self._under_way.values():
+        if is_here or offered in self._under_way.values():
             return True
         self._refused[offered] = None
         if len(self._refused) > _MOST:
             self._refused.popitem(last=False)
         return False
+
+
+def goes_on(row: ExecutionRow | None) -> bool:
+    """Report whether a program waits, runs, or has an answer of its own, also of an earlier server.
+
+    `row`: what is on disk of it; None: nothing is.
+    """
+    if row is None:
+        return False
+    return row.answer is None or row.answer.get("verdict") not in _CUT

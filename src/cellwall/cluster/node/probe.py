@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from cellwall.cluster.node.drain import Drain
     from cellwall.cluster.node.guard import Heart
     from cellwall.server.core.request import Request
+    from cellwall.server.state import State
+
+_UNHEARD = "unheard"
+"""Why the queue of the server before this one waits."""
 
 
 class Probe:
@@ -25,6 +29,14 @@ class Probe:
         self._drain = drain
         self._cores = len(os.sched_getaffinity(0))
         self._generation = new_id()
+
+    def hold(self, state: State) -> None:
+        """Let what an earlier server left in the queue wait until a gateway has heard this one.
+
+        The loss of the name may have been told meanwhile: then the name is used up, and nothing of
+        it may begin.
+        """
+        state.executions.hold(_UNHEARD, is_held=True)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -46,7 +58,8 @@ class Probe:
         name = state.engine.settings.node
         is_looking = "cellwall-look" in request.headers  # no gateway: the fence does not count
         beat = request.headers.get("cellwall-beat", "")
-        self._heart.heard(beat)
+        if self._heart.heard(beat):  # for that gateway the name is not lost
+            state.executions.hold(_UNHEARD, is_held=False)
         if not is_looking:
             self._drain.probed(request.headers.get("cellwall-gateway", ""), beat)
         if request.headers.get("cellwall-lost", "") == name:

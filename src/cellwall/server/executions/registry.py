@@ -70,7 +70,8 @@ class Executions:
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ended_bytes = 0
         self._is_stopping = False
-        self._is_held = False
+        self._holds: set[str] = set()
+        """Why background executions do not begin now."""
         self.check_new: Callable[[], None] = lambda: None
         """Raises if no one-shot may begin now."""
         self.on_ended: OnEnded | None = None
@@ -92,7 +93,7 @@ class Executions:
     @property
     def waiting(self) -> int:
         """Number of background executions that may begin here, and have not."""
-        return 0 if self._is_held else len(self._queued)
+        return 0 if self._holds else len(self._queued)
 
     # -- beginning -------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class Executions:
             self._begin(item, place)
 
     def _begin(self, item: Queued, place: Place) -> None:
-        if self._is_stopping or self._is_held:
+        if self._is_stopping or self._holds:
             return  # the execution stays on disk for the next server, and keeps its place here
         del self._queued[item.id]
         record = item.record
@@ -188,14 +189,18 @@ class Executions:
             raise _used(execution_id)
         return execution_id
 
-    def hold(self, *, is_held: bool) -> None:
-        """Leave background executions that wait where they are, or let them begin again."""
-        if self._is_held and not is_held:
-            self._is_held = False
+    def hold(self, why: str, *, is_held: bool) -> None:
+        """Leave background executions that wait where they are, or let them begin again.
+
+        `why` names the reason; they begin once there is none.
+        """
+        if is_held:
+            self._holds.add(why)
+        elif why in self._holds:
+            self._holds.discard(why)
             for item in list(self._queued.values()):
                 if item.is_accepted and item.place is not None:
                     self._begin(item, item.place)
-        self._is_held = is_held
 
     def _check_open(self, order: Order) -> None:
         if self._is_stopping:

@@ -2,7 +2,8 @@
 
 Called by `recovery`, before the server listens. The invariant: a sandbox without a row, or without
 room in its tenant's quota, is destroyed: no caller could reach it, or it would be too much. One
-that is hibernated needs room only once it comes back, and a key of its tenant before.
+that is hibernated needs room only once it comes back, and a key of its tenant before. One of
+a node that this one no longer is was told to be lost.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.model.errors import CapacityError
+from cellwall.model.ids import is_of_another, node_of
 from cellwall.server.executions.promised import bind, bind_sleeping
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ async def take_over(state: State, store: Store) -> Kept:
 
 def _why_not(state: State, sandbox: AsyncSandbox, row: SandboxRow | None) -> str:
     """Reserve the limits of a sandbox until its end; return why it cannot stay."""
+    if is_of_another(sandbox.id, state.engine.settings.node):
+        return f"its node {node_of(sandbox.id)} was lost"
     if row is None:
         return "its creation had not been written down, or its end had"
     if sandbox.tenant != row.tenant:

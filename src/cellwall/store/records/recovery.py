@@ -1,7 +1,8 @@
 """Recovery after a crash: started executions are ended, accepted ones wait again, in order.
 
 It runs in one transaction. The operating system remembers processes and cgroups, and the engine's
-sweep removes them. The invariant: no execution that started ever becomes queued again.
+sweep removes them. The invariant: no execution that started ever becomes queued again, and none of
+a node whose loss was told ever starts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
 
+from cellwall.model.ids import NAMED_LENGTH, NODE_LENGTH
 from cellwall.store.records import queries, schema
 from cellwall.store.records.changes import Change
 from cellwall.store.records.rows import Because, Leftover, Recovery
@@ -42,9 +44,18 @@ ALL_ENDED = Sandboxes()
 
 
 def recover(
-    connection: Connection, at: float, end: End, sandboxes: Sandboxes = ALL_ENDED
+    connection: Connection,
+    at: float,
+    end: End,
+    sandboxes: Sandboxes = ALL_ENDED,
+    node: str = "",
 ) -> Recovery:
-    """End what an earlier server left; `at` is the time of the end, in seconds since the epoch."""
+    """End what an earlier server left; `at` is the time of the end, in seconds since the epoch.
+
+    `node`: the name of the server among several; what ids have another's is over, also in the
+    queue.
+    """
+    lost = _end_all(connection, _open_of_others(node), "lost", end) if node else ()
     running = _executions.c.state == "running"
     leaving = (_executions.c.state == "queued") & (_executions.c.on_disconnect == "cancel")
     interrupted = _end_all(connection, running, "interrupted", end)
@@ -57,7 +68,15 @@ def recover(
             select(func.count()).select_from(_executions).where(_executions.c.state == "queued")
         ).scalar_one(),
         connection.execute(select(func.max(_executions.c.seq))).scalar() or 0,
+        lost,
     )
+
+
+def _open_of_others(node: str) -> ColumnElement[bool]:
+    """Return the condition of executions without an end whose id has another node's name."""
+    name = func.substr(_executions.c.id, 1, NODE_LENGTH)
+    has_name = func.length(_executions.c.id) == NAMED_LENGTH
+    return _executions.c.state.in_(("queued", "running")) & has_name & (name != node)
 
 
 def _end_all(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ExecutionState = Literal["queued", "running", "ended"]
-Because = Literal["interrupted", "cancelled"]
+Because = Literal["interrupted", "cancelled", "lost"]
 Json = dict[str, Any]
 
 
@@ -131,7 +131,7 @@ class Leftover:
     """The row without its body."""
     because: Because
     """`interrupted` if it had started, `cancelled` if it was to end with its caller's
-    connection."""
+    connection, `lost` if its id is of a node that this one no longer is."""
     last_seq: int
     """Number of its latest kept event; 0 if there is none."""
 
@@ -148,3 +148,5 @@ class Recovery:
     """Number of executions that wait for their turn."""
     last_seq: int
     """The highest place ever given to an execution that is still kept; 0 if there is none."""
+    lost: tuple[str, ...] = ()
+    """Ids of executions of a node that this one no longer is, whether they had started or not."""

@@ -118,6 +118,22 @@ def test_id_is_used_once_in_memory_and_in_the_queue(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_background_work_begins_once_nothing_holds_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with executions(tmp_path) as it:
+            it.hold("one", is_held=True)
+            it.hold("other", is_held=True)
+            await it.submit(order(cost=COST))
+            it.hold("one", is_held=False)
+            it.hold("one", is_held=False)  # again, which is nothing
+            assert (len(it.all), it.waiting) == (0, 0)
+            it.hold("other", is_held=False)
+            (record,) = it.all.values()
+            await record.ended  # `never` has refused it
+
+    asyncio.run(run())
+
+
 @pytest.fixture
 def sandboxes(tmp_path: Path) -> Callable[[], Sandboxes]:
     kept = Kept(Tenants(None, {}), 600, None, 0)
