@@ -15,9 +15,12 @@ from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.roll import NameTaken, Roll
 from cellwall.cluster.directory.schema import VERSION, check_version, init
 from cellwall.cluster.directory.sums import Sums
+from cellwall.cluster.gateway.agreed.losses import Losses
+from cellwall.cluster.gateway.book import Book, Node
+from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.store.records.errors import StoreBroken, StoreBusy
-from kit.cluster.directories import ROLE, as_role, directory, name_of
+from kit.cluster.directories import ROLE, as_role, directory, name_of, stop
 from kit.postgres_server import Postgres, programs, running
 
 LOST_AFTER_S = 0.3
@@ -200,6 +203,83 @@ def test_crash_of_the_server_refuses_at_once_and_what_was_answered_stays(own: Po
                 for number in range(round_ + 1):
                     again = await claims.claim("t", f"k{number}", Claim(b"", "bbbb", "new"))
                     assert again == Claim(b"d", "aaaa", f"o{number}")
+
+    asyncio.run(run())
+
+
+_WAITS = """
+SELECT count(*) > 0 FROM pg_stat_activity
+WHERE wait_event_type = 'Lock' AND application_name = 'cellwall-gateway'
+"""
+
+
+@contextlib.asynccontextmanager
+async def _stopped(server: Postgres, url: str, lock: str) -> AsyncIterator[None]:
+    """Stop a server while a transaction of the block waits for the row that `lock` locks."""
+    watch, holder = await connected(url), await connected(url)
+
+    async def stop_it() -> None:
+        while not await watch.fetchval(_WAITS):
+            pass
+        stop(server, signal.SIGSTOP)
+
+    try:
+        await holder.execute(f"BEGIN; {lock}")
+        stopping = asyncio.get_running_loop().create_task(stop_it())
+        try:
+            yield
+            assert stopping.done()  # the block was answered while the server stood still
+            await stopping
+        finally:
+            stopping.cancel()
+            stop(server, signal.SIGCONT)
+    finally:
+        for each in (watch, holder):
+            each.terminate()
+
+
+@pytest.mark.timeout(60)
+def test_server_that_stops_within_a_transaction_is_away_in_time(own: Postgres) -> None:
+    url = directory(own)
+
+    async def run() -> None:
+        async with _commits(url) as commits:
+            claims, sums = Claims(commits), Sums(commits)
+            assert await sums.reserve("t", "s1", "aaaa", 9)
+            async with _stopped(own, url, "UPDATE directory.tenants SET running = 0"):
+                async with asyncio.timeout(10):
+                    failed = await asyncio.gather(
+                        claims.claim("t", "k", Claim(b"", "aaaa", "o")),
+                        sums.reserve("t", "s2", "aaaa", 9),  # another kind: a transaction
+                        return_exceptions=True,
+                    )
+                assert [type(each) for each in failed] == [StoreBusy, StoreBusy]
+                with pytest.raises(StoreBusy):
+                    await sums.of("t")
+            async with asyncio.timeout(10):
+                await commits.wait_there()
+                assert await sums.reserve("t", "s2", "aaaa", 9)
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(60)
+def test_server_that_stops_while_a_gateway_notes_is_away_in_time(own: Postgres) -> None:
+    url = directory(own)
+    lock = "UPDATE directory.gateways SET seen_at = seen_at"
+
+    async def run() -> None:
+        book = Book(5.0, [Node(Links(Address("127.0.0.1", 1), None))])
+        roll = _roll(url, "g1")
+        losses = Losses(book, roll, 2.0, 0.1)
+        assert await losses.agree()
+        assert not book.is_alone
+        async with _stopped(own, url, lock), asyncio.timeout(10):
+            assert not await losses.agree()
+            assert book.is_alone
+        assert await losses.agree()
+        async with _stopped(own, url, lock), asyncio.timeout(10):
+            await roll.leave()
 
     asyncio.run(run())
 

@@ -7,7 +7,10 @@ error shows the password.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -68,6 +71,22 @@ async def connected(url: str) -> Connection:
         )
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         raise failure(f"connect to the directory {shown(url)}", error) from None
+
+
+@contextlib.asynccontextmanager
+async def within(limit_s: float, cut: Callable[[], object]) -> AsyncIterator[None]:
+    """End a block after a time; raises then what its connection says, or TimeoutError.
+
+    `cut` ends the block's connection at once. A cancellation alone would not end the block: in a
+    transaction the driver asks the server to stop and to roll back, and waits for a server that
+    says nothing.
+    """
+    timer = asyncio.get_running_loop().call_later(limit_s, cut)
+    try:
+        async with asyncio.timeout(limit_s):  # what has no connection yet
+            yield
+    finally:
+        timer.cancel()
 
 
 def failure(step: str, error: Exception) -> CellwallError:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.cluster.directory.connection import away, connected, failure
+from cellwall.cluster.directory.connection import away, connected, failure, within
 
 if TYPE_CHECKING:
     from cellwall.cluster.directory.connection import Connection
@@ -105,7 +105,7 @@ class GroupCommit:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
                 try:
-                    async with asyncio.timeout(_COMMIT_S):
+                    async with within(_COMMIT_S, self._connection.terminate):
                         await self._commit(batch)
                 except BaseException:
                     _refuse(batch)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from cellwall.cluster.directory.connection import within
 from cellwall.cluster.directory.roll import NameTaken
 from cellwall.store.records.errors import StoreBroken
 
@@ -88,7 +89,7 @@ class Losses:
         Raises NameTaken, and StoreBroken if the directory cannot be used.
         """
         try:
-            async with asyncio.timeout(self._away_s):
+            async with within(self._away_s, self._roll.drop):
                 await self._note()
                 await self._declare()
         except (NameTaken, StoreBroken):
