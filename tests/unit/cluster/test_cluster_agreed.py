@@ -70,7 +70,11 @@ def test_node_is_told_of_beats_that_the_directory_knows_and_of_all_while_it_is_a
         roll = Roll(url, "g1", book.lost_after_s, fresh_s(FENCE_S))
         losses = Losses(book, roll, FENCE_S, 0.1)
         book.answered(node, _told("aaaa", "100"), 0.0)
-        assert book.beat(node) == "100"  # alone until the directory has answered
+        assert book.beat(node) == ""
+        await asyncio.to_thread(own.stop, signal.SIGINT)
+        assert not await losses.agree()
+        assert book.beat(node) == ""  # no gateway would wait for one that never entered
+        own.start()
         await losses.begin()
         assert book.beat(node) == "100"
         book.answered(node, _told("aaaa", "200"), 1.0)
@@ -87,6 +91,29 @@ def test_node_is_told_of_beats_that_the_directory_knows_and_of_all_while_it_is_a
         book.answered(node, _told("aaaa", "400"), 3.0)
         assert book.beat(node) == "300"
         await roll.leave()
+
+    asyncio.run(run())
+
+
+def test_gateway_whose_name_is_taken_tells_no_node_anything_new(postgres: Postgres) -> None:
+    url = directory(postgres)
+
+    async def run() -> None:
+        book = _book()
+        node = book.nodes[0]
+        roll, other = (Roll(url, "g1", 5.0, fresh_s(FENCE_S)) for _ in range(2))
+        losses = Losses(book, roll, FENCE_S, 0.1)
+        book.answered(node, _told("aaaa", "100"), 0.0)
+        await losses.begin()
+        roll.drop()
+        await other.note([])
+        book.is_alone = True  # the directory was away in between
+        book.answered(node, _told("aaaa", "200"), 1.0)
+        assert book.beat(node) == "200"
+        await losses.run(lambda: None)
+        assert book.beat(node) == "100"
+        for each in (roll, other):
+            await each.leave()
 
     asyncio.run(run())
 
