@@ -20,7 +20,7 @@ from cellwall.cluster.gateway.settings import GatewaySettings
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model.errors import NodeLost, NodeUnreachable, QuotaExceeded
-from cellwall.store.records.errors import StoreBusy
+from cellwall.store.records.errors import StoreBroken, StoreBusy
 from cellwall.surface.shared.tasks import Tasks
 from kit.cluster.directories import directory, name_of
 from kit.postgres_server import Postgres, programs, running
@@ -256,6 +256,24 @@ def test_share_of_a_dead_gateway_is_taken_once_its_lease_is_over(postgres: Postg
             assert await living.take("t", RUNNING)
         assert not await living.take("t", RUNNING)
         await tasks.cancel()
+
+    asyncio.run(run())
+
+
+def test_programs_that_wait_hear_what_is_wrong_with_the_directory(postgres: Postgres) -> None:
+    url = directory(postgres)
+    rename = "ALTER TABLE directory.{} RENAME TO {}"
+
+    async def run() -> None:
+        async with _two(url) as (place, _):
+            await asyncio.to_thread(postgres.sql, rename.format("shares", "away"), name_of(url))
+            async with asyncio.timeout(10):
+                waiting = [_entered(place) for _ in range(3)]
+                failed = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(each) for each in failed] == [StoreBroken] * 3
+            await asyncio.to_thread(postgres.sql, rename.format("away", "shares"), name_of(url))
+            async with asyncio.timeout(10):
+                await _entered(place)
 
     asyncio.run(run())
 

@@ -185,6 +185,25 @@ def test_need_that_cannot_be_met_fails_alone(url: str) -> None:
     asyncio.run(run())
 
 
+def test_server_that_only_reads_is_away_and_its_connection_is_replaced(
+    url: str, postgres: Postgres
+) -> None:
+    reads = f"ALTER DATABASE {name_of(url)} SET default_transaction_read_only = "
+
+    async def run() -> None:
+        await asyncio.to_thread(postgres.sql, f"{reads} on")
+        async with _commits(url) as commits:
+            claims, wanted = Claims(commits), Claim(b"", "aaaa", "o")
+            with pytest.raises(StoreBusy):
+                await claims.claim("t", "k", wanted)
+            await asyncio.to_thread(postgres.sql, f"{reads} off")
+            async with asyncio.timeout(10):
+                await commits.wait_there()
+                assert await claims.claim("t", "k", wanted) == wanted
+
+    asyncio.run(run())
+
+
 @pytest.mark.timeout(120)
 def test_crash_of_the_server_refuses_at_once_and_what_was_answered_stays(own: Postgres) -> None:
     url = directory(own)

@@ -33,8 +33,10 @@ _SETTINGS = {
     "tcp_keepalives_count": "3",
 }
 _THERE_IS_ONE = "23505"
-_AWAY = ("08", "57", "53", "40", "55")
-"""Classes of SQLSTATE that pass by themselves: no connection, a stop, no room, locks."""
+_READ_ONLY = "25006"
+_AWAY = ("08", "57", "53", "40", "55", _READ_ONLY)
+"""SQLSTATE, or classes of it, that pass by themselves: no connection, a stop, no room, locks; a
+server that another has replaced."""
 
 
 def shown(url: str) -> str:
@@ -87,6 +89,14 @@ async def within(limit_s: float, cut: Callable[[], object]) -> AsyncIterator[Non
             yield
     finally:
         timer.cancel()
+
+
+def is_over(connection: Connection, error: Exception) -> bool:
+    """Report whether another connection is needed after an error.
+
+    A server that only reads was replaced by another one, which has the address by now or will.
+    """
+    return connection.is_closed() or getattr(error, "sqlstate", None) == _READ_ONLY
 
 
 def failure(step: str, error: Exception) -> CellwallError:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.cluster.directory.connection import away, connected, failure, within
+from cellwall.cluster.directory.connection import away, connected, failure, is_over, within
 
 if TYPE_CHECKING:
     from cellwall.cluster.directory.connection import Connection
@@ -118,7 +118,7 @@ class GroupCommit:
         try:
             found = await self._together(batch)
         except asyncpg.PostgresError as error:
-            if self._connection.is_closed():
+            if is_over(self._connection, error):
                 raise
             if len(batch) > 1:
                 for need in batch:

@@ -71,6 +71,8 @@ class Exchange:
         self._waits = head.first(b"expect").lower() == "100-continue"
         self._passage: Passage | None = None
         self._turn: Turn | None = None
+        self._in_line: asyncio.Task[None] | None = None
+        """The task of `run` while it waits for a place."""
         self._status = 0
         """Status of the answer that was passed on; 0: none was."""
         self._node = ""
@@ -132,6 +134,8 @@ class Exchange:
         """End what the client had asked for."""
         self._is_gone = True
         self._tell()
+        if self._in_line is not None:
+            self._in_line.cancel()
         if self._turn is not None:
             self._turn.leave()
         if self._passage is not None:
@@ -143,7 +147,9 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
+                self._in_line = asyncio.current_task()
                 async with self._place():
+                    self._in_line = None
                     await self._in_turn()
             else:
                 async with await self._copies():
@@ -160,7 +166,7 @@ class Exchange:
 
     def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold a place for a program; a sandbox needs none."""
-        if self._caller is None or self._way.path == _SANDBOXES:
+        if self._caller is None or self._way.path == _SANDBOXES or self._is_gone:
             return contextlib.nullcontext()
         return self._gateway.place(self._caller.principal.tenant)
 
