@@ -278,6 +278,33 @@ def test_programs_that_wait_hear_what_is_wrong_with_the_directory(postgres: Post
     asyncio.run(run())
 
 
+@pytest.mark.timeout(60)
+def test_programs_that_go_on_after_a_lease_was_over_count_again(postgres: Postgres) -> None:
+    url = directory(postgres)
+    reaped = "DELETE FROM directory.shares; UPDATE directory.tenants SET running = 0"
+    counted = "SELECT running FROM directory.tenants"
+
+    async def run() -> None:
+        async with _two(url) as both, contextlib.AsyncExitStack() as stack:
+            for _ in range(RUNNING):
+                await stack.enter_async_context(both[0].place("t"))
+            await asyncio.to_thread(postgres.sql, reaped, name_of(url))
+            async with asyncio.timeout(20):
+                while (
+                    await asyncio.to_thread(postgres.sql, counted, name_of(url)) != f"{RUNNING}\n"
+                ):
+                    pass
+            other = asyncio.get_running_loop().create_task(_entered(both[1]))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await asyncio.shield(other)
+            await stack.aclose()
+            async with asyncio.timeout(10):
+                await other
+
+    asyncio.run(run())
+
+
 def test_programs_of_a_tenant_with_a_quota_are_refused_while_the_directory_is_away(
     own: Postgres,
 ) -> None:

@@ -132,8 +132,8 @@ class _Line:
         if self._share and now_s - self._renewed_s > _RENEW_S:
             self._share = await self._shares.renew(self._tenant)
             self._renewed_s = now_s
-        wanted = self._held + len(self._waiting)
-        while self._waiting and self._share < min(self._most, wanted):
+        wanted = self._held + len(self._waiting)  # held, too: a lease that was over has no places
+        while self._share < min(self._most, wanted):
             asked_s = asyncio.get_running_loop().time()
             if not await self._shares.take(self._tenant, self._most):
                 break
