@@ -185,6 +185,26 @@ def test_need_that_cannot_be_met_fails_alone(url: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.timeout(60)
+def test_row_that_another_holds_delays_no_others(url: str) -> None:
+    async def run() -> None:
+        holder = await connected(url)
+        async with _commits(url) as commits:
+            sums = Sums(commits)
+            assert await sums.reserve("held", "first", "aaaa", 99)
+            await holder.execute("BEGIN; UPDATE directory.tenants SET running = 0")
+            asked = [sums.reserve("held", f"h{number}", "aaaa", 99) for number in range(20)]
+            asked += [sums.reserve("t", f"t{number}", "aaaa", 99) for number in range(20)]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(each) for each in found[:20]] == [StoreBusy] * 20
+            assert found[20:] == [True] * 20
+            await holder.execute("ROLLBACK")
+            assert await sums.reserve("held", "h0", "aaaa", 99)
+        await holder.close()
+
+    asyncio.run(run())
+
+
 def test_server_that_only_reads_is_away_and_its_connection_is_replaced(
     url: str, postgres: Postgres
 ) -> None:
@@ -407,6 +427,33 @@ def test_sandboxes_of_a_lost_node_are_given_back_with_its_loss(url: str) -> None
             assert await sums.reserve("t", "last", "bbbb", 3)
             assert not await sums.reserve("t", "one", "bbbb", 3)
             await roll.leave()
+
+    asyncio.run(run())
+
+
+def test_loss_of_a_node_locks_tenants_in_their_order(url: str) -> None:
+    held = "SELECT running FROM directory.tenants WHERE tenant = 'a' FOR UPDATE"
+    free = "SELECT running FROM directory.tenants WHERE tenant = 'b' FOR UPDATE NOWAIT"
+
+    async def run() -> None:
+        holder, watch = await connected(url), await connected(url)
+        async with _commits(url) as commits:
+            sums, roll = Sums(commits), _roll(url, "g1")
+            await roll.note([("aaaa", "h:1")])
+            for tenant in ("b", "a"):
+                assert await sums.reserve(tenant, f"of-{tenant}", "aaaa", 3)
+            await _overdue(roll, "aaaa")
+            await holder.execute(f"BEGIN; {held}")
+            declaring = asyncio.get_running_loop().create_task(roll.declare("aaaa"))
+            while not await watch.fetchval(_WAITS):
+                pass
+            assert await watch.fetchval(free) == 0
+            await holder.execute("ROLLBACK")
+            assert await declaring == ""
+            assert [await sums.of(tenant) for tenant in ("a", "b")] == [[], []]
+            await roll.leave()
+        for each in (holder, watch):
+            await each.close()
 
     asyncio.run(run())
 

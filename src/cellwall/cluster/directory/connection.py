@@ -25,9 +25,8 @@ _SETTINGS = {
     "application_name": "cellwall-gateway",
     "synchronous_commit": "on",
     # milliseconds
-    "lock_timeout": "2000",
     "statement_timeout": "10000",
-    "idle_in_transaction_session_timeout": "10000",
+    "idle_in_transaction_session_timeout": "3000",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
@@ -63,13 +62,18 @@ def check_url(url: str) -> str:
     return f"postgresql://{rest}"
 
 
-async def connected(url: str) -> Connection:
-    """Return a connection. Raises StoreBusy if the server is away, or what `failure` says."""
+async def connected(url: str, lock_ms: int = 1000) -> Connection:
+    """Return a connection, whose statements wait for others' locks for `lock_ms` milliseconds.
+
+    Raises StoreBusy if the server is away, or what `failure` says.
+    """
     import asyncpg
 
     try:
         return await asyncpg.connect(
-            check_url(url), timeout=_CONNECT_S, server_settings=dict(_SETTINGS)
+            check_url(url),
+            timeout=_CONNECT_S,
+            server_settings={**_SETTINGS, "lock_timeout": str(lock_ms)},
         )
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         raise failure(f"connect to the directory {shown(url)}", error) from None

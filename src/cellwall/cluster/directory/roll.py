@@ -60,9 +60,12 @@ RETURNING true
 """  # noqa: S608 - of constants
 _GIVEN_BACK = """
 WITH gone AS (DELETE FROM directory.sandboxes WHERE node = $1 RETURNING tenant),
-     sums AS (SELECT tenant, count(*) AS number FROM gone GROUP BY tenant)
-UPDATE directory.tenants AS t SET sandboxes = t.sandboxes - sums.number
-FROM sums WHERE t.tenant = sums.tenant
+     sums AS (SELECT tenant, count(*) AS number FROM gone GROUP BY tenant),
+     locked AS (
+       SELECT t.tenant, sums.number FROM directory.tenants AS t JOIN sums USING (tenant)
+       ORDER BY t.tenant FOR UPDATE OF t)
+UPDATE directory.tenants AS t SET sandboxes = t.sandboxes - locked.number
+FROM locked WHERE t.tenant = locked.tenant
 """
 
 
