@@ -374,7 +374,12 @@ def test_claim_is_over_after_a_day(url: str, postgres: Postgres) -> None:
             assert await claims.claim("t", "k", second) == second
             await asyncio.to_thread(postgres.sql, f"{age} WHERE key = 'k'", name_of(url))
             assert await claims.sweep() == 1
-            assert (await claims.claim("t", "kept", second)).offered == "o3"
+            kept = await claims.claim("t", "kept", second)
+            assert (kept.offered, kept.age_s < 60) == ("o3", True)
+            hour = "UPDATE directory.replays SET made_at = made_at - interval '1 hour'"
+            await asyncio.to_thread(postgres.sql, hour, name_of(url))
+            kept = await claims.claim("t", "kept", second)
+            assert (kept.offered, kept.age_s > 3600) == ("o3", True)
 
     asyncio.run(run())
 

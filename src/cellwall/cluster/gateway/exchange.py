@@ -38,6 +38,7 @@ _TRIES = 3
 _PROGRAM = "/execute"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
+_IDEMPOTENCY = b"idempotency-key"
 _SANDBOXES = "/sandboxes"
 _COPYING = frozenset({"fork", "restore"})
 """Ends of paths at which sandboxes are made of others."""
@@ -321,12 +322,19 @@ class Exchange:
             await doubt.until_heard()
         elif await self._gave_up(use, offered):
             return True
-        if await doubt.has_begun(offered):
+        if await doubt.has_begun(offered, self._named(), use.age_s):
             if end == "full":
                 return False
             raise doubt.broken()
         await self._gave_up(use, offered, is_settled=True)
         return True
+
+    def _named(self) -> Headers:
+        """Return what names the caller and its idempotency key to a node, if it has one."""
+        key = self._head.first(_IDEMPOTENCY)
+        if self._caller is None or not key:
+            return []
+        return [*self._caller.said, (_IDEMPOTENCY, key.encode("latin-1"))]
 
     async def _gave_up(self, use: Use, offered: str, *, is_settled: bool = False) -> bool:
         """Report whether nothing can have begun under an id, after giving back what it had."""

@@ -50,7 +50,7 @@ class Offers:
                 "/node/ids/{offered}",
                 self._settle,
                 "Whether anything began under an id, for gateways",
-                {200: Answer("Whether it did; if not, it never will.")},
+                {200: Answer("Whether it did, and is kept; if not, it never will.")},
                 access="public",
                 tags=("server",),
             ),
@@ -58,17 +58,33 @@ class Offers:
 
     async def _settle(self, request: Request) -> None:
         offered = request.params["offered"]
-        is_known = await self._is_known(request, offered)
-        await request.answer({"has_begun": is_known})
+        is_kept, has_begun = await self._look(request, offered)
+        if not has_begun:  # nothing was awaited since the last look
+            self._refuse(offered)
+        await request.answer(
+            {
+                "has_begun": has_begun,
+                "is_gone": has_begun and not is_kept,
+                "knows_s": request.state.replays.known_s,
+            }
+        )
 
-    async def _is_known(self, request: Request, offered: str) -> bool:
-        """Report whether an id is known; if not, it is refused before anything is awaited again."""
-        state = request.state
-        is_stored = await state.ledger.find(offered) is not None
-        is_here = state.executions.has(offered) or state.sandboxes.has(offered)
-        if is_stored or is_here or offered in self._under_way.values():
-            return True
+    async def _look(self, request: Request, offered: str) -> tuple[bool, bool]:
+        """Report whether what an id stands for is kept, and whether it has ever begun.
+
+        What has ended is kept for some minutes (`retention_s`), an idempotency key for a day: where
+        the gateway names it, the key says what it made.
+        """
+        state, key = request.state, request.headers.get("idempotency-key", "")
+        is_kept = await state.ledger.find(offered) is not None
+        has_begun = False
+        if key and request.principal is not None:
+            has_begun = await state.replays.made(request.owner, key, offered)
+        is_kept |= state.executions.has(offered) or state.sandboxes.has(offered)
+        is_kept |= offered in self._under_way.values()
+        return is_kept, has_begun or is_kept
+
+    def _refuse(self, offered: str) -> None:
         self._refused[offered] = None
         if len(self._refused) > _MOST:
             self._refused.popitem(last=False)
-        return False
