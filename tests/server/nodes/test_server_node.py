@@ -17,11 +17,14 @@ import pytest
 
 from cellwall.apps.serve import opened
 from cellwall.apps.settings_loader import load
+from cellwall.cluster.node.offers import Offers
 from cellwall.model.ids import new_id, node_of
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from cellwall.server.app import create_app
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.auth.tokens import node_of_token
+from cellwall.server.core.times import steady
+from cellwall.server.executions.idempotency import Replays
 from cellwall.server.http.face import OwnFace
 from kit.images import registry
 from kit.images.archives import layer, small_root
@@ -189,6 +192,54 @@ def test_offered_ids_are_taken_from_the_trusted_listener_once(tmp_path: Path) ->
             assert (await client.delete(sandbox)).json()["message"] == "deleted"
 
     served(tmp_path, work, node=NODE)
+
+
+def test_id_whose_object_is_no_longer_kept_is_known_by_its_key(tmp_path: Path) -> None:
+    async def work(state: State) -> None:
+        assert state.store is not None
+        app = create_app(state, Offers().endpoints, Trusted(state.tokens))
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app),
+            base_url="http://localhost",
+            headers={"X-API-Key": ALICE, "Accept": "application/json"},
+        ) as client:
+            offered, key = new_id(NODE), {"idempotency-key": "k1"}
+            body, headers = {"code": "1"}, {OFFER: offered, **key}
+            made = await client.post("/execute", json=body, headers=headers)
+            assert made.json()["execution_id"] == offered, made.text
+            settled = (await client.get(f"/node/ids/{offered}")).json()
+            assert (settled["has_begun"], settled["is_gone"]) == (True, False)
+            while state.executions.has(offered):
+                state.executions.expire()
+            await state.store.expire(steady() - state.settings.retention_s)
+            state.replays = Replays(state.store)  # what memory has is of no matter
+            found = [
+                (await client.get(f"/node/ids/{each}", headers=named)).json()
+                for each, named in ((offered, key), (new_id(NODE), key), (offered, {}))
+            ]
+            shown = [(each["has_begun"], each["is_gone"]) for each in found]
+            assert shown == [(True, True), (False, False), (False, False)]
+            assert found[0]["knows_s"] == 86_400
+            again = await client.post("/execute", json=body, headers=key)
+            assert error_of(again)["code"] == "gone"  # what a server alone says
+
+    served(tmp_path, work, node=NODE, retention_s=0.01)
+
+
+def test_server_without_a_store_knows_keys_since_it_began(tmp_path: Path) -> None:
+    async def work(state: State) -> None:
+        assert state.store is None
+        before = state.replays.known_s
+        assert 0 <= before < 60
+        client = client_of(state, is_trusted=True)
+        offered, key = new_id(NODE), {"idempotency-key": "k1"}
+        await client.post("/execute", json={"code": "1"}, headers={OFFER: offered, **key})
+        owner = next(iter(state.replays._uses))[0]
+        assert await state.replays.made(owner, "k1", offered)
+        assert not await state.replays.made(owner, "k2", offered)
+        assert state.replays.known_s > before
+
+    served(tmp_path, work, node=NODE, store="none")
 
 
 def test_parked_sandbox_gets_the_offered_id(tmp_path: Path) -> None:

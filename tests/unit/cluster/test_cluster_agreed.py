@@ -20,7 +20,7 @@ from cellwall.cluster.gateway.settings import GatewaySettings
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model.errors import NodeLost, NodeUnreachable, QuotaExceeded
-from cellwall.store.records.errors import StoreBusy
+from cellwall.store.records.errors import StoreBroken, StoreBusy
 from cellwall.surface.shared.tasks import Tasks
 from kit.cluster.directories import directory, name_of
 from kit.postgres_server import Postgres, programs, running
@@ -70,7 +70,11 @@ def test_node_is_told_of_beats_that_the_directory_knows_and_of_all_while_it_is_a
         roll = Roll(url, "g1", book.lost_after_s, fresh_s(FENCE_S))
         losses = Losses(book, roll, FENCE_S, 0.1)
         book.answered(node, _told("aaaa", "100"), 0.0)
-        assert book.beat(node) == "100"  # alone until the directory has answered
+        assert book.beat(node) == ""
+        await asyncio.to_thread(own.stop, signal.SIGINT)
+        assert not await losses.agree()
+        assert book.beat(node) == ""  # no gateway would wait for one that never entered
+        own.start()
         await losses.begin()
         assert book.beat(node) == "100"
         book.answered(node, _told("aaaa", "200"), 1.0)
@@ -87,6 +91,29 @@ def test_node_is_told_of_beats_that_the_directory_knows_and_of_all_while_it_is_a
         book.answered(node, _told("aaaa", "400"), 3.0)
         assert book.beat(node) == "300"
         await roll.leave()
+
+    asyncio.run(run())
+
+
+def test_gateway_whose_name_is_taken_tells_no_node_anything_new(postgres: Postgres) -> None:
+    url = directory(postgres)
+
+    async def run() -> None:
+        book = _book()
+        node = book.nodes[0]
+        roll, other = (Roll(url, "g1", 5.0, fresh_s(FENCE_S)) for _ in range(2))
+        losses = Losses(book, roll, FENCE_S, 0.1)
+        book.answered(node, _told("aaaa", "100"), 0.0)
+        await losses.begin()
+        roll.drop()
+        await other.note([])
+        book.is_alone = True  # the directory was away in between
+        book.answered(node, _told("aaaa", "200"), 1.0)
+        assert book.beat(node) == "200"
+        await losses.run(lambda: None)
+        assert book.beat(node) == "100"
+        for each in (roll, other):
+            await each.leave()
 
     asyncio.run(run())
 
@@ -246,6 +273,51 @@ def test_share_of_a_dead_gateway_is_taken_once_its_lease_is_over(postgres: Postg
             assert await living.take("t", RUNNING)
         assert not await living.take("t", RUNNING)
         await tasks.cancel()
+
+    asyncio.run(run())
+
+
+def test_programs_that_wait_hear_what_is_wrong_with_the_directory(postgres: Postgres) -> None:
+    url = directory(postgres)
+    rename = "ALTER TABLE directory.{} RENAME TO {}"
+
+    async def run() -> None:
+        async with _two(url) as (place, _):
+            await asyncio.to_thread(postgres.sql, rename.format("shares", "away"), name_of(url))
+            async with asyncio.timeout(10):
+                waiting = [_entered(place) for _ in range(3)]
+                failed = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(each) for each in failed] == [StoreBroken] * 3
+            await asyncio.to_thread(postgres.sql, rename.format("away", "shares"), name_of(url))
+            async with asyncio.timeout(10):
+                await _entered(place)
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(60)
+def test_programs_that_go_on_after_a_lease_was_over_count_again(postgres: Postgres) -> None:
+    url = directory(postgres)
+    reaped = "DELETE FROM directory.shares; UPDATE directory.tenants SET running = 0"
+    counted = "SELECT running FROM directory.tenants"
+
+    async def run() -> None:
+        async with _two(url) as both, contextlib.AsyncExitStack() as stack:
+            for _ in range(RUNNING):
+                await stack.enter_async_context(both[0].place("t"))
+            await asyncio.to_thread(postgres.sql, reaped, name_of(url))
+            async with asyncio.timeout(20):
+                while (
+                    await asyncio.to_thread(postgres.sql, counted, name_of(url)) != f"{RUNNING}\n"
+                ):
+                    pass
+            other = asyncio.get_running_loop().create_task(_entered(both[1]))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await asyncio.shield(other)
+            await stack.aclose()
+            async with asyncio.timeout(10):
+                await other
 
     asyncio.run(run())
 

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.gateway.agreed.copies import copies_in
+from cellwall.cluster.gateway.agreed.running import Running
 from cellwall.cluster.gateway.book import Book, Node, Told
 from cellwall.cluster.gateway.callers import check_token
 from cellwall.cluster.gateway.gateway import Gateway
@@ -18,6 +20,7 @@ from cellwall.cluster.gateway.routing import way_of
 from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.heads import RequestHead
 from cellwall.cluster.gateway.wire.links import Address, Links
+from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model.errors import UsageError
 from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
 from cellwall.server.auth.tokens import TokenRefused, Tokens
@@ -167,6 +170,39 @@ def test_defect_of_the_gateway_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
             assert said.startswith(b"HTTP/1.1 500 ")
             assert b'"code":"internal"' in said
             assert b"/some/path" not in said
+
+    asyncio.run(run())
+
+
+class _Full(Shares):
+    """Others have all of the quota."""
+
+    def __init__(self) -> None:
+        """Without a directory."""
+        self.asked = asyncio.Event()
+
+    async def take(self, tenant: str, most: int) -> bool:
+        self.asked.set()
+        return False
+
+
+def test_request_whose_client_left_waits_for_no_place() -> None:
+    async def run() -> None:
+        async with _gateway(_silent) as (made, port):
+            tenants = Tenants({"default": Quotas(running=1, queued=1)})
+            shares = _Full()
+            made.running = Running(shares, tenants, made.tasks)
+            head = (
+                f"POST /execute HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
+                "connection: close\r\ncontent-length: 2\r\n\r\n{}"
+            ).encode()
+            async with asyncio.timeout(10):
+                _, writer = await asyncio.open_connection(HOST, port)
+                writer.write(head)
+                await shares.asked.wait()
+                assert b" 429 " in await _asked(port, head)  # the control: it is in the line
+                writer.close()
+                await made.tasks.wait_empty()
 
     asyncio.run(run())
 

@@ -15,9 +15,12 @@ from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.roll import NameTaken, Roll
 from cellwall.cluster.directory.schema import VERSION, check_version, init
 from cellwall.cluster.directory.sums import Sums
+from cellwall.cluster.gateway.agreed.losses import Losses
+from cellwall.cluster.gateway.book import Book, Node
+from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.store.records.errors import StoreBroken, StoreBusy
-from kit.cluster.directories import ROLE, as_role, directory, name_of
+from kit.cluster.directories import ROLE, as_role, directory, name_of, stop
 from kit.postgres_server import Postgres, programs, running
 
 LOST_AFTER_S = 0.3
@@ -182,6 +185,45 @@ def test_need_that_cannot_be_met_fails_alone(url: str) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.timeout(60)
+def test_row_that_another_holds_delays_no_others(url: str) -> None:
+    async def run() -> None:
+        holder = await connected(url)
+        async with _commits(url) as commits:
+            sums = Sums(commits)
+            assert await sums.reserve("held", "first", "aaaa", 99)
+            await holder.execute("BEGIN; UPDATE directory.tenants SET running = 0")
+            asked = [sums.reserve("held", f"h{number}", "aaaa", 99) for number in range(20)]
+            asked += [sums.reserve("t", f"t{number}", "aaaa", 99) for number in range(20)]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(each) for each in found[:20]] == [StoreBusy] * 20
+            assert found[20:] == [True] * 20
+            await holder.execute("ROLLBACK")
+            assert await sums.reserve("held", "h0", "aaaa", 99)
+        await holder.close()
+
+    asyncio.run(run())
+
+
+def test_server_that_only_reads_is_away_and_its_connection_is_replaced(
+    url: str, postgres: Postgres
+) -> None:
+    reads = f"ALTER DATABASE {name_of(url)} SET default_transaction_read_only = "
+
+    async def run() -> None:
+        await asyncio.to_thread(postgres.sql, f"{reads} on")
+        async with _commits(url) as commits:
+            claims, wanted = Claims(commits), Claim(b"", "aaaa", "o")
+            with pytest.raises(StoreBusy):
+                await claims.claim("t", "k", wanted)
+            await asyncio.to_thread(postgres.sql, f"{reads} off")
+            async with asyncio.timeout(10):
+                await commits.wait_there()
+                assert await claims.claim("t", "k", wanted) == wanted
+
+    asyncio.run(run())
+
+
 @pytest.mark.timeout(120)
 def test_crash_of_the_server_refuses_at_once_and_what_was_answered_stays(own: Postgres) -> None:
     url = directory(own)
@@ -200,6 +242,82 @@ def test_crash_of_the_server_refuses_at_once_and_what_was_answered_stays(own: Po
                 for number in range(round_ + 1):
                     again = await claims.claim("t", f"k{number}", Claim(b"", "bbbb", "new"))
                     assert again == Claim(b"d", "aaaa", f"o{number}")
+
+    asyncio.run(run())
+
+
+_WAITS = """
+SELECT count(*) > 0 FROM pg_stat_activity
+WHERE wait_event_type = 'Lock' AND application_name = 'cellwall-gateway'
+"""
+
+
+@contextlib.asynccontextmanager
+async def _stopped(server: Postgres, url: str, lock: str) -> AsyncIterator[None]:
+    """Stop a server while a transaction of the block waits for the row that `lock` locks."""
+    watch, holder = await connected(url), await connected(url)
+
+    async def stop_it() -> None:
+        while not await watch.fetchval(_WAITS):
+            pass
+        stop(server, signal.SIGSTOP)
+
+    try:
+        await holder.execute(f"BEGIN; {lock}")
+        stopping = asyncio.get_running_loop().create_task(stop_it())
+        try:
+            yield
+            assert stopping.done()  # the block was answered while the server stood still
+            await stopping
+        finally:
+            stopping.cancel()
+            stop(server, signal.SIGCONT)
+    finally:
+        for each in (watch, holder):
+            each.terminate()
+
+
+@pytest.mark.timeout(60)
+def test_server_that_stops_within_a_transaction_is_away_in_time(own: Postgres) -> None:
+    url = directory(own)
+
+    async def run() -> None:
+        async with _commits(url) as commits:
+            claims, sums = Claims(commits), Sums(commits)
+            assert await sums.reserve("t", "s1", "aaaa", 9)
+            async with _stopped(own, url, "UPDATE directory.tenants SET running = 0"):
+                async with asyncio.timeout(10):
+                    failed = await asyncio.gather(
+                        claims.claim("t", "k", Claim(b"", "aaaa", "o")),
+                        sums.reserve("t", "s2", "aaaa", 9),  # another kind: a transaction
+                        return_exceptions=True,
+                    )
+                assert [type(each) for each in failed] == [StoreBusy, StoreBusy]
+                with pytest.raises(StoreBusy):
+                    await sums.of("t")
+            async with asyncio.timeout(10):
+                await commits.wait_there()
+                assert await sums.reserve("t", "s2", "aaaa", 9)
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(60)
+def test_server_that_stops_while_a_gateway_notes_is_away_in_time(own: Postgres) -> None:
+    url = directory(own)
+    lock = "UPDATE directory.gateways SET seen_at = seen_at"
+
+    async def run() -> None:
+        book = Book(5.0, [Node(Links(Address("127.0.0.1", 1), None))])
+        roll = _roll(url, "g1")
+        losses = Losses(book, roll, 2.0, 0.1)
+        assert await losses.agree()
+        async with _stopped(own, url, lock), asyncio.timeout(10):
+            assert not await losses.agree()
+            assert book.is_alone
+        assert await losses.agree()
+        async with _stopped(own, url, lock), asyncio.timeout(10):
+            await roll.leave()
 
     asyncio.run(run())
 
@@ -256,7 +374,12 @@ def test_claim_is_over_after_a_day(url: str, postgres: Postgres) -> None:
             assert await claims.claim("t", "k", second) == second
             await asyncio.to_thread(postgres.sql, f"{age} WHERE key = 'k'", name_of(url))
             assert await claims.sweep() == 1
-            assert (await claims.claim("t", "kept", second)).offered == "o3"
+            kept = await claims.claim("t", "kept", second)
+            assert (kept.offered, kept.age_s < 60) == ("o3", True)
+            hour = "UPDATE directory.replays SET made_at = made_at - interval '1 hour'"
+            await asyncio.to_thread(postgres.sql, hour, name_of(url))
+            kept = await claims.claim("t", "kept", second)
+            assert (kept.offered, kept.age_s > 3600) == ("o3", True)
 
     asyncio.run(run())
 
@@ -309,6 +432,33 @@ def test_sandboxes_of_a_lost_node_are_given_back_with_its_loss(url: str) -> None
             assert await sums.reserve("t", "last", "bbbb", 3)
             assert not await sums.reserve("t", "one", "bbbb", 3)
             await roll.leave()
+
+    asyncio.run(run())
+
+
+def test_loss_of_a_node_locks_tenants_in_their_order(url: str) -> None:
+    held = "SELECT running FROM directory.tenants WHERE tenant = 'a' FOR UPDATE"
+    free = "SELECT running FROM directory.tenants WHERE tenant = 'b' FOR UPDATE NOWAIT"
+
+    async def run() -> None:
+        holder, watch = await connected(url), await connected(url)
+        async with _commits(url) as commits:
+            sums, roll = Sums(commits), _roll(url, "g1")
+            await roll.note([("aaaa", "h:1")])
+            for tenant in ("b", "a"):
+                assert await sums.reserve(tenant, f"of-{tenant}", "aaaa", 3)
+            await _overdue(roll, "aaaa")
+            await holder.execute(f"BEGIN; {held}")
+            declaring = asyncio.get_running_loop().create_task(roll.declare("aaaa"))
+            while not await watch.fetchval(_WAITS):
+                pass
+            assert await watch.fetchval(free) == 0
+            await holder.execute("ROLLBACK")
+            assert await declaring == ""
+            assert [await sums.of(tenant) for tenant in ("a", "b")] == [[], []]
+            await roll.leave()
+        for each in (holder, watch):
+            await each.close()
 
     asyncio.run(run())
 

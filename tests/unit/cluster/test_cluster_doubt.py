@@ -37,7 +37,7 @@ async def _ended(said: dict[str, bool], generation: str) -> CellwallError:
         book.answered(node, _told("g1"), 0.0)
         doubt = Doubt(book, node)
         book.answered(node, _told(generation), 1.0)
-        assert await doubt.has_begun("aaaa" + "x" * 26)
+        assert await doubt.has_begun("aaaa" + "x" * 26, [], 0.0)
         node.links.cut()
         return doubt.broken()
 

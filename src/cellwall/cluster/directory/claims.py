@@ -6,7 +6,8 @@ after it is certain that nothing began, or ever will, under that id.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cellwall.cluster.directory.group_commit import Statement
 
@@ -29,7 +30,7 @@ ON CONFLICT (tenant, key) DO UPDATE SET
     SELECT r.digest, r.node, r.offered, r.repeats + 1, r.made_at
     WHERE r.made_at >= clock_timestamp() - {_KEPT}
     LIMIT 1)
-RETURNING digest, node, offered
+RETURNING digest, node, offered, extract(epoch FROM clock_timestamp() - made_at)::float8
 """,  # noqa: S608 - of constants
 )
 _RELEASE = Statement(
@@ -57,7 +58,8 @@ SELECT count(*) FROM gone
 )
 
 
-class Claim(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Claim:
     """Where a key's request goes."""
 
     digest: bytes
@@ -65,6 +67,8 @@ class Claim(NamedTuple):
     node: str
     offered: str
     """The id under which it is asked for."""
+    age_s: float = field(default=0.0, compare=False)
+    """Seconds since it was made, when it was asked for."""
 
 
 class Claims:
@@ -80,7 +84,7 @@ class Claims:
         Raises StoreBusy while the directory is away; the claim may hold then.
         """
         row = await self._commits.do(CLAIM, tenant, key, wanted.digest, wanted.node, wanted.offered)
-        return Claim(row["digest"], row["node"], row["offered"])
+        return Claim(*row)
 
     async def release(self, tenant: str, key: str, offered: str, *, is_settled: bool) -> bool:
         """Give a claim up, if it is still that of the id `offered`; report whether that was done.

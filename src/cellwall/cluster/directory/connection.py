@@ -7,7 +7,10 @@ error shows the password.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,16 +25,17 @@ _SETTINGS = {
     "application_name": "cellwall-gateway",
     "synchronous_commit": "on",
     # milliseconds
-    "lock_timeout": "2000",
     "statement_timeout": "10000",
-    "idle_in_transaction_session_timeout": "10000",
+    "idle_in_transaction_session_timeout": "3000",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
 _THERE_IS_ONE = "23505"
-_AWAY = ("08", "57", "53", "40", "55")
-"""Classes of SQLSTATE that pass by themselves: no connection, a stop, no room, locks."""
+_READ_ONLY = "25006"
+_AWAY = ("08", "57", "53", "40", "55", _READ_ONLY)
+"""SQLSTATE, or classes of it, that pass by themselves: no connection, a stop, no room, locks; a
+server that another has replaced."""
 
 
 def shown(url: str) -> str:
@@ -58,16 +62,45 @@ def check_url(url: str) -> str:
     return f"postgresql://{rest}"
 
 
-async def connected(url: str) -> Connection:
-    """Return a connection. Raises StoreBusy if the server is away, or what `failure` says."""
+async def connected(url: str, lock_ms: int = 1000) -> Connection:
+    """Return a connection, whose statements wait for others' locks for `lock_ms` milliseconds.
+
+    Raises StoreBusy if the server is away, or what `failure` says.
+    """
     import asyncpg
 
     try:
         return await asyncpg.connect(
-            check_url(url), timeout=_CONNECT_S, server_settings=dict(_SETTINGS)
+            check_url(url),
+            timeout=_CONNECT_S,
+            server_settings={**_SETTINGS, "lock_timeout": str(lock_ms)},
         )
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         raise failure(f"connect to the directory {shown(url)}", error) from None
+
+
+@contextlib.asynccontextmanager
+async def within(limit_s: float, cut: Callable[[], object]) -> AsyncIterator[None]:
+    """End a block after a time; raises then what its connection says, or TimeoutError.
+
+    `cut` ends the block's connection at once. A cancellation alone would not end the block: in a
+    transaction the driver asks the server to stop and to roll back, and waits for a server that
+    says nothing.
+    """
+    timer = asyncio.get_running_loop().call_later(limit_s, cut)
+    try:
+        async with asyncio.timeout(limit_s):  # what has no connection yet
+            yield
+    finally:
+        timer.cancel()
+
+
+def is_over(connection: Connection, error: Exception) -> bool:
+    """Report whether another connection is needed after an error.
+
+    A server that only reads was replaced by another one, which has the address by now or will.
+    """
+    return connection.is_closed() or getattr(error, "sqlstate", None) == _READ_ONLY
 
 
 def failure(step: str, error: Exception) -> CellwallError:

@@ -12,7 +12,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.cluster.directory.connection import away, connected, failure
+from cellwall.cluster.directory.connection import away, connected, failure, is_over, within
+from cellwall.store.records.errors import StoreBusy
 
 if TYPE_CHECKING:
     from cellwall.cluster.directory.connection import Connection
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _MOST = 500
 """Needs in one transaction."""
 _COMMIT_S = 2.0
+_LOCK_MS = 300
+"""Much less than `_COMMIT_S`: after one row that another holds there is time for the others."""
 _AGAIN_S = 0.5
 _log = logging.getLogger("cellwall.gateway")
 
@@ -75,7 +78,7 @@ class GroupCommit:
         """Commit for ever, over one connection after the other."""
         while True:
             try:
-                self._connection = await connected(self._url)
+                self._connection = await connected(self._url, _LOCK_MS)
                 self._connection.add_termination_listener(self._wake)
                 self._there.set()
                 await self._commit_all()
@@ -105,7 +108,7 @@ class GroupCommit:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
                 try:
-                    async with asyncio.timeout(_COMMIT_S):
+                    async with within(_COMMIT_S, self._connection.terminate):
                         await self._commit(batch)
                 except BaseException:
                     _refuse(batch)
@@ -118,17 +121,27 @@ class GroupCommit:
         try:
             found = await self._together(batch)
         except asyncpg.PostgresError as error:
-            if self._connection.is_closed():
+            if is_over(self._connection, error):
                 raise
             if len(batch) > 1:
-                for need in batch:
-                    await self._commit([need])
+                await self._one_by_one(batch)
             elif not batch[0].done.done():
                 batch[0].done.set_exception(failure(batch[0].statement.step, error))
             return
         for need, row in found:
             if not need.done.done():
                 need.done.set_result(row)
+
+    async def _one_by_one(self, batch: list[_Need]) -> None:
+        """Commit each need for itself; where a tenant's row is locked, only one waits for it."""
+        locked: set[Any] = set()
+        for need in batch:
+            if need.values[0] in locked:
+                _refuse([need])
+                continue
+            await self._commit([need])
+            if not need.done.cancelled() and isinstance(need.done.exception(), StoreBusy):
+                locked.add(need.values[0])
 
     async def _together(self, batch: list[_Need]) -> list[tuple[_Need, Any]]:
         kinds: dict[Statement, list[_Need]] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.cluster.directory.connection import connected, shown
+from cellwall.cluster.directory.connection import connected, shown, within
 from cellwall.cluster.directory.schema import check_version
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import new_id
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _SILENT_S = 600.0
 """A gateway that stopped noting anything without leaving may still be heard by nodes: for so long
 no loss is told. Afterwards it is taken for dead."""
+_LEAVE_S = 2.0
 _ENTER = """
 INSERT INTO directory.gateways (name, run, seen_at) VALUES ($1, $2, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET run = excluded.run, seen_at = excluded.seen_at
@@ -59,9 +60,12 @@ RETURNING true
 """  # noqa: S608 - of constants
 _GIVEN_BACK = """
 WITH gone AS (DELETE FROM directory.sandboxes WHERE node = $1 RETURNING tenant),
-     sums AS (SELECT tenant, count(*) AS number FROM gone GROUP BY tenant)
-UPDATE directory.tenants AS t SET sandboxes = t.sandboxes - sums.number
-FROM sums WHERE t.tenant = sums.tenant
+     sums AS (SELECT tenant, count(*) AS number FROM gone GROUP BY tenant),
+     locked AS (
+       SELECT t.tenant, sums.number FROM directory.tenants AS t JOIN sums USING (tenant)
+       ORDER BY t.tenant FOR UPDATE OF t)
+UPDATE directory.tenants AS t SET sandboxes = t.sandboxes - locked.number
+FROM locked WHERE t.tenant = locked.tenant
 """
 
 
@@ -145,8 +149,9 @@ class Roll:
     async def leave(self) -> None:
         """Say that this gateway hears no node any more, and close. Raises nothing."""
         with contextlib.suppress(Exception):
-            connection = await self._connected()
-            await connection.execute(_LEAVE, self.name, self._run)
+            async with within(_LEAVE_S, self.drop):
+                connection = await self._connected()
+                await connection.execute(_LEAVE, self.name, self._run)
         self.drop()
 
     def drop(self) -> None:
@@ -157,6 +162,7 @@ class Roll:
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connected(self._url)
-            await check_version(self._connection, shown(self._url))
+            self._connection = connection = await connected(self._url)
+            await check_version(connection, shown(self._url))
+            return connection
         return self._connection

@@ -136,7 +136,8 @@ class Book:
     has_directory: bool = False
     """Whether gateways agree on losses (`agreed.losses`): this one alone tells none."""
     is_alone: bool = True
-    """Whether no directory answers, so that nodes are told at once that they were heard."""
+    """Whether nodes are told at once that they were heard: there is no directory, or the one in
+    which this gateway is noted does not answer."""
     known: frozenset[str] = frozenset()
     """Names of nodes in the directory that are not lost; some may be out of this one's reach."""
     gateway: str = field(default_factory=new_id)

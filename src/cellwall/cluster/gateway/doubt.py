@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from cellwall.cluster.gateway.book import lost
 from cellwall.cluster.gateway.wire.asking import ask
 from cellwall.model.errors import CellwallError, Interrupted, NodeUnreachable
+from cellwall.server.executions.idempotency import gone
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.wire.heads import Headers
 
 _IDS = b"/node/ids/"
 _ASK_S = 2.0
@@ -69,19 +71,25 @@ class Doubt:
         told = self._node.told
         return told is None or told.generation != self._generation
 
-    async def has_begun(self, offered: str) -> bool:
+    async def has_begun(self, offered: str, named: Headers, age_s: float) -> bool:
         """Report whether anything began, or may yet, under the id that was offered to the node.
 
-        Of what did not the node has refused the id. Raises NodeUnreachable if it does not say.
+        `named`: the caller and the idempotency key, if there is one; the id was first offered
+        `age_s` seconds ago. Of what did not begin the node has refused the id. Raises HttpError if
+        the node keeps it no longer, or cannot remember; NodeUnreachable if it does not say.
         """
         try:
             async with asyncio.timeout(_ASK_S):
-                answer = await ask(self._node.links, _IDS + offered.encode(), [])
-            said = json.loads(answer.body)
-            self._goes_on = bool(said.get("goes_on", False))
-            return bool(said["has_begun"])
+                answer = await ask(self._node.links, _IDS + offered.encode(), named)
+            facts = json.loads(answer.body)
+            has_begun, is_gone = bool(facts["has_begun"]), bool(facts.get("is_gone"))
+            knows_s = float(facts.get("knows_s", 0.0))  # an older node does not say
+            self._goes_on = bool(facts.get("goes_on"))
         except (OSError, ValueError, KeyError):
             raise self._unknown() from None
+        if is_gone or (not has_begun and age_s > knows_s):
+            raise gone()
+        return has_begun
 
     def broken(self) -> CellwallError:
         """Return the error for what had begun, or may have."""

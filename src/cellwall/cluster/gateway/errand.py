@@ -80,6 +80,6 @@ async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | 
         node.links.give_back(link)
         node.in_flight -= 1
     await doubt.until_heard()
-    if await doubt.has_begun(offered):
+    if await doubt.has_begun(offered, [], 0.0):
         raise doubt.broken()
     return None

@@ -41,6 +41,7 @@ _TRIES = 3
 _PROGRAM = "/execute"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
+_IDEMPOTENCY = b"idempotency-key"
 _SANDBOXES = "/sandboxes"
 _COPYING = re.compile(r"/sandboxes/[^/]+/(fork)|/snapshots/[^/]+/(restore)")
 """Paths at which sandboxes are made of others, as a node reads them."""
@@ -74,6 +75,8 @@ class Exchange:
         self._waits = head.first(b"expect").lower() == "100-continue"
         self._passage: Passage | None = None
         self._turn: Turn | None = None
+        self._in_line: asyncio.Task[None] | None = None
+        """The task of `run` while it waits for a place."""
         self._status = 0
         """Status of the answer that was passed on; 0: none was."""
         self._own_status = 0
@@ -138,6 +141,8 @@ class Exchange:
         """End what the client had asked for."""
         self._is_gone = True
         self._tell()
+        if self._in_line is not None:
+            self._in_line.cancel()
         if self._turn is not None:
             self._turn.leave()
         if self._passage is not None:
@@ -149,7 +154,9 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
+                self._in_line = asyncio.current_task()
                 async with self._place():
+                    self._in_line = None
                     await self._in_turn()
             else:
                 async with await self._copies():
@@ -167,7 +174,7 @@ class Exchange:
 
     def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold a place for a program; a sandbox needs none."""
-        if self._caller is None or self._way.path == _SANDBOXES:
+        if self._caller is None or self._way.path == _SANDBOXES or self._is_gone:
             return contextlib.nullcontext()
         return self._gateway.place(self._caller.principal.tenant)
 
@@ -329,11 +336,18 @@ class Exchange:
             await doubt.until_heard()
         elif await self._gave_up(use, offered):
             return True
-        if await doubt.has_begun(offered):
+        if await doubt.has_begun(offered, self._named(), use.age_s):
             if end == "full":
                 return False
             raise doubt.broken()
         return await self._gave_up(use, offered, is_settled=True)
+
+    def _named(self) -> Headers:
+        """Return what names the caller and its idempotency key to a node, if it has one."""
+        key = self._head.first(_IDEMPOTENCY)
+        if self._caller is None or not key:
+            return []
+        return [*self._caller.said, (_IDEMPOTENCY, key.encode("latin-1"))]
 
     async def _gave_up(self, use: Use, offered: str, *, is_settled: bool = False) -> bool:
         """Report whether nothing can have begun under an id, after giving back what it had."""

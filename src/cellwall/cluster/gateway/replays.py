@@ -31,6 +31,10 @@ class Use(Protocol):
     is_first: bool
     """Whether no other request with the key came before, as far as that is known."""
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the id was first offered to its node."""
+
     def take_body(self, pieces: list[bytes] | None) -> None:
         """Take the whole body; None: it is longer than what is kept."""
 
@@ -105,7 +109,7 @@ class Replays:
 class _NoKey:
     """The use of no key."""
 
-    node = ""
+    node, age_s = "", 0.0
     wants_body = may_move = False
     is_first = True
 
@@ -135,6 +139,7 @@ class _InMemory:
     """
 
     wants_body = may_move = False
+    age_s = 0.0
 
     def __init__(self, replays: Replays, tenant: str, key: str, now_s: float) -> None:
         self._replays = replays

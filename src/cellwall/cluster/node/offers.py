@@ -7,7 +7,7 @@ node has said that it did not begin never begins afterwards, however late its re
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from cellwall.server.core.errors import HttpError
@@ -55,7 +55,7 @@ class Offers:
                 "/node/ids/{offered}",
                 self._settle,
                 "Whether anything began under an id, for gateways",
-                {200: Answer("Whether it did, if not never will; and whether it goes on.")},
+                {200: Answer("Whether it did, is kept, and goes on; if not, it never will.")},
                 access="public",
                 tags=("server",),
             ),
@@ -63,20 +63,46 @@ class Offers:
 
     async def _settle(self, request: Request) -> None:
         offered = request.params["offered"]
-        row = await request.state.ledger.find(offered)
-        is_known = row is not None or self._is_known(request, offered)
-        await request.answer({"has_begun": is_known, "goes_on": goes_on(row)})
+        found = await self._look(request, offered)
+        if not found.has_begun:  # nothing was awaited since the last look
+            self._refuse(offered)
+        await request.answer(
+            {
+                "has_begun": found.has_begun,
+                "is_gone": found.has_begun and not found.is_kept,
+                "goes_on": found.goes_on,
+                "knows_s": request.state.replays.known_s,
+            }
+        )
 
-    def _is_known(self, request: Request, offered: str) -> bool:
-        """Report whether an id is known that is not on disk; if not, it is refused at once."""
-        state = request.state
-        is_here = state.executions.has(offered) or state.sandboxes.has(offered)
-        if is_here or offered in self._under_way.values():
-            return True
+    async def _look(self, request: Request, offered: str) -> _Found:
+        """Return what the node knows of an id.
+
+        What has ended is kept for some minutes (`retention_s`), an idempotency key for a day: where
+        the gateway names it, the key says what it made.
+        """
+        state, key = request.state, request.headers.get("idempotency-key", "")
+        row = await state.ledger.find(offered)
+        has_begun = False
+        if key and request.principal is not None:
+            has_begun = await state.replays.made(request.owner, key, offered)
+        is_kept = row is not None or state.executions.has(offered) or state.sandboxes.has(offered)
+        is_kept |= offered in self._under_way.values()
+        return _Found(has_begun or is_kept, is_kept, goes_on(row))
+
+    def _refuse(self, offered: str) -> None:
         self._refused[offered] = None
         if len(self._refused) > _MOST:
             self._refused.popitem(last=False)
-        return False
+
+
+class _Found(NamedTuple):
+    """What a node knows of an id."""
+
+    has_begun: bool
+    is_kept: bool
+    """Whether what it stands for is here still."""
+    goes_on: bool
 
 
 def goes_on(row: ExecutionRow | None) -> bool:

@@ -96,6 +96,8 @@ class Replays:
         """Without a store (None) the uses do not outlive this server."""
         self._store = store
         self._uses: OrderedDict[tuple[str, str], Use] = OrderedDict()
+        self._since = steady()
+        """Of every use since then memory knows."""
 
     @contextlib.asynccontextmanager
     async def using(self, request: Request, kind: str) -> AsyncIterator[Use | None]:
@@ -146,6 +148,21 @@ class Replays:
             oldest = next(iter(self._uses.values()))
             if oldest.thing_id is not None:
                 self.forget(oldest)
+                self._since = max(self._since, oldest._at)
+
+    @property
+    def known_s(self) -> float:
+        """Seconds back for which the use of every key is known."""
+        return _KEPT_S if self._store is not None else steady() - self._since
+
+    async def made(self, owner: str, key: str, thing_id: str) -> bool:
+        """Report whether a key's request made the object of that id, which may be kept no longer.
+
+        The last look is into memory, and nothing is awaited after it.
+        """
+        row = None if self._store is None else await self._store.replay(owner, key)
+        use = self._uses.get((owner, key))
+        return any(each is not None and each.thing_id == thing_id for each in (row, use))
 
     def forget(self, use: Use) -> None:
         """Remove the use from memory."""

@@ -9,6 +9,7 @@ invariant: a claim is given up only if no other request can begin anything under
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from typing import TYPE_CHECKING
@@ -58,6 +59,7 @@ class _Agreed:
         self._head = head
         self._digest = b""
         self._claim: Claim | None = None
+        self._claimed_s = 0.0
         self.is_first = False
         self.node = ""
 
@@ -77,11 +79,19 @@ class _Agreed:
         wanted = Claim(self._digest, node, offered)
         claim = await self._claims.claim(self._tenant, self._key, wanted)
         self._claim, self.is_first = claim, claim.offered == offered
+        self._claimed_s = asyncio.get_running_loop().time()
         if claim.node != node:
             self._check_lost(claim)
             self.node = claim.node
             return ""
         return claim.offered
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the key was claimed."""
+        if self._claim is None:
+            return 0.0
+        return self._claim.age_s + asyncio.get_running_loop().time() - self._claimed_s
 
     def _check_lost(self, claim: Claim) -> None:
         """Refuse another request under the key of one that is lost: no node compares them."""

@@ -3,8 +3,9 @@
 A node learns that it was heard only after the directory knows it, so a gateway that finds no trace
 of a node there for longer than its fence can be sure that the node has ended itself. While the
 directory is away nodes are told at once, and nothing is lost: a gateway that is silent in the
-directory prevents every loss. The invariant: a gateway that tells of a loss has itself noted what
-it heard for longer than a fence without a break.
+directory prevents every loss. So a gateway that has not entered tells no node anything. The
+invariant: a gateway that tells of a loss has itself noted what it heard for longer than a fence
+without a break.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from cellwall.cluster.directory.connection import within
 from cellwall.cluster.directory.roll import NameTaken
 from cellwall.store.records.errors import StoreBroken
 
@@ -53,8 +55,8 @@ class Losses:
         self._prevented: dict[str, str] = {}
         """The silent gateway for each loss that is not told, as it was logged."""
         self._overdue: list[str] = []
-        self._has_said = False
-        book.has_directory = True
+        self._has_said = self._has_entered = False
+        book.has_directory, book.is_alone = True, False
 
     async def begin(self) -> None:
         """Wait until the lost names are known: no request may be answered before.
@@ -76,6 +78,7 @@ class Losses:
                 await self.agree()
             except NameTaken as error:
                 _log.error("%s", error)
+                self._book.is_alone = False  # the other one's notes are not this one's
                 on_taken()
                 return
             except StoreBroken as error:
@@ -88,7 +91,7 @@ class Losses:
         Raises NameTaken, and StoreBroken if the directory cannot be used.
         """
         try:
-            async with asyncio.timeout(self._away_s):
+            async with within(self._away_s, self._roll.drop):
                 await self._note()
                 await self._declare()
         except (NameTaken, StoreBroken):
@@ -100,11 +103,11 @@ class Losses:
 
     def _away(self, error: Exception) -> None:
         self._roll.drop()
-        if self._since_s is not None or not self._book.is_alone:
+        if self._since_s is not None:
             _log.warning(
                 "directory: away, so no loss is told: %s", str(error) or "no answer in time"
             )
-        self._since_s, self._book.is_alone = None, True
+        self._since_s, self._book.is_alone = None, self._has_entered
 
     async def _note(self) -> None:
         heard = {
@@ -124,7 +127,7 @@ class Losses:
         if self._since_s is None:
             self._since_s = asyncio.get_running_loop().time()
             _log.warning("directory: it answers; gateways agree on losses")
-        self._book.is_alone = False
+        self._has_entered, self._book.is_alone = True, False
         self._overdue = found.overdue
 
     async def _declare(self) -> None:

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from cellwall.cluster.directory.connection import away
 from cellwall.cluster.directory.shares import LEASE_S
 from cellwall.engine.scheduling.quotas import exceeded
-from cellwall.store.records.errors import StoreBusy
+from cellwall.model.errors import CellwallError
 
 if TYPE_CHECKING:
     from cellwall.cluster.directory.shares import Shares
@@ -86,7 +87,9 @@ class _Line:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            elif turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.leave()
             raise
 
@@ -115,7 +118,7 @@ class _Line:
             while self._waiting or self._held or self._share:
                 try:
                     await self._adjust(loop.time())
-                except StoreBusy as error:
+                except CellwallError as error:
                     self._refuse(error)
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
@@ -123,13 +126,14 @@ class _Line:
                         await self._news.wait()
         finally:
             done()
+            self._refuse(away("quota running"))
 
     async def _adjust(self, now_s: float) -> None:
         if self._share and now_s - self._renewed_s > _RENEW_S:
             self._share = await self._shares.renew(self._tenant)
             self._renewed_s = now_s
-        wanted = self._held + len(self._waiting)
-        while self._waiting and self._share < min(self._most, wanted):
+        wanted = self._held + len(self._waiting)  # held, too: a lease that was over has no places
+        while self._share < min(self._most, wanted):
             asked_s = asyncio.get_running_loop().time()
             if not await self._shares.take(self._tenant, self._most):
                 break
@@ -142,7 +146,7 @@ class _Line:
             self._share -= idle  # first: what is given back has no place any more
             await self._shares.give_back(self._tenant, idle)
 
-    def _refuse(self, error: StoreBusy) -> None:
+    def _refuse(self, error: CellwallError) -> None:
         """Refuse what waits: how much others have is not known."""
         waiting, self._waiting = self._waiting, deque()
         for turn in waiting:
