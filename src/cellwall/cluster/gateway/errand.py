@@ -19,6 +19,7 @@ from cellwall.wire.reading import error_of
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.wire.heads import Headers
+    from cellwall.cluster.gateway.wire.node_link import NodeLink
     from cellwall.cluster.gateway.work.turns import Turn
 
 _TRIES = 3
@@ -60,13 +61,9 @@ async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | 
     doubt, offered = Doubt(book, node), new_id(node.name)
     headers = [*said, *_JSON, (b"cellwall-id", offered.encode())]
     node.in_flight += 1
+    link: NodeLink | None = None
     try:
         link = await node.links.take()
-    except OSError:
-        book.on_try("refused")
-        node.in_flight -= 1
-        return None
-    try:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         answer = await answer_on(link, node.links.address, b"/execute", headers, program)
@@ -74,11 +71,14 @@ async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | 
         if answer.status == 200:
             node.pace.took(loop.time() - began_s, loop.time())
         return answer
-    except ConnectionError:
-        book.on_try("lost")
+    except OSError:
+        book.on_try("refused" if link is None else "lost")
+        if link is None:
+            return None
     finally:
-        node.links.give_back(link)
         node.in_flight -= 1
+        if link is not None:
+            node.links.give_back(link)
     await doubt.until_heard()
     if await doubt.has_begun(offered):
         raise doubt.broken()
