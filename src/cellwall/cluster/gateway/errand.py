@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.asking import Whole, answer_on
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.model.ids import new_id
+from cellwall.wire.answer import one_line
 from cellwall.wire.reading import error_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ _TRIES = 3
 _JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 
 
-async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> dict[str, Any]:
-    """Return the execution of a program whose turn has come, as JSON.
+async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> bytes:
+    """Return the execution of a program whose turn has come, as JSON on one line.
 
     Raises CapacityError if no node takes it now, and the error of what became of it: that of the
     node's answer, NodeLost, Interrupted, NodeUnreachable.
@@ -44,16 +45,23 @@ async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> dict[str
         answer = await _at(book, node, said, program)
         if answer is None:
             continue
-        value = json.loads(answer.body)
         if answer.status == 200:
-            return dict(value)
-        failure = error_of(value["error"], answer.status)
+            return _line_of(answer.body)
+        failure = error_of(json.loads(answer.body)["error"], answer.status)
         if not isinstance(failure, CapacityError):
             raise failure
         full = failure
     raise full or CapacityError(
         "nodes: none of those asked takes it now", retry_after_s=1.0, remedy="try again"
     )
+
+
+def _line_of(body: bytes) -> bytes:
+    """Return a node's answer as it came if it is on one line, which is what servers send."""
+    is_object = body.startswith(b"{") and body.endswith(b"}")
+    if is_object and not body.startswith(b"{}") and b"\n" not in body:
+        return body
+    return one_line(dict(json.loads(body))).encode()
 
 
 async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | None:
