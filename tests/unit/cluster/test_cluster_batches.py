@@ -8,6 +8,8 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 
+import pytest
+
 from cellwall.cluster.gateway.book import Book, Node, Size, Told
 from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.cluster.gateway.wire.front import ClientLink
@@ -84,21 +86,28 @@ async def _gateway(server: _Server, cores: int = 32) -> AsyncIterator[tuple[Gate
         await asyncio.sleep(0)
 
 
-async def _begin(port: int, key: str, count: int, concurrency: int) -> Reader:
-    """Send a batch over a connection that takes little before it is read."""
+async def _connected(port: int) -> Reader:
+    """Connect in such a way that little is taken before it is read."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
-    reader, writer = await asyncio.open_connection(sock=sock, limit=16 * 1024)
+    return await asyncio.open_connection(sock=sock, limit=16 * 1024)
+
+
+def _head(key: str, media: str, length: int) -> bytes:
+    return (
+        f"POST /executions/batch HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n"
+        f"connection: close\r\ncontent-type: {media}\r\ncontent-length: {length}\r\n\r\n"
+    ).encode()
+
+
+async def _begin(port: int, key: str, count: int, concurrency: int) -> Reader:
+    """Send a batch whose answer is not read."""
+    reader, writer = await _connected(port)
     programs = [{"code": str(number)} for number in range(count)]
     body = json.dumps({"executions": programs, "concurrency": concurrency}).encode()
-    head = (
-        f"POST /executions/batch HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n"
-        "connection: close\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    )
-    writer.write(head.encode() + body)
+    writer.write(_head(key, "application/json", len(body)) + body)
     return reader, writer
 
 
@@ -181,5 +190,27 @@ def test_client_that_leaves_ends_what_runs_and_what_waits_for_its_turn() -> None
             assert (made.turns.queued, len(made.turns.young)) == (0, 0)
             assert (made.bodies.held_bytes, made.book.nodes[0].in_flight) == (0, 0)
             assert server.asked == 2
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("first", [b"", b'{"code":"0"}\n'])
+def test_blank_lines_are_given_back_and_hold_nothing_up(first: bytes) -> None:
+    blank, last = b"\n" * (1 << 20), b'{"code":"1"}'
+
+    async def body() -> None:
+        server = _Server()
+        server.may_answer.set()
+        async with _gateway(server) as (made, port):
+            reader, writer = await _connected(port)
+            length = len(first) + 3 * len(blank) + len(last)
+            writer.write(_head(ALICE, "application/x-ndjson", length) + first)
+            for _ in range(3):
+                writer.write(blank)
+                await writer.drain()
+                await _until(lambda: made.bodies.held_bytes == 0)
+            writer.write(last)
+            *found, end = await _read((reader, writer))
+            assert (end["count"], end["failed"]) == (len(found), 0) == (1 + bool(first), 0)
 
     asyncio.run(body())

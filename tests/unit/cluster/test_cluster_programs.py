@@ -16,6 +16,10 @@ MANY = 2 << 20
 """Bytes of a large body here: far above what is looked at in one turn of the loop."""
 
 
+def _nothing() -> None:
+    """Hear that more is needed."""
+
+
 async def _all(programs: Lines | Listed) -> list[bytes]:
     found = []
     while (program := await programs.take()) is not None:
@@ -61,7 +65,7 @@ def test_large_program_leaves_the_loop_its_turns(item: bytes) -> None:
 
 def test_large_blank_line_leaves_the_loop_its_turns() -> None:
     async def body() -> None:
-        made = Lines()
+        made = Lines(_nothing)
         made.feed(b" " * MANY + b"\n\n{}")
         made.end()
         taking = asyncio.ensure_future(_all(made))
@@ -150,7 +154,7 @@ def test_programs_are_found_wherever_windows_end(indent: int | None) -> None:
 
 def test_lines_are_no_longer_held_once_they_are_taken() -> None:
     async def body() -> None:
-        made = Lines()
+        made = Lines(_nothing)
         for data in (b'{"a":1}\n\n \r\n{"b"', b":2}\n", b"\n" * 1000, b'{"c":3}'):
             made.feed(data)
         assert made.waiting == 1004
@@ -175,7 +179,7 @@ async def _settled(task: asyncio.Task[bytes | None]) -> None:
 
 def test_lines_before_a_fault_are_taken_still() -> None:
     async def body() -> None:
-        made = Lines()
+        made = Lines(_nothing)
         made.feed(b"{}\n{")
         made.end(CapacityError("full", retry_after_s=1.0, remedy="wait"))
         assert await made.take() == b"{}"
@@ -186,7 +190,7 @@ def test_lines_before_a_fault_are_taken_still() -> None:
 
 
 def test_line_that_is_too_long_is_refused() -> None:
-    made = Lines()
+    made = Lines(_nothing)
     made.feed(b"{}\n")
     for _ in range(16):
         made.feed(b"x" * (1 << 20))

@@ -61,7 +61,7 @@ class Batch:
         self._request_id = gateway.request_id_of(head)
         self._said = [*caller.said, (b"x-request-id", self._request_id.encode())]
         media = head.first(b"content-type").partition(";")[0].strip().lower()
-        self._programs = Lines() if media == _NDJSON else Listed()
+        self._programs = Lines(self._on_empty) if media == _NDJSON else Listed()
         self._under_way_bytes = 0
         """Bytes of the programs of lines that were taken."""
         self._unsent_bytes = 0
@@ -104,6 +104,15 @@ class Batch:
         """Count what is held, and `more` bytes. Raises CapacityError if there is no room."""
         size = self._programs.size + self._under_way_bytes + self._unsent_bytes
         self._held.resize(size + more)
+
+    def _on_empty(self) -> None:
+        self._recount()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._client.go_on()
 
     def on_whole(self) -> None:
         """Take the end of the body."""
@@ -170,9 +179,8 @@ class Batch:
             index, self._count = self._count, self._count + 1
             group.create_task(self._one(index, program, places))
             await asyncio.sleep(0)
-            if self._is_held and self._programs.waiting <= self._most_waiting // 2:
-                self._is_held = False
-                self._client.go_on()
+            if self._programs.waiting <= self._most_waiting // 2:
+                self._go_on()
             try:
                 program = await self._take()
             except CellwallError as error:  # in the middle of the lines

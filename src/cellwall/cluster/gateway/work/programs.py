@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 from array import array
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cellwall.model.errors import CellwallError, UsageError
@@ -51,8 +52,9 @@ _BLANKS = b" \t\r\n"
 class Lines:
     """The programs of a body that has one per line, each from when its line is whole."""
 
-    def __init__(self) -> None:
-        """Nothing is there yet."""
+    def __init__(self, on_empty: Callable[[], None]) -> None:
+        """`on_empty` is called when more of the body is needed for the next program."""
+        self._on_empty = on_empty
         self._body = bytearray()
         self._tail_bytes = 0
         """Bytes of the line that is not whole."""
@@ -102,6 +104,7 @@ class Lines:
             if self._is_whole:
                 return self._cut(len(self._body)) or None
             self._news.clear()
+            self._on_empty()
             await self._news.wait()
 
     async def _drop_blank(self) -> None:
