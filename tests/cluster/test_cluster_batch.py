@@ -63,13 +63,17 @@ def test_a_bad_program_fails_itself_alone(alice: httpx.Client) -> None:
         "x",
         {"code": "print(2)", "limits": {"no": 1}},
     ]
-    found, end = _results(alice.post("/executions/batch", json={"executions": programs}))
+    text = "\n".join(json.dumps(each) for each in programs).encode()
+    kind = {"content-type": "application/x-ndjson"}
+    found, end = _results(alice.post("/executions/batch", content=text, headers=kind))
     assert end["failed"] == 3
     assert found[0]["verdict"] == "ok"
     assert {found[number]["error"]["code"] for number in (1, 2, 3)} == {"usage"}
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"executions": []}', b"nonsense", b"[1]"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"executions": []}', b"nonsense", b"[1]", b'{"executions": ["x"]}']
+)
 def test_what_is_no_batch_is_refused_whole(alice: httpx.Client, body: bytes) -> None:
     kind = {"content-type": "application/json"}
     answer = alice.post("/executions/batch", content=body, headers=kind)

@@ -1,15 +1,16 @@
 """Many programs in one request, spread over the nodes: results come as they finish.
 
 The same protocol as a server's (`server.routes.batch`), and no bound on their number where they
-come one per line. The invariants: no more programs are held than run or wait to be sent, so a slow
-reader slows the batch; one bad program fails only itself; no program begins twice.
+come one per line. The invariants: no more programs are held than run or wait to be sent, and none
+begins while the reader takes nothing, so a slow reader slows its own batch; answers that wait for
+the reader count in the budget of bodies; one bad program fails only itself; no program begins
+twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway import errand
 from cellwall.cluster.gateway.routing import Way
@@ -20,7 +21,8 @@ from cellwall.cluster.gateway.wire.heads import (
     framing_for,
     response_bytes,
 )
-from cellwall.model.errors import CapacityError, CellwallError, UsageError
+from cellwall.cluster.gateway.work.programs import Lines, Listed, check
+from cellwall.model.errors import CapacityError, CellwallError, Interrupted
 from cellwall.server.core.body_budget import Held
 from cellwall.server.core.error_log import log_failure
 from cellwall.server.core.errors import failure
@@ -38,10 +40,6 @@ _NDJSON = "application/x-ndjson"
 _AT_A_NODE = 16
 """Programs of one batch that are at each ready node at once, where the caller names no number."""
 _MOST = 4096
-_BODY_BYTES = 64 << 20
-_LINE_BYTES = 16 << 20
-_UNUSUAL = (b'"tools"', b'"background"', b"\\u")
-"""What a program has that may say what those of a batch may not; a letter may be escaped."""
 _PAUSE_S, _MOST_PAUSE_S = 0.1, 1.0
 _ALIVE = b" "
 """What a stream sends so often to show that it lives; as a server's (`streaming.streams`)."""
@@ -63,17 +61,19 @@ class Batch:
         self._request_id = gateway.request_id_of(head)
         self._said = [*caller.said, (b"x-request-id", self._request_id.encode())]
         media = head.first(b"content-type").partition(";")[0].strip().lower()
-        self._is_lined = media == _NDJSON
-        self._body = bytearray()
-        self._programs: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._waiting = 0
+        self._programs = Lines(self._on_empty) if media == _NDJSON else Listed()
+        self._under_way_bytes = 0
+        """Bytes of the programs of lines that were taken."""
+        self._unsent_bytes = 0
+        """Bytes of answers that the client has not taken."""
         self._is_held = False
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._sending = asyncio.Lock()
         self._count = self._failed = 0
         self._task: asyncio.Task[None] | None = None
         self._concurrency = 0
-        self._fault: CellwallError | None = None
+        self._is_refused = False
 
     def begin(self) -> Batch:
         """Begin to answer."""
@@ -83,24 +83,16 @@ class Batch:
     # -- of the client ---------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
-        """Take a piece of the body; lines are programs at once."""
-        if self._fault is not None:
+        """Take a piece of the body."""
+        if self._is_refused:
             return
         try:
-            self._held.resize(self._held.size + len(data))
-        except CapacityError as error:
-            self._refuse(error)
-            return
-        self._body += data
-        most = _LINE_BYTES if self._is_lined else _BODY_BYTES
-        if self._is_lined:
-            *lines, rest = bytes(self._body).split(b"\n")
-            self._body = bytearray(rest)
-            for line in lines:
-                self._offer(line)
-        if len(self._body) > most:
-            self._refuse(UsageError("batch: a program is too long", remedy="send less at once"))
-        elif self._waiting > self._most_waiting and not self._is_held:
+            self._recount(len(data))
+            self._programs.feed(data)
+        except CellwallError as error:
+            self._is_refused = True
+            self._programs.end(error)
+        if self._programs.waiting > self._most_waiting and not self._is_held:
             self._is_held = True
             self._client.hold()
 
@@ -108,40 +100,24 @@ class Batch:
     def _most_waiting(self) -> int:
         return 2 * max(1, self._concurrency)
 
-    def _offer(self, line: bytes) -> None:
-        if line.strip():
-            self._waiting += 1
-            self._programs.put_nowait(line)
+    def _recount(self, more: int = 0) -> None:
+        """Count what is held, and `more` bytes. Raises CapacityError if there is no room."""
+        size = self._programs.size + self._under_way_bytes + self._unsent_bytes
+        self._held.resize(size + more)
+
+    def _on_empty(self) -> None:
+        self._recount()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._client.go_on()
 
     def on_whole(self) -> None:
         """Take the end of the body."""
-        if self._is_lined:
-            self._offer(bytes(self._body))
-        else:
-            self._take_whole(bytes(self._body))
-        self._body.clear()
-        self._programs.put_nowait(None)
-
-    def _take_whole(self, body: bytes) -> None:
-        """Take a body that has all programs. What it says wrongly is refused as a whole."""
-        try:
-            value = json.loads(body)
-            programs = value["executions"]
-            concurrency = value.get("concurrency")
-            if not isinstance(programs, list) or not programs:
-                raise ValueError("executions is no list of programs")
-            if concurrency is not None and not (type(concurrency) is int and concurrency > 0):
-                raise ValueError("concurrency is no number above 0")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            self._refuse(UsageError(f"batch: {error}", remedy="see /docs"))
-            return
-        self._concurrency = min(concurrency or 0, _MOST)
-        for each in programs:
-            self._offer(json.dumps(each).encode())
-
-    def _refuse(self, error: CellwallError) -> None:
-        self._fault = self._fault or error
-        self._programs.put_nowait(None)
+        if not self._is_refused:
+            self._programs.end()
 
     def on_full(self) -> None:
         """Send no more for the moment."""
@@ -165,9 +141,10 @@ class Batch:
             self._held.release()
 
     async def _answer(self) -> None:
-        first = await self._programs.get()
-        if self._fault is not None:
-            self._gateway.refuse(self._client, self._head, self._fault, self._request_id)
+        try:
+            first = await self._take()
+        except CellwallError as error:
+            self._gateway.refuse(self._client, self._head, error, self._request_id)
             self._client.is_closing = True
             self._client.done()
             return
@@ -178,52 +155,63 @@ class Batch:
                 await self._spread(first, group)
         finally:
             alive.cancel()
-        await self._send({"type": "end", "count": self._count, "failed": self._failed})
+        end = {"type": "end", "count": self._count, "failed": self._failed}
+        await self._send(one_line(end).encode())
         self._client.write(LAST_CHUNK if self._client.has_chunks else b"")
         self._client.done()
 
+    async def _take(self) -> bytes | None:
+        """Return the next program; None: there is none. Raises the fault of the body."""
+        program = await self._programs.take()
+        if isinstance(self._programs, Lines):
+            self._under_way_bytes += len(program or b"")
+        self._recount()
+        return program
+
     async def _spread(self, first: bytes | None, group: asyncio.TaskGroup) -> None:
-        """Begin each program once there is a place for it."""
+        """Begin each program once there is a place for it; the loop has its turn after each."""
         ready = sum(node.state == "ready" for node in self._gateway.book.nodes)
-        self._concurrency = self._concurrency or min(_MOST, _AT_A_NODE * max(1, ready))
+        self._concurrency = self._programs.concurrency or min(_MOST, _AT_A_NODE * max(1, ready))
         places = asyncio.Semaphore(self._concurrency)
         program = first
         while program is not None:
             await places.acquire()
             index, self._count = self._count, self._count + 1
             group.create_task(self._one(index, program, places))
-            self._waiting -= 1
-            if self._is_held and self._waiting <= self._most_waiting // 2:
-                self._is_held = False
-                self._client.go_on()
-            program = await self._programs.get()
-        if self._fault is not None:  # in the middle of the lines
-            self._failed += 1
-            await self._send({"index": self._count, "error": self._error(self._fault)})
+            await asyncio.sleep(0)
+            if self._programs.waiting <= self._most_waiting // 2:
+                self._go_on()
+            try:
+                program = await self._take()
+            except CellwallError as error:  # in the middle of the lines
+                await self._send(self._failure(self._count, error))
+                return
 
     async def _one(self, index: int, program: bytes, places: asyncio.Semaphore) -> None:
         try:
             try:
-                value = await self._execution(program)
+                answer = b'{"index":%d,%s' % (index, (await self._execution(program))[1:])
             except Exception as error:  # noqa: BLE001 - it belongs to this one program
-                self._failed += 1
-                value = {"error": self._error(error)}
-            await self._send({"index": index, **value})
+                answer = self._failure(index, error)
+            if isinstance(self._programs, Lines):
+                self._under_way_bytes -= len(program)
+            await self._send_counted(index, answer)
         finally:
-            if self._is_lined:
-                self._held.resize(max(0, self._held.size - len(program)))
             places.release()
 
-    async def _execution(self, program: bytes) -> dict[str, Any]:
-        """Return a program's execution; it waits while no node has room."""
-        _check(program)
+    async def _execution(self, program: bytes) -> bytes:
+        """Return a program's execution; it waits while its reader or each node has no room."""
+        await check(program)
         pause_s = _PAUSE_S
         while True:
+            await self._has_room.wait()
             turn: Turn | None = None
             try:
                 async with self._gateway.place(self._tenant):
                     turn = self._gateway.turns.ask(self._tenant)
                     await turn.come()
+                    if not self._has_room.is_set():
+                        continue
                     return await errand.run(self._gateway.book, self._said, program, turn)
             except CapacityError as error:
                 if turn is not None and error.code != CapacityError.code:
@@ -234,9 +222,10 @@ class Batch:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
-    def _error(self, error: Exception) -> dict[str, Any]:
+    def _failure(self, index: int, error: Exception) -> bytes:
+        self._failed += 1
         log_failure(error, self._request_id)
-        return failure(error, self._request_id)
+        return one_line({"index": index, "error": failure(error, self._request_id)}).encode()
 
     # -- the answer ------------------------------------------------------------------------
 
@@ -259,28 +248,41 @@ class Batch:
                 self._caller, client.peer, _WAY, "", head.status, self._request_id
             )
 
-    async def _send(self, value: dict[str, Any]) -> None:
-        await self._has_room.wait()
-        data = (one_line(value) + "\n").encode()
-        self._client.write(chunk(data) if self._client.has_chunks else data)
+    async def _send_counted(self, index: int, answer: bytes) -> None:
+        """Send an answer, which counts until the client has it; it is dropped if it cannot."""
+        self._unsent_bytes += len(answer)
+        try:
+            self._recount()
+        except CapacityError:
+            self._unsent_bytes -= len(answer)
+            self._recount()
+            await self._send(self._failure(index, _unread()))
+            return
+        try:
+            await self._send(answer)
+        finally:
+            self._unsent_bytes -= len(answer)
+            self._recount()
+
+    async def _send(self, answer: bytes) -> None:
+        """Send one answer; return once the client has taken it, but for what a socket holds."""
+        async with self._sending:
+            await self._has_room.wait()
+            line = answer + b"\n"
+            self._client.write(chunk(line) if self._client.has_chunks else line)
+            await self._has_room.wait()
 
     async def _say_alive(self) -> None:
         every_s = self._gateway.alive_s
         while every_s:
             await asyncio.sleep(every_s)
+            if not self._has_room.is_set():
+                continue  # there is something for it to read
             self._client.write(chunk(_ALIVE) if self._client.has_chunks else _ALIVE)
 
 
-def _check(program: bytes) -> None:
-    """Refuse what a program of a batch may not have. Raises UsageError."""
-    if not any(word in program for word in _UNUSUAL):
-        return
-    try:
-        value = json.loads(program)
-        tools, is_background = value.get("tools"), value.get("background")
-    except (ValueError, AttributeError, RecursionError):
-        return  # the node says what is wrong with it
-    if tools is not None:
-        raise UsageError("tools: not for the programs of a batch", remedy="send it by itself")
-    if is_background:
-        raise UsageError("background: not for the programs of a batch", remedy="leave it out")
+def _unread() -> Interrupted:
+    return Interrupted(
+        "answer: its program has ended, and there is no room to keep it until it is read",
+        remedy="read the answers faster, or have fewer programs at once",
+    )

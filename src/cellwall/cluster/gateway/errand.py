@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.asking import Whole, answer_on
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.model.ids import new_id
+from cellwall.wire.answer import one_line
 from cellwall.wire.reading import error_of
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.wire.heads import Headers
+    from cellwall.cluster.gateway.wire.node_link import NodeLink
     from cellwall.cluster.gateway.work.turns import Turn
 
 _TRIES = 3
 _JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 
 
-async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> dict[str, Any]:
-    """Return the execution of a program whose turn has come, as JSON.
+async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> bytes:
+    """Return the execution of a program whose turn has come, as JSON on one line.
 
     Raises CapacityError if no node takes it now, and the error of what became of it: that of the
     node's answer, NodeLost, Interrupted, NodeUnreachable.
@@ -43,10 +45,9 @@ async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> dict[str
         answer = await _at(book, node, said, program)
         if answer is None:
             continue
-        value = json.loads(answer.body)
         if answer.status == 200:
-            return dict(value)
-        failure = error_of(value["error"], answer.status)
+            return _line_of(answer.body)
+        failure = error_of(json.loads(answer.body)["error"], answer.status)
         if not isinstance(failure, CapacityError):
             raise failure
         full = failure
@@ -55,18 +56,22 @@ async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> dict[str
     )
 
 
+def _line_of(body: bytes) -> bytes:
+    """Return a node's answer as it came if it is on one line, which is what servers send."""
+    is_object = body.startswith(b"{") and body.endswith(b"}")
+    if is_object and not body.startswith(b"{}") and b"\n" not in body:
+        return body
+    return one_line(dict(json.loads(body))).encode()
+
+
 async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | None:
     """Run a program at one node; None: nothing has begun there."""
     doubt, offered = Doubt(book, node), new_id(node.name)
     headers = [*said, *_JSON, (b"cellwall-id", offered.encode())]
     node.in_flight += 1
+    link: NodeLink | None = None
     try:
         link = await node.links.take()
-    except OSError:
-        book.on_try("refused")
-        node.in_flight -= 1
-        return None
-    try:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         answer = await answer_on(link, node.links.address, b"/execute", headers, program)
@@ -74,11 +79,14 @@ async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | 
         if answer.status == 200:
             node.pace.took(loop.time() - began_s, loop.time())
         return answer
-    except ConnectionError:
-        book.on_try("lost")
+    except OSError:
+        book.on_try("refused" if link is None else "lost")
+        if link is None:
+            return None
     finally:
-        node.links.give_back(link)
         node.in_flight -= 1
+        if link is not None:
+            node.links.give_back(link)
     await doubt.until_heard()
     if await doubt.has_begun(offered, [], 0.0):
         raise doubt.broken()

@@ -1,0 +1,63 @@
+"""One program of many at a node: what is counted at the node is given back however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from cellwall.cluster.gateway import errand
+from cellwall.cluster.gateway.book import Book, Node, Told
+from cellwall.cluster.gateway.wire.links import Address, Links
+from cellwall.cluster.gateway.wire.node_link import NodeLink
+from cellwall.cluster.gateway.work.turns import Turns
+from cellwall.model.errors import CapacityError
+
+
+class _Connecting(Links):
+    """Links to a node whose connection comes as `come` says."""
+
+    def __init__(self, come: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(Address("127.0.0.1", 1), None)
+        self._come = come
+        self.asked = asyncio.Event()
+
+    async def take(self) -> NodeLink:
+        self.asked.set()
+        await self._come()
+        raise ConnectionRefusedError
+
+
+def _book(links: Links) -> Book:
+    made = Book(13.0, [Node(links)])
+    made.answered(made.nodes[0], Told("aaaa", "g", False, "1", 10.0), 0.0)
+    return made
+
+
+def test_node_has_nothing_of_a_client_that_left_while_it_was_connected_to() -> None:
+    async def body() -> None:
+        links = _Connecting(asyncio.Event().wait)
+        book = _book(links)
+        turn = Turns({}, {}, 100).ask("alice")
+        running = asyncio.ensure_future(errand.run(book, [], b"{}", turn))
+        await links.asked.wait()
+        assert book.nodes[0].in_flight == 1
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        assert book.nodes[0].in_flight == 0
+
+    asyncio.run(body())
+
+
+def test_node_that_takes_no_connection_has_nothing() -> None:
+    async def body() -> None:
+        book = _book(_Connecting(lambda: asyncio.sleep(0)))
+        turn = Turns({}, {}, 100).ask("alice")
+        with pytest.raises(CapacityError):
+            await errand.run(book, [], b"{}", turn)
+        assert book.nodes[0].in_flight == 0
+
+    asyncio.run(body())
