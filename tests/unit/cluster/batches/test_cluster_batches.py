@@ -115,13 +115,13 @@ async def _begin(port: int, key: str, count: int, concurrency: int) -> Reader:
 async def _until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not is_so():  # noqa: ASYNC110 - of counters, which tell no event
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
 
 
 async def _quiet() -> None:
-    """Let everything go on for long enough that a program more would begin."""
-    for _ in range(300):
-        await asyncio.sleep(0.001)
+    """Let everything have many turns: nodes and clients are on this loop, too."""
+    for _ in range(3_000):
+        await asyncio.sleep(0)
 
 
 async def _read(batch: Reader) -> list[dict[str, object]]:
