@@ -85,8 +85,9 @@ def test_one_program_is_next_behind_another_tenants_thousands(one: Cluster) -> N
             before = crowd.done
             answer = bob.post("/execute", json=WORK)
             assert answer.status_code == 200, answer.text
-            # It waited for one to end, and ran while those of the window did.
-            assert crowd.done - before <= 3 * WINDOW
+            # It waited for one to end, and ran while those of the window did; some had ended
+            # before, and their clients read that late. More than 64 would have been first.
+            assert crowd.done - before <= min(8 * WINDOW, 60)
     finally:
         crowd.end()
 
