@@ -146,3 +146,12 @@ def running(bin_folder: Path) -> Iterator[Postgres]:
             server.stop(signal.SIGQUIT)
     finally:
         shutil.rmtree(folder)
+
+
+@contextmanager
+def another() -> Iterator[Postgres]:
+    """Run a server that a test may stop or kill, where there is PostgreSQL."""
+    found = programs()
+    assert found is not None
+    with running(found) as made:
+        yield made

@@ -13,10 +13,10 @@ import pytest
 
 from cellwall.model.ids import new_id, node_of
 from kit.cluster.directories import directory, stop
-from kit.cluster.processes import Cluster, cluster
+from kit.cluster.processes import Cluster, cluster, session_on
 from kit.cluster.relay import Relay, to_port
-from kit.postgres_server import Postgres, programs, running
-from kit.servers import ADMIN, run_cell
+from kit.postgres_server import Postgres, another
+from kit.servers import run_cell
 from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -28,9 +28,7 @@ ROUNDS = 50
 @pytest.fixture(scope="module")
 def own(postgres: Postgres) -> Iterator[Postgres]:
     """A server that a test may stop; the capability was asked for by `postgres`."""
-    found = programs()
-    assert found is not None
-    with running(found) as made:
+    with another() as made:
         yield made
 
 
@@ -39,21 +37,6 @@ def two(own: Postgres) -> Iterator[Cluster]:
     """Two nodes behind two gateways."""
     with cluster(2, 2, directory=directory(own), fence_s=FENCE_S) as made:
         yield made
-
-
-def _name_of(made: Cluster, node: str) -> str:
-    shown = made.client(key=ADMIN).get("/nodes").json()["nodes"]
-    port = made.ports[node]
-    return next(str(each["name"]) for each in shown if each.get("address", "").endswith(f":{port}"))
-
-
-def _session_on(client: httpx.Client, name: str) -> str:
-    """Return the path of a session that lives on a node."""
-    while True:
-        made = client.post("/sandboxes", json={}).json()["id"]
-        if node_of(made) == name:
-            return f"/sandboxes/{made}"
-        client.delete(f"/sandboxes/{made}")
 
 
 def _same_at_once(clients: list[httpx.Client], path: str, body: object) -> list[httpx.Response]:
@@ -131,7 +114,7 @@ def test_key_outlives_a_killed_node_gateway_and_directory(own: Postgres) -> None
             "the directory is there again",
         )
         # The node was killed, and is there again under its name.
-        killed = next(each for each in made.nodes if _name_of(made, each) == node)
+        killed = next(each for each in made.nodes if made.name_of(each) == node)
         made.nodes[killed].kill()
         made.start_node(killed, 30.0)
         made.wait_ready(2, 0)
@@ -200,8 +183,8 @@ def test_node_that_another_gateway_hears_is_not_lost(own: Postgres) -> None:
             made.start_gateway(FENCE_S)
             made.wait_ready(2, 1)
             hears, cut_off = made.client(0), made.client(1)
-            first = _name_of(made, "node-0")
-            session = _session_on(hears, first)
+            first = made.name_of("node-0")
+            session = session_on(hears, first)
             run_cell(hears, session, "x = 7")
             relay.cut()
             wait_until(lambda: made.states(1)[first] == "unreachable", "the gateway is cut off")
@@ -224,8 +207,8 @@ def test_node_that_another_gateway_hears_is_not_lost(own: Postgres) -> None:
 
 def test_loss_is_told_by_all_gateways_and_for_ever(own: Postgres) -> None:
     with cluster(2, 2, directory=directory(own), fence_s=FENCE_S) as made:
-        first = _name_of(made, "node-0")
-        session = _session_on(made.client(0), first)
+        first = made.name_of("node-0")
+        session = session_on(made.client(0), first)
         key = {"idempotency-key": new_id()}
         body = {"code": "print(3)"}
         while node_of(keyed := _ran(made, body, key)) != first:

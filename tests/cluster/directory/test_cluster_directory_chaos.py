@@ -17,7 +17,7 @@ import pytest
 from cellwall.model.ids import new_id, node_of
 from kit.cluster.directories import directory
 from kit.cluster.processes import Cluster, cluster
-from kit.postgres_server import Postgres, programs, running
+from kit.postgres_server import Postgres, another
 from kit.servers import ALICE
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -30,9 +30,7 @@ _MOST_S = 60.0
 @pytest.fixture
 def own(postgres: Postgres) -> Iterator[Postgres]:
     """A server that a test may kill; the capability was asked for by `postgres`."""
-    found = programs()
-    assert found is not None
-    with running(found) as made:
+    with another() as made:
         yield made
 
 

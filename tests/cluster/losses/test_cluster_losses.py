@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from cellwall.model.ids import node_of
-from kit.cluster.processes import Cluster, cluster
+from kit.cluster.processes import Cluster, cluster, session_on
 from kit.servers import ADMIN, descendants, run_cell, state_of
 from kit.waiting import is_alive, wait_until
 
@@ -25,26 +24,11 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 FENCE_S = 6.0
 
 
-def _session_on(client: httpx.Client, name: str) -> str:
-    """Return the path of a session that lives on a node."""
-    while True:
-        made = client.post("/sandboxes", json={}).json()["id"]
-        if node_of(made) == name:
-            return f"/sandboxes/{made}"
-        client.delete(f"/sandboxes/{made}")
-
-
-def _name_of(made: Cluster, node: str) -> str:
-    shown = made.client(key=ADMIN).get("/nodes").json()["nodes"]
-    port = made.ports[node]
-    return next(str(each["name"]) for each in shown if each.get("address", "").endswith(f":{port}"))
-
-
 def test_killed_node_is_an_answer_and_its_sessions_end() -> None:
     with cluster(2, fence_s=FENCE_S) as made:
         alice = made.client()
-        first, second = (_name_of(made, each) for each in ("node-0", "node-1"))
-        lost, kept = _session_on(alice, first), _session_on(alice, second)
+        first, second = (made.name_of(each) for each in ("node-0", "node-1"))
+        lost, kept = session_on(alice, first), session_on(alice, second)
         run_cell(alice, kept, "x = 7")
         made.nodes["node-0"].kill()
         # New work goes to the other at once.
@@ -72,8 +56,8 @@ def test_killed_node_is_an_answer_and_its_sessions_end() -> None:
 def test_hung_node_is_ended_by_its_guard_before_its_loss_is_told() -> None:
     with cluster(2, fence_s=FENCE_S) as made:
         alice = made.client()
-        first = _name_of(made, "node-0")
-        session = _session_on(alice, first)
+        first = made.name_of("node-0")
+        session = session_on(alice, first)
         run_cell(alice, session, "import subprocess; p = subprocess.Popen(['sleep', '600'])")
         server = made.server_of("node-0")
         below = descendants(server)
@@ -83,14 +67,14 @@ def test_hung_node_is_ended_by_its_guard_before_its_loss_is_told() -> None:
         assert not [pid for pid in (server, *below) if is_alive(pid)]
         # The node is there again, under another name.
         made.wait_ready(2)
-        assert _name_of(made, "node-0") != first
+        assert made.name_of("node-0") != first
         assert made.states()[first] == "lost"
 
 
 def test_programs_under_way_have_their_end_when_a_node_is_killed() -> None:
     with cluster(2, fence_s=FENCE_S) as made:
         alice = made.client()
-        first = _name_of(made, "node-0")
+        first = made.name_of("node-0")
         codes = [f"import time; time.sleep(0.05); print({number})" for number in range(120)]
 
         def run(code: str) -> httpx.Response:
@@ -115,7 +99,7 @@ def test_programs_under_way_have_their_end_when_a_node_is_killed() -> None:
 def test_node_that_restarts_tells_what_it_had_begun() -> None:
     with cluster(1, fence_s=30.0) as made:
         alice = made.client()
-        name = _name_of(made, "node-0")
+        name = made.name_of("node-0")
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(
                 alice.post, "/execute", json={"code": "import time; time.sleep(600)"}
@@ -125,7 +109,7 @@ def test_node_that_restarts_tells_what_it_had_begun() -> None:
             made.start_node("node-0", 30.0)
             found = answer.result()
         assert (found.status_code, found.json()["error"]["code"]) == (503, "interrupted")
-        assert _name_of(made, "node-0") == name
+        assert made.name_of("node-0") == name
         answer_after = alice.post("/execute", json={"code": "print(2)"})
         assert answer_after.json()["stdout"] == "2\n"
 
@@ -157,7 +141,7 @@ def test_program_that_waits_on_a_node_that_restarts_goes_on_and_is_not_called_ov
 
 def test_what_waited_on_a_node_whose_loss_was_told_never_begins() -> None:
     with cluster(1, fence_s=2.0, tiers="[tiers.default]\nrunning = 1") as made:
-        alice, name = made.client(), _name_of(made, "node-0")
+        alice, name = made.client(), made.name_of("node-0")
         for code in ("import time; time.sleep(600)", "print(2)"):
             sent = alice.post("/execute", json={"code": code, "background": True})
             assert sent.status_code == 202, sent.text

@@ -18,7 +18,7 @@ import pytest
 
 import cellwall
 from cellwall.model.ids import node_of
-from kit.cluster.processes import Cluster, cluster
+from kit.cluster.processes import Cluster, cluster, session_on
 from kit.servers import ADMIN, ALICE, run_cell, state_of
 from kit.waiting import wait_until
 
@@ -28,32 +28,14 @@ DRAIN_S = 4.0
 LONG = {"code": "import time; time.sleep(3); print('done')"}
 
 
-def _name_of(made: Cluster, node: str) -> str:
-    shown = made.client(key=ADMIN).get("/nodes").json()["nodes"]
-    return next(
-        str(each["name"])
-        for each in shown
-        if each.get("address", "").endswith(f":{made.ports[node]}")
-    )
-
-
-def _session_on(client: httpx.Client, name: str) -> str:
-    """Return the path of a session that lives on a node."""
-    while True:
-        made = client.post("/sandboxes", json={}).json()["id"]
-        if node_of(made) == name:
-            return f"/sandboxes/{made}"
-        client.delete(f"/sandboxes/{made}")
-
-
 def _order(made: Cluster, name: str, word: str) -> httpx.Response:
     return made.client(key=ADMIN).post(f"/nodes/{name}/{word}")
 
 
 def test_drained_node_takes_nothing_new_and_its_sessions_go_on_until_it_is_undrained() -> None:
     with cluster(2) as made:
-        alice, first = made.client(), _name_of(made, "node-0")
-        session = _session_on(alice, first)
+        alice, first = made.client(), made.name_of("node-0")
+        session = session_on(alice, first)
         run_cell(alice, session, "x = 1")
         answer = _order(made, first, "drain")
         assert (answer.status_code, answer.json()["left"]["sandboxes"]) == (200, 1), answer.text
@@ -67,7 +49,7 @@ def test_drained_node_takes_nothing_new_and_its_sessions_go_on_until_it_is_undra
         assert made.nodes["node-0"].popen.poll() is None  # its process stays
         assert _order(made, first, "undrain").status_code == 200
         made.wait_ready(2)
-        _session_on(alice, first)
+        session_on(alice, first)
 
 
 def _left(made: Cluster, name: str) -> int:
@@ -77,7 +59,7 @@ def _left(made: Cluster, name: str) -> int:
 
 def test_only_an_operator_drains_and_only_what_there_is() -> None:
     with cluster(1) as made:
-        name = _name_of(made, "node-0")
+        name = made.name_of("node-0")
         assert made.client().post(f"/nodes/{name}/drain").status_code == 403
         admin = made.client(key=ADMIN)
         for path in ("/nodes/zzzz/drain", f"/nodes/{name}/burn", f"/nodes/{name}", "/nodes/"):
@@ -88,8 +70,8 @@ def test_only_an_operator_drains_and_only_what_there_is() -> None:
 
 def test_node_that_is_told_to_end_ends_once_it_is_empty() -> None:
     with cluster(2, drain_s=600.0) as made:
-        alice, first = made.client(), _name_of(made, "node-0")
-        session = _session_on(alice, first)
+        alice, first = made.client(), made.name_of("node-0")
+        session = session_on(alice, first)
         with ThreadPoolExecutor(6) as pool:
             under_way = [pool.submit(alice.post, "/execute", json=LONG) for _ in range(6)]
             wait_until(lambda: _left(made, first) > 1, "programs run there")
@@ -108,7 +90,7 @@ def test_node_that_is_told_to_end_ends_once_it_is_empty() -> None:
 
 def test_second_signal_ends_a_node_at_once() -> None:
     with cluster(1, drain_s=600.0) as made:
-        _session_on(made.client(), _name_of(made, "node-0"))
+        session_on(made.client(), made.name_of("node-0"))
         node = made.nodes["node-0"].popen
         node.send_signal(signal.SIGTERM)
         wait_until(lambda: list(made.states().values()) == ["draining"], "it is drained")
@@ -151,7 +133,7 @@ def _accepted(folder: Path) -> int:
 def test_rolling_restart_under_load_fails_no_program_and_runs_none_twice() -> None:
     with cluster(3, gateways=2, drain_s=DRAIN_S) as made:
         alice = made.client()
-        sessions = {each: _session_on(alice, _name_of(made, each)) for each in made.nodes}
+        sessions = {each: session_on(alice, made.name_of(each)) for each in made.nodes}
         load = _Load(made, 4)
         for name, session in sessions.items():
             began = time.monotonic()

@@ -135,7 +135,7 @@ def test_slow_node_gets_at_most_two_in_a_hundred(throttle: _Throttle) -> None:
         load = _Load(made)
         try:
             wait_until(lambda: len(load.since(0)) == 3, "all nodes work")
-            slow = _name_of(made, "node-2")
+            slow = made.name_of("node-2")
             throttle.begin(0.1)
             began_s = time.monotonic()
             wait_until(lambda: time.monotonic() > began_s + 5, "the gateway has found out")
@@ -155,7 +155,3 @@ def _shown(made: Cluster, node: str) -> dict[str, object]:
     shown = made.client(key=ADMIN).get("/nodes").json()["nodes"]
     port = made.ports[node]
     return next(each for each in shown if each.get("address", "").endswith(f":{port}"))
-
-
-def _name_of(made: Cluster, node: str) -> str:
-    return str(_shown(made, node)["name"])

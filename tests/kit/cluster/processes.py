@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 
 from cellwall.cluster.certificates import Files, issue_gateway, issue_node, make_authority
+from cellwall.model.ids import node_of
 from kit.cluster.machines import Machines
 from kit.servers import ADMIN, ALICE, configuration, descendants, state_of
 from kit.waiting import is_alive, wait_until
@@ -169,6 +170,12 @@ class Cluster:
         (server,) = map(int, text.split())
         return server
 
+    def name_of(self, node: str) -> str:
+        """Return the name that a node has now."""
+        shown = self.client(key=ADMIN).get("/nodes").json()["nodes"]
+        end = f":{self.ports[node]}"
+        return next(str(each["name"]) for each in shown if each.get("address", "").endswith(end))
+
     def states(self, gateway: int = 0) -> dict[str, str]:
         """Return the state of each node by its name, as a gateway has it."""
         answer = self.client(gateway, ADMIN).get("/nodes").json()["nodes"]
@@ -208,6 +215,15 @@ class Cluster:
 
     def _entering(self, name: str) -> list[str]:
         return [] if self.machines is None else self.machines.of(name).entering()
+
+
+def session_on(client: httpx.Client, name: str) -> str:
+    """Return the path of a session that lives on the node of that name."""
+    while True:
+        made = client.post("/sandboxes", json={}).json()["id"]
+        if node_of(made) == name:
+            return f"/sandboxes/{made}"
+        client.delete(f"/sandboxes/{made}")
 
 
 def _started(

@@ -23,7 +23,7 @@ from cellwall.model.errors import NodeLost, NodeUnreachable, QuotaExceeded
 from cellwall.store.records.errors import StoreBroken, StoreBusy
 from cellwall.surface.shared.tasks import Tasks
 from kit.cluster.directories import directory, name_of
-from kit.postgres_server import Postgres, programs, running
+from kit.postgres_server import Postgres, another
 
 FENCE_S = 2.0
 RUNNING = 4
@@ -32,9 +32,7 @@ RUNNING = 4
 @pytest.fixture
 def own(postgres: Postgres) -> Iterator[Postgres]:
     """A server that a test may stop; the capability was asked for by `postgres`."""
-    found = programs()
-    assert found is not None
-    with running(found) as made:
+    with another() as made:
         yield made
 
 

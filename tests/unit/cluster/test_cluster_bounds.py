@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +15,8 @@ from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.gateway.agreed.copies import copies_in
 from cellwall.cluster.gateway.agreed.running import Running
 from cellwall.cluster.gateway.book import Book, Node, Told
-from cellwall.cluster.gateway.callers import check_token
+from cellwall.cluster.gateway.callers import Caller, check_token
+from cellwall.cluster.gateway.exchange import Exchange
 from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.cluster.gateway.routing import way_of
 from cellwall.cluster.gateway.wire.front import ClientLink
@@ -130,6 +132,33 @@ async def _asked(port: int, data: bytes) -> bytes:
 async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()
     writer.close()
+
+
+class _Left:
+    """A client that has left."""
+
+    peer = HOST
+
+    def done(self) -> None:
+        pass
+
+
+@pytest.mark.timeout(20)
+def test_client_that_left_before_its_request_began_waits_for_no_turn() -> None:
+    async def run() -> None:
+        async with _gateway(_silent) as (gateway, _):
+            gateway.turns.resize(gateway.book.nodes)
+            while (turn := gateway.turns.ask("alice")).has_come:
+                pass  # until others wait
+            head = RequestHead(b"POST", b"/execute", [], named={})
+            caller = Caller(RECORD.principal, [], frozenset())
+            left = Exchange(gateway, cast("Any", _Left()), head, way_of("POST", head.path), caller)
+            left.on_gone()
+            await left.run()
+            assert gateway.turns.queued == 1  # the one that waits still
+            turn.leave()
+
+    asyncio.run(run())
 
 
 def test_connections_are_bounded_over_all_and_by_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.store.records.errors import StoreBroken, StoreBusy
 from kit.cluster.directories import ROLE, as_role, directory, name_of, stop
-from kit.postgres_server import Postgres, programs, running
+from kit.postgres_server import Postgres, another
 
 LOST_AFTER_S = 0.3
 
@@ -34,9 +34,7 @@ def url(postgres: Postgres) -> str:
 @pytest.fixture(scope="module")
 def own(postgres: Postgres) -> Iterator[Postgres]:
     """A server that a test may crash; the capability was asked for by `postgres`."""
-    found = programs()
-    assert found is not None
-    with running(found) as made:
+    with another() as made:
         yield made
 
 

@@ -14,16 +14,14 @@ from cellwall.store.postgres.database import PostgresDatabase
 from cellwall.store.records.changes import Accept
 from cellwall.store.records.errors import StoreBroken, StoreBusy, StoreConflict
 from cellwall.store.store import Store
-from kit.postgres_server import Postgres, programs, running
+from kit.postgres_server import Postgres, another
 from kit.stores import chained, execution, opened
 
 
 @pytest.fixture(scope="module")
 def own(postgres: Postgres) -> Iterator[Postgres]:
     """A server that a test may crash; the capability was asked for by `postgres`."""
-    found = programs()
-    assert found is not None
-    with running(found) as made:
+    with another() as made:
         yield made
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from cellwall.server.auth.tokens import TokenRefused, key_of_token
-from cellwall.server.core.errors import HttpError
-from cellwall.server.core.request import unauthorized
+from cellwall.server.core.request import refused_key
 from cellwall.server.port_proxy.headers import port_token
 
 if TYPE_CHECKING:
@@ -45,16 +44,7 @@ def caller_of(
     presented, dropped = _presented(head)
     principal = None if presented is None else keys.find(presented)
     if principal is None:
-        wait_s = failures.wait_s(peer or "unix")
-        if wait_s > 0:
-            raise HttpError(
-                429,
-                "rate_limited",
-                "key: too many refused keys from this address",
-                remedy="wait, and use a valid key",
-                headers={"retry-after": str(int(wait_s) + 1)},
-            )
-        raise unauthorized()
+        raise refused_key(failures.wait_s(peer or "unix"))
     dropped |= _other_keys(head, keys) | in_protocols(head)
     said = said_of(principal, tiers.get(principal.tenant, ""))
     if _KEY in dropped:

@@ -249,6 +249,8 @@ class Exchange:
 
     async def _in_turn(self) -> None:
         """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
+        if self._is_gone:
+            return
         tenant = "" if self._caller is None else self._caller.principal.tenant
         self._turn = turn = self._gateway.turns.ask(tenant)
         if turn.has_come or await turn.come():

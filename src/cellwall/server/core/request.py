@@ -402,6 +402,19 @@ def unauthorized() -> HttpError:
     )
 
 
+def refused_key(wait_s: float) -> HttpError:
+    """Return the 401, or the 429 of an address that has to wait for so long after wrong keys."""
+    if wait_s <= 0:
+        return unauthorized()
+    return HttpError(
+        429,
+        "rate_limited",
+        "key: too many refused keys from this address",
+        remedy="wait, and use a valid key",
+        headers={"retry-after": str(int(wait_s) + 1)},
+    )
+
+
 def too_large(most_bytes: int) -> HttpError:
     """Return the 413; the rest of the body is not read, so the connection ends."""
     return HttpError(

@@ -19,7 +19,7 @@ from cellwall.server.auth.keys import spellings
 from cellwall.server.auth.tokens import TokenRefused
 from cellwall.server.core.error_log import drop_traceback, log_failure
 from cellwall.server.core.errors import HttpError, status_of
-from cellwall.server.core.request import ClientGone, Request, unauthorized
+from cellwall.server.core.request import ClientGone, Request, refused_key
 from cellwall.server.core.request_context import ORIGIN
 from cellwall.server.core.settings import LOOPBACK
 from cellwall.server.http.face import OwnFace
@@ -176,17 +176,8 @@ class Guard:
         if request.principal is not None or self._face.is_open(request):
             return
         client = request.scope.get("client")
-        wait_s = self._state.failures.wait_s(client[0] if client else "unix")
+        refusal = refused_key(self._state.failures.wait_s(client[0] if client else "unix"))
         # The body is not read, so the connection cannot be used again.
-        if wait_s > 0:
-            raise HttpError(
-                429,
-                "rate_limited",
-                "key: too many refused keys from this address",
-                remedy="wait, and use a valid key",
-                headers={"retry-after": str(int(wait_s) + 1), "connection": "close"},
-            )
-        refusal = unauthorized()
         refusal.headers["connection"] = "close"
         raise refusal
 

@@ -73,7 +73,7 @@ class _Agreed:
         self._digest = hashed.digest()
 
     async def goes(self, node: str, offered: str) -> str:
-        """Claim the key for a node, or find who has it. Raises StoreBusy, HttpError."""
+        """Claim the key for a node; empty: another node has it. Raises StoreBusy, HttpError."""
         if self._claim is not None and self._claim.node == node:
             return self._claim.offered
         wanted = Claim(self._digest, node, offered)

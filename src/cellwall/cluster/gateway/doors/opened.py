@@ -20,7 +20,7 @@ from cellwall.cluster.gateway.callers import (
     said_of,
 )
 from cellwall.server.auth.keys import Principal
-from cellwall.server.core.errors import HttpError
+from cellwall.server.core.request import refused_key
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.routing import Way
@@ -125,10 +125,4 @@ def _count(failures: Failures, peer: str) -> None:
     """Count a wrong key. Raises HttpError if there were too many."""
     wait_s = failures.wait_s(peer or "unix")
     if wait_s > 0:
-        raise HttpError(
-            429,
-            "rate_limited",
-            "key: too many refused keys from this address",
-            remedy="wait, and use a valid key",
-            headers={"retry-after": str(int(wait_s) + 1)},
-        )
+        raise refused_key(wait_s)
