@@ -192,7 +192,8 @@ class Exchange:
             raise CapacityError(
                 "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
             )
-        return quotas.copies(caller.principal.tenant, verb, b"".join(self._pieces))
+        body = b"".join(self._pieces)
+        return quotas.copies(caller.principal.tenant, verb, body, lambda: self._node)
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""

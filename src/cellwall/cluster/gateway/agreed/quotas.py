@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -47,7 +47,7 @@ class Quotas:
         self._sums = sums
         self._tenants = tenants
         self._book = book
-        self._rounds: dict[str, asyncio.Task[None]] = {}
+        self._rounds: dict[str, asyncio.Task[set[str]]] = {}
         """The next look at a tenant's sandboxes, which has not begun."""
         self._turns: dict[str, asyncio.Lock] = {}
 
@@ -66,11 +66,15 @@ class Quotas:
             await self._sums.give_back(tenant, sandbox_id)
 
     @contextlib.asynccontextmanager
-    async def copies(self, tenant: str, verb: str, body: bytes) -> AsyncIterator[None]:
+    async def copies(
+        self, tenant: str, verb: str, body: bytes, asked: Callable[[], str]
+    ) -> AsyncIterator[None]:
         """Hold places for copies whose ids a node will draw, until they are counted themselves.
 
-        `verb` and `body`: of the request, which forks or restores. Raises UsageError,
-        QuotaExceeded if there is no room for all of them, StoreBusy.
+        `verb` and `body`: of the request, which forks or restores; `asked` returns the name of the
+        node that was asked, empty if none was. Places stay counted, for minutes, where that node
+        does not say afterwards what it has. Raises UsageError, QuotaExceeded if there is no room
+        for all of them, StoreBusy.
         """
         if self._tenants.use(tenant).quotas.sandboxes is None:
             yield
@@ -80,37 +84,40 @@ class Quotas:
             for each in places:
                 await self.take(tenant, each, "")
             yield
-            await self.look(tenant)
         finally:
             with contextlib.suppress(CapacityError):  # those that stay are given back when old
-                await asyncio.gather(*(self._sums.give_back(tenant, each) for each in places))
+                node = asked()
+                if not node or node in await self.look(tenant):
+                    await asyncio.gather(*(self._sums.give_back(tenant, each) for each in places))
 
-    async def look(self, tenant: str) -> None:
-        """Set a tenant's count right by what its nodes say from now on.
+    async def look(self, tenant: str) -> set[str]:
+        """Set a tenant's count right by what its nodes say from now on; return which have said it.
 
         Requests that come together share a look that begins after all of them.
         """
         if tenant not in self._rounds:
             loop = asyncio.get_running_loop()
             self._rounds[tenant] = loop.create_task(self._next_look(tenant))
-        await asyncio.shield(self._rounds[tenant])
+        return await asyncio.shield(self._rounds[tenant])
 
-    async def _next_look(self, tenant: str) -> None:
+    async def _next_look(self, tenant: str) -> set[str]:
         turn = self._turns.setdefault(tenant, asyncio.Lock())
         async with turn:
             await asyncio.sleep(_BETWEEN_S)  # more of them join
             del self._rounds[tenant]
             rows = await self._sums.of(tenant)
-            await asyncio.gather(
+            names = await asyncio.gather(
                 *(self._look_at(tenant, node, rows) for node in self._book.answering())
             )
             for row in rows:
                 is_left = not row.node and row.age_s > _COPIED_S
                 if row.node in self._book.lost or is_left:
                     await self._sums.give_back(tenant, row.id)
+        return set(names) - {""}
 
-    async def _look_at(self, tenant: str, node: Node, rows: list[Row]) -> None:
-        """Set the count of one node's sandboxes right, as far as the node says it."""
+    async def _look_at(self, tenant: str, node: Node, rows: list[Row]) -> str:
+        """Set the count of one node's sandboxes right; return its name if it said what it has."""
+        name = node.name
         asked = _Asked(node, said_of(Principal(tenant, "gateway", "run"), self._tier(tenant)))
         try:
             live = await asked.live()
@@ -120,7 +127,8 @@ class Quotas:
                 if row.node == node.name and row.id not in live and await asked.is_over(row):
                     await self._sums.give_back(tenant, row.id)
         except (OSError, ValueError, KeyError):
-            return  # it counts as it did
+            return ""  # it counts as it did
+        return name
 
     def _tier(self, tenant: str) -> str:
         return self._tenants.tier(tenant)
