@@ -22,6 +22,11 @@ def test_a_waiting_worker_may_have_another_cgroup() -> None:
     assert after.is_no_more_than(BEFORE)
 
 
+def test_processes_may_have_successors_while_a_file_goes() -> None:
+    after = replace(BEFORE, alive=frozenset({20, 21, 22}), state_files=3)
+    assert after.is_no_more_than(BEFORE)
+
+
 @pytest.mark.parametrize(
     "change",
     [
