@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
-    from cellwall.runtimes.base import Finding, Runtime
+    from cellwall.runtimes.base import AheadOfEngine, Finding, Runtime
 
 
 class Templates(Protocol):
@@ -104,6 +104,7 @@ class Engine:
         *,
         templates: Templates | None = None,
         answers_first: bool = False,
+        head_start: AheadOfEngine | None = None,
         keeps_sandboxes: bool = False,
         keeps_hibernated: bool = False,
     ) -> None:
@@ -114,7 +115,8 @@ class Engine:
         `keeps_hibernated` so do hibernated sandboxes, if there is a `snapshots_dir`.
 
         With `answers_first` the first programs do not wait for what only pays with many: a jail
-        prepares that behind them.
+        prepares that behind them. `head_start`: what `engine.head_start` has begun; it ends with
+        this engine.
         """
         self.state_dir = directory or state_dir()
         self.settings = settings or EngineSettings.from_environment()
@@ -127,6 +129,7 @@ class Engine:
             self.state_dir,
             self.settings,
             answers_first=answers_first,
+            head_start=head_start,
             keeps_sandboxes=keeps_sandboxes,
         )
         self._pool = Pool(self.settings)
@@ -560,7 +563,4 @@ class Engine:
         """Forget everything without touching it; for a forked child, which owns none of it."""
         self._is_open = False
         self.outside.abandon()
-        for runtime in self._runtimes.made.values():
-            abandon = getattr(runtime, "abandon", None)
-            if abandon is not None:
-                abandon()
+        self._runtimes.abandon()

@@ -8,9 +8,9 @@ command lines, which takes longer than the program.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,10 @@ from cellwall.apps.cli.console.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from cellwall.model.execution import Event, Execution
+    from cellwall.runtimes.base import AheadOfEngine
 
 
 @dataclass(slots=True)
@@ -38,6 +39,8 @@ class Request:
     """Further arguments of `Engine.run`."""
     place: Path | None = None
     """Where the program's artifacts go."""
+    head_start: AheadOfEngine | None = None
+    """What was started for it before the engine is imported."""
 
 
 def run_program(given: Mapping[str, Any]) -> int:
@@ -45,15 +48,32 @@ def run_program(given: Mapping[str, Any]) -> int:
     try:
         if given["image"] or given["user"] or given["profile"]:
             return _run_in_image(given)
-        request = _read(given)
-        built(request.options["template"])
-        return _run_json(request) if given["as_json"] else _run_streaming(request)
+        with _begun(given) as begun:
+            request = _read(given)
+            template = built(request.options["template"])
+            if begun is not None:
+                begun.go_on(template)
+                request.head_start = begun
+            return _run_json(request) if given["as_json"] else _run_streaming(request)
     except CellwallError as error:
         if given["as_json"]:
             from cellwall.wire.answer import error_envelope, one_line
 
             _show(one_line(error_envelope(error, "")))
         raise
+
+
+@contextmanager
+def _begun(given: Mapping[str, Any]) -> Iterator[AheadOfEngine | None]:
+    """Start processes of the program's before anything else is known, and end what is not used."""
+    from cellwall.engine import head_start
+
+    begun = head_start.begin(given)
+    try:
+        yield begun
+    finally:
+        if begun is not None:
+            begun.close()  # what no engine has taken over
 
 
 def _run_in_image(given: Mapping[str, Any]) -> int:
@@ -207,6 +227,8 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, Any]:
 
 
 def _run_streaming(request: Request) -> int:
+    import asyncio  # once the program's processes start
+
     execution = asyncio.run(_streaming(request))
     reason = explanation(execution.outcome)
     if reason is not None:
@@ -215,6 +237,8 @@ def _run_streaming(request: Request) -> int:
 
 
 async def _streaming(request: Request) -> Execution:
+    import asyncio
+
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None  # noqa: S101 - inside a coroutine there is one
     streams = Streams(on_broken=lambda: loop.call_soon_threadsafe(task.cancel))
@@ -234,6 +258,8 @@ def _show(line: str) -> None:
 
 
 def _run_json(request: Request) -> int:
+    import asyncio
+
     from cellwall.wire.answer import answer, one_line
 
     execution = asyncio.run(_execute(request))
@@ -244,7 +270,7 @@ def _run_json(request: Request) -> int:
 async def _execute(request: Request, on_event: Callable[[Event], None] | None = None) -> Execution:
     from cellwall.apps.engines import open_engine
 
-    async with open_engine(answers_first=True) as engine:
+    async with open_engine(answers_first=True, head_start=request.head_start) as engine:
         execution = await engine.run(
             request.code,
             language=request.language,

@@ -12,8 +12,6 @@ import hashlib
 import importlib.util
 import marshal
 import os
-import tempfile
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -96,6 +94,9 @@ def _compiled(name: str, source: bytes) -> bytes:
 
 
 def _write(target: Path, files: dict[str, bytes]) -> None:
+    import tempfile  # mostly it is there, and a first answer waits for imports
+    import zipfile
+
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bundle-")
     try:

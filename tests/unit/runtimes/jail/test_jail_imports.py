@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.runtimes.jail import fork_servers
-from cellwall.runtimes.shared.guest_bundle import build_bundle
+from cellwall.runtimes.jail.starting.bundle import bundle_in
 
 FORBIDDEN = {
     "asyncio",
@@ -50,7 +49,7 @@ print(json.dumps(where))
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The very archive the jail starts."""
     where = tmp_path_factory.mktemp("bundle")
-    return Path(build_bundle(where, fork_servers._BUNDLE, "cellwall.jail.processes.entry:main"))
+    return bundle_in(where)
 
 
 def _imported(bundle: Path, modules: tuple[str, ...]) -> dict[str, str]:
