@@ -31,12 +31,10 @@ from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.programs.programs import Host, Programs, Watch
 from cellwall.engine.programs.requests import Request
-from cellwall.engine.sandbox import AsyncSandbox, EngineParts
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.state.copy_counts import CopyStatistics
 from cellwall.engine.state.disk_budget import DiskBudget
-from cellwall.engine.state.hibernation import check_wishes
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
@@ -56,6 +54,7 @@ if TYPE_CHECKING:
     from cellwall.engine.images.image_store import ImageStore
     from cellwall.engine.parts.kept import Arrivals
     from cellwall.engine.policy.pause_choice import PauseChoice
+    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.state.copies import Copies, Heritage
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
@@ -97,7 +96,7 @@ class EngineStatistics:
 class Engine:
     """One engine; see the module. Create it on the event loop that it is used on."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an option of its own
         self,
         directory: Path | None = None,
         settings: EngineSettings | None = None,
@@ -377,6 +376,8 @@ class Engine:
         owner: tuple[str, PauseChoice],
     ) -> AsyncSandbox:
         """Return a claimed sandbox as the one that its owner holds."""
+        from cellwall.engine.sandbox import AsyncSandbox, EngineParts  # a single program needs none
+
         parts = EngineParts(self._tasks, self.outside, lambda: self.copies)
         tenant, pauses = owner
         released, share = partial(self._released, runtime), self.history_room.of(tenant)
@@ -465,6 +466,8 @@ class Engine:
 
     def _check_pausing(self, live: ClaimedSandbox, runtime: Runtime, *, hibernates: bool) -> None:
         """Destroy a claimed sandbox that its owner wants to pause, and that cannot be."""
+        from cellwall.engine.state.hibernation import check_wishes  # most pause by themselves
+
         try:
             check_wishes(live, runtime, hibernates=hibernates)
         except (HostUnsupported, Conflict):

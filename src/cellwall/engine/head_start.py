@@ -27,7 +27,7 @@ _OPERATORS = (
     "CELLWALL_DEFAULT_ISOLATION",
     "CELLWALL_TRUST",
 )
-"""Variables by which another runtime than the fastest may be chosen; `EngineSettings` reads them."""
+"""Variables of `EngineSettings` by which another runtime than the fastest may be chosen."""
 _CALLERS = ("runtime", "isolation", "trust", "image")
 """Options of a request by which it may be."""
 

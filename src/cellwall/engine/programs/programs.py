@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
-from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import with_way_out
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.policy.arguments import check_start
@@ -227,6 +226,8 @@ class Programs:
         try:
             before = None if watch.before_code is None else partial(self._before_code, watch)
             if live.spec.image is not None and work.is_warm:
+                from cellwall.engine.parts.contexts import DEFAULT, Contexts
+
                 await Contexts(live).ensure(DEFAULT)  # the image's own interpreter
             attempt = await begin(live, program, watch.on_event, before)
             self.runs += 1

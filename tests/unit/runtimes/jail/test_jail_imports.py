@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cellwall import guest
 from cellwall.runtimes.jail.starting.bundle import bundle_in
 
 FORBIDDEN = {
@@ -86,7 +87,7 @@ def test_the_list_can_find_what_it_forbids(bundle: Path) -> None:
 
 
 def test_every_module_of_the_guest_can_be_imported_from_the_bundle(bundle: Path) -> None:
-    root = Path(fork_servers.__file__).parents[2] / "guest"
+    root = Path(guest.__path__[0])
     found = (path.relative_to(root.parent).with_suffix("") for path in root.rglob("[!_]*.py"))
     names = tuple(".".join(("cellwall", *path.parts)) for path in found)
     assert names, "the guest has modules"

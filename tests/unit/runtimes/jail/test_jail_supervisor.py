@@ -21,7 +21,7 @@ from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.jail import child as spawned
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.child import Child, hear, pid_of
-from cellwall.runtimes.jail.launch import Settings
+from cellwall.runtimes.jail.starting.launch import Settings
 from kit.waiting import state_of, wait_until
 
 _WAITING = "import sys; print('up', flush=True); sys.stdin.read()"

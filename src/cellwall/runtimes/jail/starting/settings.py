@@ -22,7 +22,12 @@ from cellwall.runtimes.shared.environment import INTERPRETER, inside_environment
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
 
-_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
+_INSIDE = "/tmp"  # noqa: S108 - a path inside
+_PRELOAD_ENVIRONMENT = {
+    "HOME": _INSIDE,
+    "MPLCONFIGDIR": f"{_INSIDE}/matplotlib",
+    "LD_BIND_NOW": "1",
+}
 """Variables that only the preload has. Its /tmp is its own, and every sandbox mounts another over
 it."""
 
