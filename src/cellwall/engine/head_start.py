@@ -9,6 +9,7 @@ use.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cellwall.engine.templates.place import state_dir
@@ -16,7 +17,7 @@ from cellwall.model.errors import CellwallError
 from cellwall.runtimes import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from cellwall.runtimes.base import AheadOfEngine
@@ -32,17 +33,30 @@ _CALLERS = ("runtime", "isolation", "trust", "image")
 """Options of a request by which it may be."""
 
 
-def begin(options: Mapping[str, Any]) -> AheadOfEngine | None:
-    """Begin for a request with these options; None where another runtime may be chosen for it."""
+@contextmanager
+def begun(options: Mapping[str, Any]) -> Iterator[AheadOfEngine | None]:
+    """Begin for a program with these options, and end what no engine has taken over.
+
+    None where another runtime may be chosen for it.
+    """
+    ahead = _begin(options)
+    try:
+        yield ahead
+    finally:
+        if ahead is not None:
+            ahead.close()
+
+
+def _begin(options: Mapping[str, Any]) -> AheadOfEngine | None:
     if any(map(os.environ.get, _OPERATORS)) or any(map(options.get, _CALLERS)):
         return None
     return registry.begin(state_dir())
 
 
 def begun_for(options: Mapping[str, Any]) -> AheadOfEngine | None:
-    """Begin for a program with these options; None, too, if its template is not built."""
-    begun = begin(options)
-    if begun is None:
+    """Begin and go on for a program with these options; None, too, if its template is not built."""
+    ahead = _begin(options)
+    if ahead is None:
         return None
     from cellwall.engine.templates.store import TemplateStore
 
@@ -51,7 +65,7 @@ def begun_for(options: Mapping[str, Any]) -> AheadOfEngine | None:
     except CellwallError:  # the request meets it, too
         built = None
     if built is None:
-        begun.close()
+        ahead.close()
         return None
-    begun.go_on(built)
-    return begun
+    ahead.go_on(built)
+    return ahead

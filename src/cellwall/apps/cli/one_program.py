@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from cellwall.apps.cli.console.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from cellwall.model.execution import Event, Execution
     from cellwall.runtimes.base import AheadOfEngine
@@ -43,37 +42,26 @@ class Request:
     """What was started for it before the engine is imported."""
 
 
-def run_program(given: Mapping[str, Any]) -> int:
-    """Run the program that `given`, an option each, describes; return our exit status."""
+def run_program(given: Mapping[str, Any], begun: AheadOfEngine | None = None) -> int:
+    """Run the program that `given`, an option each, describes; return our exit status.
+
+    `begun`: what was started for it before.
+    """
     try:
         if given["image"] or given["user"] or given["profile"]:
             return _run_in_image(given)
-        with _begun(given) as begun:
-            request = _read(given)
-            template = built(request.options["template"])
-            if begun is not None:
-                begun.go_on(template)
-                request.head_start = begun
-            return _run_json(request) if given["as_json"] else _run_streaming(request)
+        request = _read(given)
+        template = built(request.options["template"])
+        if begun is not None:
+            begun.go_on(template)
+            request.head_start = begun
+        return _run_json(request) if given["as_json"] else _run_streaming(request)
     except CellwallError as error:
         if given["as_json"]:
             from cellwall.wire.answer import error_envelope, one_line
 
             _show(one_line(error_envelope(error, "")))
         raise
-
-
-@contextmanager
-def _begun(given: Mapping[str, Any]) -> Iterator[AheadOfEngine | None]:
-    """Start processes of the program's before anything else is known, and end what is not used."""
-    from cellwall.engine import head_start
-
-    begun = head_start.begin(given)
-    try:
-        yield begun
-    finally:
-        if begun is not None:
-            begun.close()  # what no engine has taken over
 
 
 def _run_in_image(given: Mapping[str, Any]) -> int:

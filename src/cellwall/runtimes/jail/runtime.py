@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -231,15 +230,15 @@ class JailRuntime:
         mounts = tuple(spec.template.base_mounts)
         shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
         if spec.profile == "debug":
-            shape = replace(shape, debug=True)
+            shape = shape._replace(debug=True)
         if spec.volumes:
             volumes = tuple((each.path, each.read_only) for each in spec.volumes)
-            shape = replace(shape, volumes=volumes)
+            shape = shape._replace(volumes=volumes)
         if spec.image is not None:
             image = (spec.image.uid, spec.image.gid)
-            shape = replace(shape, shows_changes=spec.image.shows_changes)
-            return replace(shape, image=image, own_python=not spec.image.has_python)
-        return replace(shape, own_layers=spec.purpose == "session")
+            shape = shape._replace(shows_changes=spec.image.shows_changes)
+            return shape._replace(image=image, own_python=not spec.image.has_python)
+        return shape._replace(own_layers=spec.purpose == "session")
 
     @property
     def has_single_programs(self) -> bool:

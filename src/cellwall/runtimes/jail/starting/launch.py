@@ -13,14 +13,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.jail.protocol import fds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from cellwall.jail.plan import plan
 
 _ARENAS, _BARE_ARENAS = 48, 16
@@ -31,8 +31,7 @@ QUICK_WORKERS = {"program": 1}
 """Processes of a quick fork-server that clone sandboxes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The configuration of one fork-server."""
 
     guest_path: Path
