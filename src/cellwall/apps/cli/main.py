@@ -52,7 +52,7 @@ def _run() -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         sys.exit(128 + 13)  # our reader went away
-    except (Exception, KeyboardInterrupt) as error:  # a bug must not look like a program's status
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a bug's status is ours, too
         sys.exit(_failed(error))
 
 

@@ -1,10 +1,10 @@
 """The building steps of a jail as small values: each can describe itself and be executed.
 
-Tuples with names, because three processes of a start import them, and dataclasses take ten times
-as long to define. Used by `plan` and `executor`. The order and choice of steps are in `plan`, the lockdown in
-`lockdown`. The invariant: a step uses only what its fields say, so that the printed plan is the
-whole truth. `execute(root)` works below `root` ("" once inside); sources are opened by `prepare`
-before a mount can hide them.
+Named tuples: three processes of each start define them, and dataclasses would take them some ten
+milliseconds more. Used by `plan` and `executor`. The order and choice of steps are in `plan`, the
+lockdown in `lockdown`. The invariant: a step uses only what its fields say, so that the printed
+plan is the whole truth. `execute(root)` works below `root` ("" once inside); sources are opened by
+`prepare` before a mount can hide them.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def main(arguments: List[str]) -> None:
     pid = 0
     step = "boot: read the configuration"
     try:
-        _raise_descriptor_limit()
         config = _told(control)
+        _raise_descriptor_limit()
         if config["rootless"]:
             step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
             _enter_own_user_namespace(config["outer"])
