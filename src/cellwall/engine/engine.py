@@ -33,7 +33,6 @@ from cellwall.engine.programs.programs import Host, Programs, Watch
 from cellwall.engine.programs.requests import Request
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
-from cellwall.engine.state.copy_counts import CopyStatistics
 from cellwall.engine.state.disk_budget import DiskBudget
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.state.copies import Copies, Heritage
+    from cellwall.engine.state.copy_counts import CopyStatistics
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
@@ -528,6 +528,8 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
+        from cellwall.engine.state.copy_counts import CopyStatistics  # a single program asks none
+
         statuses = Counter(each.status for each in self._sandboxes.values())
         return EngineStatistics(
             runs=self._programs.runs,

@@ -7,12 +7,17 @@ need, because every start of `cellwall run` pays for it; `cellwall mcp` is nearl
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import suppress
 
 from cellwall.apps.cli import run_words
 from cellwall.apps.cli.console import own_streams
 from cellwall.model.errors import CellwallError
+
+_FEW_COLLECTIONS = 100_000
+"""Number of new objects after which a single run collects garbage: more than it imports, which is
+none, and would be scanned again and again."""
 
 
 def main() -> None:
@@ -29,6 +34,7 @@ def _command(words: list[str]) -> None:
     if words[:1] == ["run"] and (given := run_words.read(words[1:])) is not None:
         from cellwall.engine import head_start
 
+        gc.set_threshold(_FEW_COLLECTIONS)
         with head_start.begun(given) as begun:  # before the command itself is imported
             from cellwall.apps.cli.one_program import run_program
 

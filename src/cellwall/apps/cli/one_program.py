@@ -180,7 +180,7 @@ def _language_of(path: Path) -> str:
 
 
 def _template_of(language: str) -> str:
-    from cellwall.languages.registry import find
+    from cellwall.languages.lookup import find
 
     return find(language).template
 

@@ -89,6 +89,7 @@ def settings_of(
     ground: Ground, template: BuiltTemplate, held: uids.UidRange, bundle: Path, kind: Kind
 ) -> Settings:
     """Return the configuration of one fork-server, whose sandboxes have ids of `held`."""
+    is_first = kind.is_quick and not kind.for_images  # sandboxes on images need all of init
     return Settings(
         guest_path=bundle,
         template_path=Path(template.path),
@@ -105,7 +106,7 @@ def settings_of(
         workers=kind.workers,
         seccomp=ground.program,
         guest_main="cellwall.guest.init.main:main",
-        guest_preload="cellwall.guest.warm.preload",
+        guest_preload=f"cellwall.guest.warm.{'first' if is_first else 'preload'}",
         guest_reseed="cellwall.guest.process.reseed",
         guest_alone="cellwall.guest.warm.single_program",
         lifeline=kind.lifeline,
