@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ class BaseInterpreter:
             "executable": self.executable,
             "cache_tag": self.cache_tag,
             "minor": list(self.version[:2]),
-            "machine": platform.machine(),
+            "machine": os.uname().machine,
         }
 
 

@@ -8,7 +8,6 @@ weaker, and what.
 from __future__ import annotations
 
 import os
-import platform
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -57,7 +56,7 @@ def run(*, for_faults: bool = False) -> list[Found]:
 
 
 def _machine() -> list[Found]:
-    machine = platform.machine()
+    machine = os.uname().machine
     known = machine in {"x86_64", "aarch64"}
     return [
         Found(
