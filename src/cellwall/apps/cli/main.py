@@ -7,6 +7,7 @@ need, because every start of `cellwall run` pays for it; `cellwall mcp` is nearl
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -37,6 +38,7 @@ def main() -> None:
     except _Ended as ended:
         # Its engine is closed, and its threads have ended. To take the interpreter apart, module by
         # module, would take as long as to start four.
+        atexit._run_exitfuncs()
         own_streams.leave()
         os._exit(ended.status)
     finally:
