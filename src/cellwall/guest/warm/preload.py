@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+_FOR_PROGRAMS = ("dataclasses", "hashlib")
+"""Modules that nothing of ours needs here, that many programs import, and that take long."""
 _FOR_COPIES = (
     "cellwall.guest.context.copies",
     "cellwall.guest.files.areas",
@@ -73,6 +75,9 @@ def warm(
     """
     started = time.perf_counter()
     template_imports.take_on(environment)
+    if is_rehearsed:
+        for name in _FOR_PROGRAMS:
+            importlib.import_module(name)
     context.prepare()
     if is_rehearsed:
         _rehearse()
