@@ -17,7 +17,7 @@ from cellwall.apps.timings import PLAIN, checked, warm
 from cellwall.jail.fast.netns_reuse import MOST_KEPT
 from cellwall.linux.cgroups.engine_tree import most_spare_directories
 from cellwall.linux.cgroups.hierarchies import discover
-from cellwall.runtimes.jail.fork_servers import workers_on
+from cellwall.runtimes.jail.starting.settings import workers_on
 from cellwall_bench.figures import Figure, p50
 from cellwall_bench.processes import Holdings, descendants, holdings, tree_pss_bytes
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cellwall.engine.templates.store import state_dir
-from cellwall.runtimes.jail.fork_servers import bundle_in
+from cellwall.runtimes.jail.starting.bundle import bundle_in
 from cellwall.server.auth.keys import digest_of
 from kit.cluster.switch import is_fronted
 from kit.server.mould import Forked, the_mould

@@ -16,28 +16,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cellwall.engine.engine import Engine
+    from cellwall.runtimes.base import AheadOfEngine
 
 
 def state() -> Path:
     """Return this user's state directory."""
-    from cellwall.engine.templates.store import state_dir
+    from cellwall.engine.templates.place import state_dir
 
     return state_dir()
 
 
-def make_engine(pool: int = 0, *, answers_first: bool = False) -> Engine:
+def make_engine(
+    pool: int = 0, *, answers_first: bool = False, head_start: AheadOfEngine | None = None
+) -> Engine:
     """Return an engine that parks up to `pool` sandboxes; 0 is right for a single run."""
     from cellwall.engine.engine import Engine
     from cellwall.engine.policy.settings import EngineSettings
 
     settings = replace(EngineSettings.from_environment(), pool_min=pool, pool_max=pool)
-    return Engine(state(), settings, answers_first=answers_first)
+    return Engine(state(), settings, answers_first=answers_first, head_start=head_start)
 
 
 @asynccontextmanager
-async def open_engine(pool: int = 0, *, answers_first: bool = False) -> AsyncIterator[Engine]:
+async def open_engine(
+    pool: int = 0, *, answers_first: bool = False, head_start: AheadOfEngine | None = None
+) -> AsyncIterator[Engine]:
     """Open an engine for the length of a block."""
-    engine = make_engine(pool, answers_first=answers_first)
+    engine = make_engine(pool, answers_first=answers_first, head_start=head_start)
     try:
         yield engine
     finally:

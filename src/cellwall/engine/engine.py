@@ -31,12 +31,9 @@ from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.programs.programs import Host, Programs, Watch
 from cellwall.engine.programs.requests import Request
-from cellwall.engine.sandbox import AsyncSandbox, EngineParts
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
-from cellwall.engine.state.copy_counts import CopyStatistics
 from cellwall.engine.state.disk_budget import DiskBudget
-from cellwall.engine.state.hibernation import check_wishes
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
@@ -56,11 +53,13 @@ if TYPE_CHECKING:
     from cellwall.engine.images.image_store import ImageStore
     from cellwall.engine.parts.kept import Arrivals
     from cellwall.engine.policy.pause_choice import PauseChoice
+    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.state.copies import Copies, Heritage
+    from cellwall.engine.state.copy_counts import CopyStatistics
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
-    from cellwall.runtimes.base import Finding, Runtime
+    from cellwall.runtimes.base import AheadOfEngine, Finding, Runtime
 
 
 class Templates(Protocol):
@@ -97,13 +96,14 @@ class EngineStatistics:
 class Engine:
     """One engine; see the module. Create it on the event loop that it is used on."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an option of its own
         self,
         directory: Path | None = None,
         settings: EngineSettings | None = None,
         *,
         templates: Templates | None = None,
         answers_first: bool = False,
+        head_start: AheadOfEngine | None = None,
         keeps_sandboxes: bool = False,
         keeps_hibernated: bool = False,
     ) -> None:
@@ -114,7 +114,8 @@ class Engine:
         `keeps_hibernated` so do hibernated sandboxes, if there is a `snapshots_dir`.
 
         With `answers_first` the first programs do not wait for what only pays with many: a jail
-        prepares that behind them.
+        prepares that behind them. `head_start`: what `engine.head_start` has begun; it ends with
+        this engine.
         """
         self.state_dir = directory or state_dir()
         self.settings = settings or EngineSettings.from_environment()
@@ -127,6 +128,7 @@ class Engine:
             self.state_dir,
             self.settings,
             answers_first=answers_first,
+            head_start=head_start,
             keeps_sandboxes=keeps_sandboxes,
         )
         self._pool = Pool(self.settings)
@@ -374,6 +376,8 @@ class Engine:
         owner: tuple[str, PauseChoice],
     ) -> AsyncSandbox:
         """Return a claimed sandbox as the one that its owner holds."""
+        from cellwall.engine.sandbox import AsyncSandbox, EngineParts  # a single program needs none
+
         parts = EngineParts(self._tasks, self.outside, lambda: self.copies)
         tenant, pauses = owner
         released, share = partial(self._released, runtime), self.history_room.of(tenant)
@@ -462,6 +466,8 @@ class Engine:
 
     def _check_pausing(self, live: ClaimedSandbox, runtime: Runtime, *, hibernates: bool) -> None:
         """Destroy a claimed sandbox that its owner wants to pause, and that cannot be."""
+        from cellwall.engine.state.hibernation import check_wishes  # most pause by themselves
+
         try:
             check_wishes(live, runtime, hibernates=hibernates)
         except (HostUnsupported, Conflict):
@@ -522,6 +528,8 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Return the engine's counts."""
+        from cellwall.engine.state.copy_counts import CopyStatistics  # a single program asks none
+
         statuses = Counter(each.status for each in self._sandboxes.values())
         return EngineStatistics(
             runs=self._programs.runs,
@@ -560,7 +568,4 @@ class Engine:
         """Forget everything without touching it; for a forked child, which owns none of it."""
         self._is_open = False
         self.outside.abandon()
-        for runtime in self._runtimes.made.values():
-            abandon = getattr(runtime, "abandon", None)
-            if abandon is not None:
-                abandon()
+        self._runtimes.abandon()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,6 +104,8 @@ def _of_the_lists() -> Asked:
         name = str(os.geteuid())
     remedy = f"as root: apt-get install uidmap; usermod --add-subuids {_EXAMPLE} "
     remedy += f"--add-subgids {_EXAMPLE} {name} (ids that nobody has)"
+    import shutil  # root needs no tool
+
     tools = {kind: shutil.which(tool, path=_PATH) for kind, tool in _TOOLS.items()}
     missing = [tool for kind, tool in _TOOLS.items() if not tools[kind]]
     if missing:

@@ -15,10 +15,12 @@ import itertools
 import os
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.linux import subordinate_ids
 from cellwall.model.errors import CapacityError, HostUnsupported
+
+if TYPE_CHECKING:
+    from cellwall.linux import subordinate_ids
 
 _FIRST = 0x70000000
 COUNT = 65_536
@@ -161,6 +163,8 @@ def find() -> Ids:
     """Find out the source of ids on this host; tens of milliseconds for an ordinary user."""
     if not is_rootless():
         return Ids(False, None, f"{COUNT} of its own for each fork-server's sandboxes")
+    from cellwall.linux import subordinate_ids  # root needs none
+
     return Ids(True, *subordinate_ids.ask())
 
 
@@ -217,6 +221,8 @@ def _locked(path: Path) -> int | None:
 
 def _slice(outer: subordinate_ids.Outer) -> UidRange:
     """Lock the first free slice of an ordinary user's ids."""
+    from cellwall.linux import subordinate_ids
+
     folder = _own_folder()
     for number in range(outer.count // subordinate_ids.SLICE):
         part = outer.part(number)

@@ -483,12 +483,28 @@ class PreparesVolumes(Protocol):
         """Make ready, where this host has volumes at all."""
 
 
+class AheadOfEngine(Protocol):
+    """Processes of a runtime that were started before the engine was there."""
+
+    def go_on(self, template: BuiltTemplate) -> None:
+        """Make ready for programs on a template; where that fails, end."""
+
+    def close(self) -> None:
+        """End what no runtime has taken over."""
+
+    def abandon(self) -> None:
+        """Close its descriptors in a forked child, and end nothing."""
+
+
 @runtime_checkable
 class AnswersFirst(Protocol):
     """A runtime that can answer sooner at first, before it makes ready for many starts."""
 
     answers_first: bool
     """Whether it does; set before anything is started."""
+
+    def take_head_start(self, begun: AheadOfEngine) -> None:
+        """Take over what was started for it; what is another runtime's is left alone."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from cellwall.runtimes.base import Runtime
+    from cellwall.runtimes.base import AheadOfEngine, Runtime
 
 FACTORIES: dict[str, str] = {
     "jail": "cellwall.runtimes.jail.runtime:JailRuntime",
@@ -24,6 +24,12 @@ FACTORIES: dict[str, str] = {
 """Map of names to `module:callable`; the callable takes the state directory. Fastest first: a jail
 is forked from a warm fork-server, a process starts an interpreter, gVisor starts a kernel, a
 container is started by a daemon. Of the runtimes that meet a level the first is chosen."""
+
+
+def begin(state_dir: Path) -> AheadOfEngine | None:
+    """Start processes of the fastest runtime ahead of an engine; None: they cannot be started."""
+    starting = import_module("cellwall.runtimes.jail.starting.head_start")
+    return cast("AheadOfEngine | None", starting.begin(state_dir))
 
 
 def create(name: str, state_dir: Path) -> Runtime:

@@ -153,7 +153,7 @@ def root_plan(facts, root): return _dropped[1](_without(facts), root)
 def sandbox_plan(facts, shape): return _dropped[0](_without(facts), shape)
 def _without(facts):
     from dataclasses import replace
-    return replace(facts, layers=0, channels=())
+    return facts._replace(layers=0, channels=())
 """
 
 

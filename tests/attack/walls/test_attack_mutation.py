@@ -143,7 +143,7 @@ def sandbox_plan(facts, shape):
     plan = _sandbox_plan(facts, shape)
     at = plan.steps.index(s.Enter(ROOT))
     more = (s.Directory(ROOT + "/srv"), s.Cover("/srv", ROOT + "/srv"))
-    return replace(plan, steps=(*plan.steps[:at], *more, *plan.steps[at:]))
+    return plan._replace(steps=(*plan.steps[:at], *more, *plan.steps[at:]))
 """
 
 

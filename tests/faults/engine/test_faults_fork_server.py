@@ -24,8 +24,9 @@ import pytest
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.jail.inspect import posture
 from cellwall.model.errors import HostUnsupported, SandboxBroken
-from cellwall.runtimes.jail import fork_server, launch
+from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.child import Child
+from cellwall.runtimes.jail.starting import launch
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.testing.bare import BareTemplates
 from kit.arena import Arena, Traces, descendants

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.jail.starting import bundle
 from cellwall.runtimes.shared import guest_bundle
 
 Drop = Callable[..., None]
@@ -50,7 +50,7 @@ def dropping(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
     def apply(**changes: str) -> None:
         target = directory / "mutated.pyz"
         monkeypatch.setattr(
-            fork_servers, "build_bundle", lambda *given: _mutated(real(*given), changes, target)
+            bundle, "build_bundle", lambda *given: _mutated(real(*given), changes, target)
         )
 
     return apply

@@ -16,7 +16,7 @@ SRC = ROOT / "src"
 PRELUDE = """
 import os, sys, pathlib
 from cellwall import embedded
-from cellwall.engine import loop_engines
+from cellwall.engine import engine, loop_engines
 from cellwall.engine.engine import Engine
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.testing.bare import BareTemplates
@@ -26,8 +26,7 @@ templates = BareTemplates(base / "env")
 def make(**options):
     settings = EngineSettings(allow_process=True)
     return Engine(base / "state", settings, templates=templates, **options)
-embedded.Engine = loop_engines.Engine = make
-embedded.Runner.__init__.__defaults__ = (make,)
+engine.Engine = loop_engines.Engine = make
 CHOICE = dict(runtime="process", isolation="process")
 """
 

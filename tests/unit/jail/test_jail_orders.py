@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -42,7 +41,7 @@ def test_only_the_uid_is_new_in_the_next_one(known: clone_request.CloneRequests)
 
 def test_limits_of_one_do_not_reach_another(known: clone_request.CloneRequests) -> None:
     _, small = known.read(clone_request.encoded(SHAPE, 1, GUEST, "fork"))
-    _, large = known.read(clone_request.encoded(replace(SHAPE, memory_mb=4096), 1, GUEST, "fork"))
+    _, large = known.read(clone_request.encoded(SHAPE._replace(memory_mb=4096), 1, GUEST, "fork"))
     _, told = known.read(clone_request.encoded(SHAPE, 1, GUEST, "fork", is_told=True))
     sizes = [json.dumps([each.step for each in request.ready.runs]) for request in (small, large)]
     assert sizes[0] == sizes[1]  # the same steps,
@@ -54,7 +53,7 @@ def test_limits_of_one_do_not_reach_another(known: clone_request.CloneRequests) 
 def test_what_callers_choose_is_forgotten_again(known: clone_request.CloneRequests) -> None:
     """A plan is 100 KiB, and limits are the caller's choice."""
     for memory_mb in range(64, 64 + 4 * clone_request._REMEMBERED):
-        known.read(clone_request.encoded(replace(SHAPE, memory_mb=memory_mb), 1, GUEST, "fork"))
+        known.read(clone_request.encoded(SHAPE._replace(memory_mb=memory_mb), 1, GUEST, "fork"))
         assert len(known._known) <= clone_request._REMEMBERED
         assert len(known._plans) <= clone_request._REMEMBERED
     first, again = (known.read(clone_request.encoded(SHAPE, 1, GUEST, "fork"))[1] for _ in range(2))

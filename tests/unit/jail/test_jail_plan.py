@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import uuid
-from dataclasses import asdict, replace
 
 import pytest
 
@@ -52,7 +51,7 @@ def _limit(shape: plan.Shape, number: int) -> tuple[int, int] | None:
 
 @pytest.mark.parametrize(("layers", "kind"), [(0, steps.Bind), (1, steps.Layer), (2, steps.Layer)])
 def test_root_shows_nothing_but_what_is_named(layers: int, kind: type[steps.Step]) -> None:
-    planned = plan.root_plan(replace(FACTS, layers=layers), ROOT)
+    planned = plan.root_plan(FACTS._replace(layers=layers), ROOT)
     shown = {s.source for s in planned if isinstance(s, (steps.Bind, steps.Layer))}
     assert shown == {"/usr", "/opt32", "/state/templates/t", "/opt/python"}
     assert all(isinstance(s, kind) for s in planned if isinstance(s, (steps.Bind, steps.Layer)))
@@ -69,14 +68,14 @@ def test_root_binds_are_read_only_without_set_uid_or_devices() -> None:
 
 
 def test_file_systems_below_a_tree_are_layers_of_their_own() -> None:
-    facts = replace(FACTS, layers=1, nested=("/usr/local", "/usr/local/share"))
+    facts = FACTS._replace(layers=1, nested=("/usr/local", "/usr/local/share"))
     layers = [s.path for s in plan.root_plan(facts, ROOT) if isinstance(s, steps.Layer)]
     places = [layers.index(path) for path in ("/usr", "/usr/local", "/usr/local/share")]
     assert places == sorted(places)
 
 
 def test_sockets_in_trees_that_are_bound_are_covered() -> None:
-    facts = replace(FACTS, channels=("/usr/local/share/s.sock",))
+    facts = FACTS._replace(channels=("/usr/local/share/s.sock",))
     planned = list(plan.root_plan(facts, ROOT))
     (at,) = (n for n, s in enumerate(planned) if getattr(s, "path", "") == facts.channels[0])
     bound = max(n for n, s in enumerate(planned) if isinstance(s, steps.Bind))
@@ -144,7 +143,7 @@ def test_boot_id_is_a_file_of_its_own_under_a_mount_that_is_read_last(
     image: tuple[int, ...],
 ) -> None:
     made = image_plan.sandbox_plan if image else plan.sandbox_plan
-    found = list(made(FACTS, replace(SHAPE, image=image)).steps)
+    found = list(made(FACTS, SHAPE._replace(image=image)).steps)
     path = f"{plan.ROOT}/proc/sys/kernel/random/boot_id"
     (written,) = (n for n, step in enumerate(found) if isinstance(step, steps.BootId))
     (shown,) = (n for n, step in enumerate(found) if step == steps.Cover("/tmp/boot_id", path))
@@ -200,7 +199,7 @@ def test_meminfo_tells_the_quota_in_kib(memory_mb: int) -> None:
 
 @pytest.mark.parametrize(("cpus", "view"), [(1, 1), (2, 2), (64, 3)])
 def test_a_sandbox_shows_the_view_of_its_cpus(cpus: int, view: int) -> None:
-    decided = plan.sandbox_plan(FACTS, replace(SHAPE, cpus=cpus))
+    decided = plan.sandbox_plan(FACTS, SHAPE._replace(cpus=cpus))
     sources = {s.source for s in decided.steps if isinstance(s, steps.Cover)}
     assert f"{plan.VIEWS}/{view}/proc/cpuinfo" in sources
 
@@ -223,7 +222,7 @@ def test_proc_masks_deny_what_nobody_listed() -> None:
 
 def test_proc_masks_never_cover_what_a_program_needs() -> None:
     everything = tuple(plan.PROC_KEPT | plan.PROC_SYNTHETIC)
-    facts = replace(FACTS, proc_files=everything, proc_directories=())
+    facts = FACTS._replace(proc_files=everything, proc_directories=())
     assert plan.proc_masks(facts) == ()
 
 
@@ -263,13 +262,13 @@ def test_the_work_area_is_one_bounded_tmpfs() -> None:
 
 @pytest.mark.parametrize("has_root", [True, False])
 def test_a_sandbox_s_own_root_costs_its_user_no_inode(has_root: bool) -> None:
-    decided = plan.sandbox_plan(FACTS, replace(SHAPE, has_root=has_root)).steps
+    decided = plan.sandbox_plan(FACTS, SHAPE._replace(has_root=has_root)).steps
     kinds = (steps.Directory, steps.Symlink, steps.File)
     assert sum(isinstance(s, kinds) for s in decided) < plan.OWN_INODES
 
 
 def test_no_step_of_a_sandbox_reaches_for_a_host_path() -> None:
-    decided = plan.sandbox_plan(replace(FACTS, layers=2), replace(SHAPE, own_layers=True)).steps
+    decided = plan.sandbox_plan(FACTS._replace(layers=2), SHAPE._replace(own_layers=True)).steps
     for kind in (steps.Bind, steps.Layer, steps.Copy, steps.Device):
         assert _of(kind, decided) == []
     for step in decided:
@@ -282,8 +281,8 @@ def test_no_step_of_a_sandbox_reaches_for_a_host_path() -> None:
 
 def _trees(layers: int, *, is_session: bool = True) -> dict[str, steps.Step]:
     """How each shared tree comes into the sandbox's root."""
-    shape = replace(SHAPE, base_mounts=("/home/me/python",), own_layers=is_session)
-    decided = plan.sandbox_plan(replace(FACTS, layers=layers), shape).steps
+    shape = SHAPE._replace(base_mounts=("/home/me/python",), own_layers=is_session)
+    decided = plan.sandbox_plan(FACTS._replace(layers=layers), shape).steps
     wanted = ("/usr", "/opt32", plan.TEMPLATE_ROOT, "/home/me/python", plan.OWN)
     found = {s.path: s for s in decided if isinstance(s, (steps.Mount, steps.Cover))}
     return {path: found[plan.ROOT + path] for path in wanted}
@@ -307,7 +306,7 @@ def test_a_template_s_trees_are_taken_over_with_what_is_mounted_below(layers: in
 
 def test_masks_and_views_come_from_the_sandbox_s_own_overlay() -> None:
     decided = list(
-        plan.sandbox_plan(replace(FACTS, layers=2), replace(SHAPE, own_layers=True)).steps
+        plan.sandbox_plan(FACTS._replace(layers=2), SHAPE._replace(own_layers=True)).steps
     )
     entered = decided.index(steps.Enter(plan.ROOT))
     for at, step in enumerate(decided):
@@ -316,7 +315,7 @@ def test_masks_and_views_come_from_the_sandbox_s_own_overlay() -> None:
 
 
 def test_what_is_root_s_in_the_top_directory_cannot_be_moved_by_the_user() -> None:
-    decided = list(plan.sandbox_plan(FACTS, replace(SHAPE, has_root=True)).steps)
+    decided = list(plan.sandbox_plan(FACTS, SHAPE._replace(has_root=True)).steps)
     begins = decided.index(steps.FilesAs(0, 1000))
     ends = decided.index(steps.FilesAs(1000, 0))
     assert decided[begins + 1] == steps.Directory(plan.ROOT, 0o1777)
@@ -362,7 +361,7 @@ def test_lockdown_numbers(number: int, limit: int) -> None:
 
 def test_data_is_bounded_only_where_no_cgroup_holds_memory() -> None:
     assert _limit(SHAPE, resource.RLIMIT_DATA) is None
-    soft = replace(SHAPE, soft_memory=True)
+    soft = SHAPE._replace(soft_memory=True)
     assert _limit(soft, resource.RLIMIT_DATA) == (1024 * MIB, 1024 * MIB)
 
 
@@ -373,7 +372,7 @@ def test_lockdown_becomes_an_ordinary_user() -> None:
 
 @pytest.mark.parametrize("rootless", [True, False])
 def test_groups_are_left_wherever_the_kernel_allows(rootless: bool) -> None:
-    lockdown = plan.sandbox_plan(FACTS, replace(SHAPE, rootless=rootless)).lockdown
+    lockdown = plan.sandbox_plan(FACTS, SHAPE._replace(rootless=rootless)).lockdown
     assert lockdown.clear_groups is not rootless
 
 
@@ -394,20 +393,20 @@ def test_facts_survive_the_way_to_the_forkserver() -> None:
 
 
 def test_shapes_survive_the_way_to_the_worker() -> None:
-    shape = replace(SHAPE, base_mounts=("/opt/python",), has_root=True)
-    assert plan.Shape.from_json(json.loads(json.dumps(asdict(shape)))) == shape
+    shape = SHAPE._replace(base_mounts=("/opt/python",), has_root=True)
+    assert plan.Shape.from_json(json.loads(json.dumps(shape._asdict()))) == shape
 
 
 def test_digest_changes_with_any_limit_that_is_built_in() -> None:
     def digest(shape: plan.Shape) -> str:
         return plan.digest(plan.sandbox_plan(FACTS, shape).steps)
 
-    assert digest(SHAPE) == digest(replace(SHAPE))
+    assert digest(SHAPE) == digest(SHAPE._replace())
     changed = {
-        digest(replace(SHAPE, disk_mb=255)),
-        digest(replace(SHAPE, inodes=999)),
-        digest(replace(SHAPE, memory_mb=511)),
-        digest(replace(SHAPE, cpus=1)),
+        digest(SHAPE._replace(disk_mb=255)),
+        digest(SHAPE._replace(inodes=999)),
+        digest(SHAPE._replace(memory_mb=511)),
+        digest(SHAPE._replace(cpus=1)),
     }
     assert len(changed - {digest(SHAPE)}) == 4
 

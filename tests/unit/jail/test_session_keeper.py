@@ -15,8 +15,8 @@ import pytest
 
 from cellwall.jail.processes import session_keeper
 from cellwall.model.errors import Conflict, SandboxBroken, UsageError
-from cellwall.runtimes.jail.fork_servers import bundle_in
 from cellwall.runtimes.jail.keeping.client import KeeperClient
+from cellwall.runtimes.jail.starting.bundle import bundle_in
 
 MOST_RESIDENT_KIB = 12 * 1024
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.languages import callers, mistakes, registry
+from cellwall.languages import callers, lookup, mistakes, registry
 from cellwall.languages.entries.language import Language
 from cellwall.languages.tools import find_tool
 from cellwall.model.errors import NotFound
@@ -29,6 +29,11 @@ def _tool(root: Path, path: str, mode: int = 0o755) -> Path:
 )
 def test_find_knows_names_and_aliases(name: str, expected: str) -> None:
     assert registry.find(name).name == expected
+
+
+@pytest.mark.parametrize("name", ["python", "Python", "py", "sh", "lua"])
+def test_lookup_finds_what_the_registry_finds(name: str) -> None:
+    assert lookup.find(name) is registry.find(name)
 
 
 def test_find_names_the_known_languages_when_it_fails() -> None:

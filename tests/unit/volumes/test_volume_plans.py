@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +24,7 @@ SHAPE = plan.Shape(
     cpus=1, memory_mb=512, disk_mb=256, inodes=1000, processes=100, file_mb=64, open_files=256,
     volumes=(("/data", False), ("/home/user/a/b", True)),
 )  # fmt: skip
-IMAGE = replace(SHAPE, image=(0, 0))
+IMAGE = SHAPE._replace(image=(0, 0))
 USUAL = [
     ("/", frozenset({"rw", "nosuid", "nodev"})),
     ("/dev/shm", frozenset({"rw", "nosuid", "nodev"})),
@@ -72,14 +72,14 @@ def test_paths_of_an_image_are_followed_in_its_own_root_alone() -> None:
 
 
 def test_mount_points_in_the_home_are_the_users() -> None:
-    decided = plan.sandbox_plan(FACTS, replace(SHAPE, has_root=True)).steps
+    decided = plan.sandbox_plan(FACTS, SHAPE._replace(has_root=True)).steps
     owners = {each.path: each.owner for each in decided if isinstance(each, steps.Directory)}
     assert owners[f"{plan.ROOT}/home/user/a"] == owners[f"{plan.ROOT}/home/user/a/b"] == 1000
     assert owners[f"{plan.ROOT}/data"] == -1
 
 
 def test_shapes_with_volumes_survive_the_way_to_the_worker() -> None:
-    assert plan.Shape.from_json(json.loads(json.dumps(asdict(SHAPE)))) == SHAPE
+    assert plan.Shape.from_json(json.loads(json.dumps(SHAPE._asdict()))) == SHAPE
 
 
 def test_volumes_as_planned_are_no_difference() -> None:

@@ -7,14 +7,27 @@ need, because every start of `cellwall run` pays for it; `cellwall mcp` is nearl
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
 import sys
 from contextlib import suppress
 
 from cellwall.apps.cli import run_words
 from cellwall.apps.cli.console import own_streams
-from cellwall.apps.cli.console.exit_status import INTERRUPTED, OUR_FAILURE
-from cellwall.apps.cli.console.terminal import complain
 from cellwall.model.errors import CellwallError
+
+_FEW_COLLECTIONS = 100_000
+"""Number of new objects after which a single run collects garbage: more than it imports, which is
+none, and would be scanned again and again."""
+
+
+class _Ended(SystemExit):
+    """A single run that has ended, and of which nothing is left but this process."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 def main() -> None:
@@ -22,6 +35,12 @@ def main() -> None:
     own_streams.take_over()
     try:
         _run()
+    except _Ended as ended:
+        # Its engine is closed, and its threads have ended. To take the interpreter apart, module by
+        # module, would take as long as to start four.
+        atexit._run_exitfuncs()
+        own_streams.leave()
+        os._exit(ended.status)
     finally:
         own_streams.leave()
 
@@ -29,9 +48,13 @@ def main() -> None:
 def _command(words: list[str]) -> None:
     """Run the command; usual words of `run` and `mcp` take a shorter way to the same function."""
     if words[:1] == ["run"] and (given := run_words.read(words[1:])) is not None:
-        from cellwall.apps.cli.one_program import run_program
+        from cellwall.engine import head_start
 
-        sys.exit(run_program(given))
+        gc.set_threshold(_FEW_COLLECTIONS)
+        with head_start.begun(given) as begun:  # before the command itself is imported
+            from cellwall.apps.cli.one_program import run_program
+
+            raise _Ended(run_program(given, begun))
     if words[:1] == ["mcp"]:
         from cellwall.apps.cli.mcp_on_stdio import budget_in, serve
 
@@ -49,23 +72,31 @@ def _run() -> None:
             _command(sys.argv[1:])
         finally:
             sys.stdout.flush()
-    except CellwallError as error:
-        complain(str(error))
-        sys.exit(OUR_FAILURE)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.exit(128 + 13)  # our reader went away
-    except Exception as error:  # noqa: BLE001 - a bug must not look like a program's own status
-        with suppress(OSError):
-            import traceback
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a bug's status is ours, too
+        sys.exit(_failed(error))
 
-            traceback.print_exc()
-        complain(
-            f"a bug of cellwall, not of the program ({type(error).__name__}); "
-            "please report it with the lines above"
-        )
-        sys.exit(OUR_FAILURE)
+
+def _failed(error: Exception | KeyboardInterrupt) -> int:
+    """Say what ended the command, and return its status."""
+    from cellwall.apps.cli.console.exit_status import INTERRUPTED, OUR_FAILURE
+    from cellwall.apps.cli.console.terminal import complain
+
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, CellwallError):
+        complain(str(error))
+        return OUR_FAILURE
+    with suppress(OSError):
+        import traceback
+
+        traceback.print_exception(error)
+    complain(
+        f"a bug of cellwall, not of the program ({type(error).__name__}); "
+        "please report it with the lines above"
+    )
+    return OUR_FAILURE
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ command lines, which takes longer than the program.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cellwall.model.execution import Event, Execution
+    from cellwall.runtimes.base import AheadOfEngine
 
 
 @dataclass(slots=True)
@@ -38,15 +38,23 @@ class Request:
     """Further arguments of `Engine.run`."""
     place: Path | None = None
     """Where the program's artifacts go."""
+    head_start: AheadOfEngine | None = None
+    """What was started for it before the engine is imported."""
 
 
-def run_program(given: Mapping[str, Any]) -> int:
-    """Run the program that `given`, an option each, describes; return our exit status."""
+def run_program(given: Mapping[str, Any], begun: AheadOfEngine | None = None) -> int:
+    """Run the program that `given`, an option each, describes; return our exit status.
+
+    `begun`: what was started for it before.
+    """
     try:
         if given["image"] or given["user"] or given["profile"]:
             return _run_in_image(given)
         request = _read(given)
-        built(request.options["template"])
+        template = built(request.options["template"])
+        if begun is not None:
+            begun.go_on(template)
+            request.head_start = begun
         return _run_json(request) if given["as_json"] else _run_streaming(request)
     except CellwallError as error:
         if given["as_json"]:
@@ -172,7 +180,7 @@ def _language_of(path: Path) -> str:
 
 
 def _template_of(language: str) -> str:
-    from cellwall.languages.registry import find
+    from cellwall.languages.lookup import find
 
     return find(language).template
 
@@ -207,6 +215,8 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, Any]:
 
 
 def _run_streaming(request: Request) -> int:
+    import asyncio  # once the program's processes start
+
     execution = asyncio.run(_streaming(request))
     reason = explanation(execution.outcome)
     if reason is not None:
@@ -215,6 +225,8 @@ def _run_streaming(request: Request) -> int:
 
 
 async def _streaming(request: Request) -> Execution:
+    import asyncio
+
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None  # noqa: S101 - inside a coroutine there is one
     streams = Streams(on_broken=lambda: loop.call_soon_threadsafe(task.cancel))
@@ -234,6 +246,8 @@ def _show(line: str) -> None:
 
 
 def _run_json(request: Request) -> int:
+    import asyncio
+
     from cellwall.wire.answer import answer, one_line
 
     execution = asyncio.run(_execute(request))
@@ -244,7 +258,7 @@ def _run_json(request: Request) -> int:
 async def _execute(request: Request, on_event: Callable[[Event], None] | None = None) -> Execution:
     from cellwall.apps.engines import open_engine
 
-    async with open_engine(answers_first=True) as engine:
+    async with open_engine(answers_first=True, head_start=request.head_start) as engine:
         execution = await engine.run(
             request.code,
             language=request.language,

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.network import PACKAGES_ENV
 from cellwall.model.errors import SandboxBroken, UsageError
 from cellwall.model.execution import Installation
@@ -65,6 +64,8 @@ async def install(
 
     Also HostUnsupported, if the sandbox's runtime cannot have a way out.
     """
+    from cellwall.engine.parts.commands import Commands  # most programs install nothing
+
     check_root(live.spec)
     async with outside.installing(live, tenant):
         result = await Commands(live, tasks).run(

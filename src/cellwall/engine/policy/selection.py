@@ -22,7 +22,7 @@ from cellwall.runtimes.copies import LaysOutAlike
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Demand
     from cellwall.engine.policy.settings import EngineSettings
-    from cellwall.runtimes.base import Finding, Runtime
+    from cellwall.runtimes.base import AheadOfEngine, Finding, Runtime
 
 _FAULTS_KEPT_S = 10.0
 """Seconds after which a runtime with faults is probed again: daemons come back."""
@@ -37,12 +37,14 @@ class Runtimes:
         settings: EngineSettings,
         *,
         answers_first: bool = False,
+        head_start: AheadOfEngine | None = None,
         keeps_sandboxes: bool = False,
     ) -> None:
         self._keeps_sandboxes = keeps_sandboxes
         self._state_dir = state_dir
         self._settings = settings
         self._answers_first = answers_first
+        self._head_start = head_start
         self._made: dict[str, Runtime] = {}
         self._faults: dict[str, tuple[float, list[Finding]]] = {}
         self._taken_out = 0
@@ -136,6 +138,8 @@ class Runtimes:
             made = registry.create(name, self._state_dir)
             if isinstance(made, AnswersFirst):
                 made.answers_first = self._answers_first
+                if self._head_start is not None:
+                    made.take_head_start(self._head_start)
             if isinstance(made, KeepsReady):
                 made.idle_s = self._settings.pool_idle_s
             if self._settings.snapshots_dir and isinstance(made, LaysOutAlike):
@@ -159,8 +163,19 @@ class Runtimes:
             if self._keeps_sandboxes and isinstance(runtime, KeepsSandboxes):
                 await runtime.wait_kept()
 
+    def abandon(self) -> None:
+        """Have every runtime close its descriptors in a forked child, and end nothing."""
+        for runtime in self._made.values():
+            abandon = getattr(runtime, "abandon", None)
+            if abandon is not None:
+                abandon()
+        if self._head_start is not None:
+            self._head_start.abandon()
+
     async def aclose(self) -> None:
         """Close every runtime that was created."""
         self._chosen.clear()
         for runtime in self._made.values():
             await runtime.aclose()
+        if self._head_start is not None:
+            await asyncio.to_thread(self._head_start.close)

@@ -6,7 +6,6 @@ not included. Kept in memory; each engine has its own.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -49,4 +48,8 @@ class Starts:
     def of(self, runtime: str) -> Started | None:
         """Return the measured start times of `runtime`; None without any."""
         took_s = self._took_s.get(runtime)
-        return None if not took_s else Started(len(took_s), statistics.median(took_s) * 1000)
+        if not took_s:
+            return None
+        from statistics import median  # it imports as long as a program runs
+
+        return Started(len(took_s), median(took_s) * 1000)

@@ -10,19 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
-from cellwall.engine.parts.contexts import DEFAULT, Contexts
 from cellwall.engine.parts.network import with_way_out
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.policy.arguments import check_start
 from cellwall.engine.programs import collect
-from cellwall.engine.programs.compile_cache import CompileCache
-from cellwall.engine.programs.compile_stage import CacheScope, Compiled, Compiler, SandboxWork
 from cellwall.engine.programs.oneshot import Stage, begin, explain, purpose_of, run_stage
 from cellwall.engine.programs.requests import Plan, Request, plan
 from cellwall.model.execution import Compilation, Execution
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     from cellwall.engine.parts.trust import Egress
     from cellwall.engine.policy.levels import IsolationRequest
     from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.engine.programs.compile_stage import Compiled, Compiler, SandboxWork
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import Runtime
@@ -85,16 +83,23 @@ class Programs:
     def __init__(self, host: Host) -> None:
         """Touch nothing yet."""
         self._host = host
-        settings = host.settings
-        cache = CompileCache(
-            host.compiled,
-            settings.compile_cache_mb << 20,
-            settings.compile_cache_days * 86_400,
-        )
-        self._compiler = Compiler(cache)
         self.runs = 0
         self.under_way: set[ClaimedSandbox] = set()
         """The sandboxes in which programs are."""
+
+    @cached_property
+    def _compiler(self) -> Compiler:
+        """What compiles programs; most are never compiled."""
+        from cellwall.engine.programs.compile_cache import CompileCache
+        from cellwall.engine.programs.compile_stage import Compiler
+
+        settings = self._host.settings
+        cache = CompileCache(
+            self._host.compiled,
+            settings.compile_cache_mb << 20,
+            settings.compile_cache_days * 86_400,
+        )
+        return Compiler(cache)
 
     async def execute(self, request: Request, watch: Watch) -> Execution:
         """Run one request, after the stage that compiles it if its language has one.
@@ -120,6 +125,8 @@ class Programs:
         compilation: Compilation | None = None
         product: tuple[tuple[str, bytes], ...] = ()
         if work.language.compile:
+            from cellwall.engine.programs.compile_stage import CacheScope
+
             scope = CacheScope(runtime.name, template.digest, request.tenant)
             # A caller's environment could affect a compiler; only its programs get it, later.
             compile_spec = replace(spec, limits=work.compile_limits, env={})
@@ -227,6 +234,8 @@ class Programs:
         try:
             before = None if watch.before_code is None else partial(self._before_code, watch)
             if live.spec.image is not None and work.is_warm:
+                from cellwall.engine.parts.contexts import DEFAULT, Contexts
+
                 await Contexts(live).ensure(DEFAULT)  # the image's own interpreter
             attempt = await begin(live, program, watch.on_event, before)
             self.runs += 1

@@ -25,7 +25,7 @@ from cellwall.engine.policy.arguments import (
     check_words,
 )
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
-from cellwall.languages import registry
+from cellwall.languages import lookup
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.surface.tools.tools import Offer, Tools
@@ -126,7 +126,7 @@ class Plan:
 
 def plan(request: Request, defaults: Limits) -> Plan:
     """Check `request`; raise `UsageError` or `NotFound` (an unknown language)."""
-    language = registry.find(request.language)
+    language = lookup.find(request.language)
     if not language.run and language.context != "sql":
         raise UsageError(
             f"language {language.name!r}: it runs in sessions only",

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.template import Template
@@ -49,7 +47,7 @@ class BaseInterpreter:
             "executable": self.executable,
             "cache_tag": self.cache_tag,
             "minor": list(self.version[:2]),
-            "machine": platform.machine(),
+            "machine": os.uname().machine,
         }
 
 
@@ -68,16 +66,24 @@ def base_interpreter(template: Template) -> BaseInterpreter:
     )
 
 
-def _candidates() -> list[str]:
-    """Return the candidates, the distribution's first: these need only /usr, as in every jail."""
-    numbered = sorted(
-        (p for p in Path("/usr/bin").glob("python3.*") if p.name[8:].isdigit()),
-        key=lambda p: -int(p.name[8:]),
-    )
-    own = getattr(sys, "_base_executable", None) or sys.executable
-    paths = [Path(_SYSTEM_PYTHON), *numbered, Path(own)]
-    real = [os.path.realpath(path) for path in paths if os.access(path, os.X_OK)]
-    return list(dict.fromkeys(real))
+def _candidates() -> Iterator[str]:
+    """Yield the candidates, the distribution's first: these need only /usr, as in every jail."""
+    seen = set()
+    for path in _paths():
+        real = os.path.realpath(path)
+        if os.access(path, os.X_OK) and real not in seen:
+            seen.add(real)
+            yield real
+
+
+def _paths() -> Iterator[str]:
+    """Yield where candidates may be; mostly the first one will do, and no folder is listed."""
+    yield _SYSTEM_PYTHON
+    names = (name for name in os.listdir("/usr/bin") if name.startswith("python3."))
+    numbered = [name for name in names if name[8:].isdigit()]
+    for name in sorted(numbered, key=lambda each: -int(each[8:])):
+        yield f"/usr/bin/{name}"
+    yield getattr(sys, "_base_executable", None) or sys.executable
 
 
 @lru_cache(maxsize=32)
@@ -86,6 +92,8 @@ def _describe(executable: str) -> BaseInterpreter | None:
     if executable == own:
         tag = sys.implementation.cache_tag or ""
         return _interpreter(executable, sys.version_info[:3], tag, sys.base_prefix)
+    import subprocess  # mostly it is this one
+
     try:
         answer = subprocess.run(
             [executable, "-I", "-S", "-c", _QUESTION],

@@ -7,7 +7,6 @@ user's definition replaces the built-in one of the same name.
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +68,16 @@ def _require(holds: bool, name: str, field: str, wanted: str) -> None:
 def _read(path: Path) -> dict[str, Template]:
     """Read one file: a table `[templates.NAME]` per template; an absent file defines none."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"read {path}: {error}", remedy="correct the file") from error
+    import tomllib  # most users define none
+
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"read {path}: {error}", remedy="correct the file") from error
     tables = document.get("templates", {})
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):

@@ -16,34 +16,24 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.templates import build as template_build
 from cellwall.engine.templates.base_interpreter import BaseInterpreter, base_interpreter
-from cellwall.engine.templates.build import Progress
 from cellwall.engine.templates.definitions import definitions, from_mapping
+from cellwall.engine.templates.place import state_dir as state_dir  # noqa: PLC0414 - for callers
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound
 from cellwall.model.template import BuiltTemplate, Template
+
+if TYPE_CHECKING:
+    from cellwall.engine.templates.build import Progress
 
 _BUILDER_VERSION = 4
 """Version of the build; raise it when `build` produces something else from the same definition."""
 
 _MANIFEST = "manifest.json"
-
-
-def state_dir() -> Path:
-    """Return the directory of cellwall's persistent state; nothing is created."""
-    chosen = os.environ.get("CELLWALL_STATE_DIR")
-    if chosen:
-        return Path(chosen).absolute()
-    if os.geteuid() == 0:
-        return Path("/var/lib/cellwall")
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local/share") / "cellwall"
 
 
 class TemplateStore:
@@ -179,6 +169,8 @@ class TemplateStore:
     def _build(
         self, template: Template, base: BaseInterpreter, digest: str, report: Progress
     ) -> None:
+        from cellwall.engine.templates import build as template_build  # mostly it is built
+
         for rubbish in self._directory.glob(f"{digest}.tmp-*"):
             _delete(rubbish)  # no other builder uses it: this process holds the lock
         root = self._temporary(digest)
@@ -274,6 +266,8 @@ def _delete(root: Path) -> None:
     """Remove a tree that may be sealed; an absent one is fine."""
     if not root.exists():
         return
+    import shutil  # little is deleted
+
     for directory, _, _ in os.walk(root):
         os.chmod(directory, 0o700)
     shutil.rmtree(root)

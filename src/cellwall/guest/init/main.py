@@ -538,9 +538,7 @@ def prepare() -> None:
     A fork does not write to pages that were filled here, and every page that a fork writes to is
     copied.
     """
-    processes.ignore_signals()
-    os.umask(0o022)
-    os.chdir("/")
+    processes.settle()
     _prepared[:] = [_made(None)]
 
 

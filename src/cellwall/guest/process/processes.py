@@ -231,11 +231,16 @@ def await_children() -> int:
 def become_init() -> None:
     """Make this process an init, whatever it was before."""
     confine()
+    settle()
+    if os.getpid() != 1:
+        adopt_orphans()
+
+
+def settle() -> None:
+    """Take on what of an init a fork-server can have for all of its sandboxes."""
     ignore_signals()
     os.umask(0o022)
     os.chdir("/")
-    if os.getpid() != 1:
-        adopt_orphans()
 
 
 def confine() -> None:

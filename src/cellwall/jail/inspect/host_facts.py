@@ -11,7 +11,6 @@ import os
 import resource
 import stat
 import time
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -80,8 +79,7 @@ def for_jails(state_dir: Path) -> HostFacts:
     trees = [f"/{name}" for name in found.root_directories]
     own = [str(state_dir)] if state_dir.is_dir() else []
     depth = overlay_depth.ask([*trees, *own]).depth
-    return replace(
-        found,
+    return found._replace(
         layers=depth,
         nested=overlay_depth.mounted_below(trees) if depth else (),
         channels=() if depth else overlay_depth.channels(trees),

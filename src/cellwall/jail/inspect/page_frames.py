@@ -27,7 +27,11 @@ _PRESENT, _SWAPPED = 1 << 63, 1 << 62
 _FRAME = (1 << 55) - 1
 _MATTERS = (_PRESENT | _SWAPPED | 1 << 61 | _FRAME).to_bytes(8, "little")
 """Bits that say where a page is; others say how many processes have it, which may change."""
+_FRAME_BITS = _FRAME.to_bytes(8, "little")
 _IS_ZERO = bytes([1]) + bytes(255)
+_IS_ANY = bytes([0]) + bytes([1]) * 255
+_IS_PRESENT = bytes(int(top & 0xC0 == 0x80) for top in range(256))
+"""By the highest byte of a word: whether the page is present, and not swapped out."""
 _MOVES = (
     b"\npgmigrate_success ",
     b"\nthp_migration_success ",
@@ -133,8 +137,7 @@ class Standing:
             words = self._process.words(self._ranges)
             if len(words) != self._size:
                 raise OSError(errno.ESRCH, "page frames: the process has ended")
-            in_frames = bytes(_is_in_frame(word) for word in memoryview(words).cast("Q"))
-            found = (int.from_bytes(each, "little") for each in (words, in_frames))
+            found = (int.from_bytes(each, "little") for each in (words, _in_frames(words)))
             self._latest = Reading(moves, *found)
         return self._latest
 
@@ -160,16 +163,26 @@ class Standing:
         """
         found = before.words ^ int.from_bytes(theirs, "little")
         found |= before.words ^ int.from_bytes(after, "little")
-        found &= self._mask
-        for bits in (32, 16, 8):  # the lowest byte of each word becomes the union of its eight
-            found |= found >> bits
-        flags = found.to_bytes(self._size, "little")[::_WORD_BYTES].translate(_IS_ZERO)
+        flags = _unions(found & self._mask, self._size).translate(_IS_ZERO)
         same = int.from_bytes(flags, "little") & before.in_frames
         return same.to_bytes(len(flags), "little")
 
 
-def _is_in_frame(word: int) -> bool:
-    return word & (_PRESENT | _SWAPPED) == _PRESENT and word & _FRAME > 0
+def _unions(words: int, size: int) -> bytes:
+    """Return a byte for each word: the union of its eight; `size` is that of all words in bytes."""
+    for bits in (32, 16, 8):  # the lowest byte of each word becomes it
+        words |= words >> bits
+    return words.to_bytes(size, "little")[::_WORD_BYTES]
+
+
+def _in_frames(words: bytes) -> bytes:
+    """Return a byte for each word: whether its page is in memory, in a frame that is shown."""
+    size = len(words)
+    frames = int.from_bytes(_FRAME_BITS * (size // _WORD_BYTES), "little")
+    shown = _unions(int.from_bytes(words, "little") & frames, size).translate(_IS_ANY)
+    present = words[_WORD_BYTES - 1 :: _WORD_BYTES].translate(_IS_PRESENT)
+    both = int.from_bytes(shown, "little") & int.from_bytes(present, "little")
+    return both.to_bytes(len(shown), "little")
 
 
 def are_shown() -> bool:

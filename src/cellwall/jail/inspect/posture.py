@@ -14,7 +14,7 @@ import os
 import re
 import resource
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -420,5 +420,5 @@ def digest(lockdown: Lockdown, plan_digest: str) -> str:
         "seccomp": 2,
         "namespaces": _NAMESPACES,
     }
-    text = json.dumps([facts, asdict(lockdown), plan_digest], sort_keys=True)
+    text = json.dumps([facts, lockdown._asdict(), plan_digest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

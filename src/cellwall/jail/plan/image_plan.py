@@ -11,7 +11,6 @@ compares where the mounts really are.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import List, Mapping, Tuple
 
 from cellwall.jail.plan import plan
@@ -116,4 +115,4 @@ def _lockdown(facts: plan.HostFacts, shape: plan.Shape) -> s.Lockdown:
     uid, gid = shape.image
     kept = ROOT_CAPABILITIES if uid == 0 else 0
     usual = plan.lockdown_of(facts, shape)
-    return replace(usual, uid=uid, gid=gid, capabilities=kept, builds_as_root=True)
+    return usual._replace(uid=uid, gid=gid, capabilities=kept, builds_as_root=True)

@@ -7,11 +7,9 @@ library only. The invariant: deny by default. What is not named here is not in t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import resource
-from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from cellwall.jail.plan import steps as s
 from cellwall.jail.plan import views
@@ -89,8 +87,7 @@ forbids namespaces, too; this is the second lock. `/proc/sys/user` in namespaces
 """
 
 
-@dataclass(frozen=True)
-class HostFacts:
+class HostFacts(NamedTuple):
     """What the plan needs to know of the host; collected by `host_facts`, nothing secret in it."""
 
     root_links: Tuple[Tuple[str, str], ...]
@@ -133,7 +130,7 @@ class HostFacts:
 
     def as_json(self) -> Dict[str, Any]:
         """Return plain data, to be sent to the fork-server."""
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostFacts:
@@ -145,8 +142,7 @@ def _frozen(value: Any) -> Any:  # noqa: ANN401 - JSON
     return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
 
 
-@dataclass(frozen=True)
-class Root:
+class Root(NamedTuple):
     """The template's part of the root: where it lies on the host."""
 
     template_path: str
@@ -157,8 +153,7 @@ class Root:
     """Directory of an interpreter for images without one, shown at `INTERPRETER`; none if empty."""
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """The limits that are built into a sandbox and cannot change once it is parked."""
 
     cpus: int
@@ -198,7 +193,7 @@ class Shape:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Shape:
-        """Make a shape from `dataclasses.asdict`, sent as JSON; lists become tuples again."""
+        """Make a shape from `_asdict`, sent as JSON; lists become tuples again."""
         return cls(**{key: _frozen(value) for key, value in data.items()})
 
 
@@ -459,4 +454,6 @@ def policies(shape: Shape) -> Tuple[str, ...]:
 def digest(steps: Sequence[s.Step]) -> str:
     """SHA-256 over a plan's data, for the audit and for `explain`."""
     text = json.dumps([s.as_json(step) for step in steps], sort_keys=True)
+    import hashlib  # the host asks for it, and loads OpenSSL
+
     return hashlib.sha256(text.encode()).hexdigest()

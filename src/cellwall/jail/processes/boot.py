@@ -4,6 +4,7 @@ Runs as `python -I -S guest.pyz boot …`, started by `fork_server`. On a root h
 process of the engine, besides the engine itself, with the host's privileges, so: standard library,
 linear, short. It reads nothing that a program ever wrote. The steps, letter = process:
 
+    0a  boot      wait to be told what to build
     1a  boot      [rootless] enter a user namespace of its own, mapped to the caller, and to ids
                   that the caller may map if there are any (`id_maps`)
     2a  boot      new pid, ipc, uts and net namespaces; fork
@@ -49,18 +50,25 @@ def read_config(fd: int) -> Dict[str, Any]:
     return config
 
 
+def _told(control: socket.socket) -> Dict[str, Any]:
+    """Do step 0a: take the document with the configuration. ControlClosed if none comes."""
+    _, documents = fds.receive_message(control)
+    (document,) = documents
+    return read_config(document)
+
+
 def main(arguments: List[str]) -> None:
-    """Run `boot CONTROL_FD CONFIG_FD KEEP_FD…`; report a failure on the control socket.
+    """Run `boot CONTROL_FD KEEP_FD…`; report a failure on the control socket.
 
     Nothing is reported if the other end is closed: then the host has abandoned this start.
     """
     control = socket.socket(fileno=int(arguments[0]))
-    kept = [int(word) for word in arguments[2:]]
+    kept = [int(word) for word in arguments[1:]]
     pid = 0
     step = "boot: read the configuration"
     try:
+        config = _told(control)
         _raise_descriptor_limit()
-        config = read_config(int(arguments[1]))
         if config["rootless"]:
             step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
             _enter_own_user_namespace(config["outer"])

@@ -12,7 +12,6 @@ or freed, is in the memory of every later sandbox. Environments go another way (
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
@@ -52,7 +51,7 @@ def encoded(
 
 @lru_cache(maxsize=256)
 def _shape_text(shape: plan.Shape) -> str:
-    return json.dumps(asdict(shape))
+    return json.dumps(shape._asdict())
 
 
 class Ready(NamedTuple):

@@ -61,13 +61,37 @@ class Dirty(Exception):
     """The preload left something that forks must not share."""
 
 
+class Late:
+    """The entry point of init, which a fork-server that answers first may never need."""
+
+    def __init__(self, name: str, *, is_needed: bool) -> None:
+        """`name`: `module:function`."""
+        self._module, _, self._name = name.partition(":")
+        self._function: Optional[Callable[..., Any]] = None
+        if is_needed:
+            self._function = getattr(importlib.import_module(self._module), self._name)
+
+    def load(self) -> None:
+        """Import it and make it ready, if it is not: sandboxes cloned afterwards share it."""
+        if self._function is None:
+            module = importlib.import_module(self._module)
+            module.prepare()
+            self._function = getattr(module, self._name)
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 - of the guest
+        """Become init."""
+        if self._function is None:
+            raise RuntimeError("init was not loaded before the clone")
+        return self._function(*arguments, **more)
+
+
 class Worker(NamedTuple):
     """What a worker needs for every sandbox, computed once."""
 
     facts: plan.HostFacts
     program: bytes
     last_capability: int
-    guest_main: Callable[..., Any]
+    guest_main: Late
     guest_alone: single_program.Context
     """Entry point of a context that has no init of ours beside it."""
     exec_python: str
@@ -204,13 +228,12 @@ def _worker(config: Dict[str, Any]) -> Worker:
 
     Objects that lie together are copied together, and each page a fork writes to costs it a fault.
     """
-    module, _, name = config["guest_main"].partition(":")
     cloner = process.Cloner(_NAMESPACES, exit_signal=signal.SIGCHLD)
     return Worker(
         facts=plan.HostFacts.from_json(config["facts"]),
         last_capability=process.last_capability(),
         program=bytes.fromhex(config["seccomp"]),
-        guest_main=getattr(importlib.import_module(module), name),
+        guest_main=Late(config["guest_main"], is_needed=not config["is_quick"]),
         guest_alone=importlib.import_module(config["guest_alone"]).main,
         exec_python=config["python"],
         forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
@@ -285,6 +308,7 @@ def _serve(worker: Worker, fd: int) -> None:
             uid, request = known.read(data)
             boot_id.draw()
             if request.alone is None:
+                worker.guest_main.load()
                 _spawn(worker, control, nets, uid, request, received)
             elif alone_here is not None:
                 alone_here.spawn(control, nets, uid, request.alone, request, received)

@@ -14,7 +14,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.guest.channel.handshake import IDLE
 from cellwall.jail.inspect import posture
@@ -26,8 +26,10 @@ from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.child import Child, hear, hear_alone
 from cellwall.runtimes.jail.fork_servers import Entry
-from cellwall.runtimes.jail.keeping.record import KeptSandbox, Upgraded
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.jail.keeping.record import KeptSandbox
 
 _READY_TIMEOUT_S = 30.0
 _SHAPES_KEPT = 256
@@ -189,6 +191,8 @@ class Confinement:
         differ. Raises Upgraded if this version would confine it otherwise, `PostureMismatch`,
         `OSError`.
         """
+        from cellwall.runtimes.jail.keeping.record import Upgraded  # most sandboxes are not kept
+
         _, digest = self._decided(now.made)
         if digest != kept.posture:
             raise Upgraded(

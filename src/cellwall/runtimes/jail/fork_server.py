@@ -26,8 +26,8 @@ from cellwall.linux import owner_label
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.jail.child import REMEDY, Child, checked
-from cellwall.runtimes.jail.launch import Settings, launch
 from cellwall.runtimes.jail.replies import error_number, member, receive
+from cellwall.runtimes.jail.starting.launch import Launched, Settings, launch
 from cellwall.runtimes.jail.worker import Worker
 
 _PRELOAD_TIMEOUT_S = 120.0
@@ -170,7 +170,11 @@ class ForkServer:
     import.
     """
 
-    def __init__(self, settings: Settings, facts: plan.HostFacts) -> None:
+    def __init__(
+        self, settings: Settings, facts: plan.HostFacts, launched: Launched | None = None
+    ) -> None:
+        """`launched`: its processes, if they are on their way already."""
+        self._launched = launched
         self.settings = settings
         self.facts = facts
         self.forks = 0
@@ -219,6 +223,8 @@ class ForkServer:
         """
         try:
             self._launch()
+        except fds.ControlClosed as error:
+            raise SandboxBroken("start the fork-server: boot has ended", remedy=REMEDY) from error
         except OSError as error:
             raise shortage(error.errno, "start a fork-server", error) or error from error
         self.started_at = asyncio.get_running_loop().time()
@@ -268,7 +274,8 @@ class ForkServer:
         self._idle["session"].put_nowait(None)
 
     def _launch(self) -> None:
-        self._boot, self._control, self._sockets = launch(self.settings, self.facts)
+        launched, self._launched = self._launched, None
+        self._boot, self._control, self._sockets = launched or launch(self.settings, self.facts)
 
     async def _wait_for(self, wanted: str) -> dict[str, Any]:
         """Wait for the message of event `wanted`; the event `forked` may come before it."""

@@ -22,31 +22,19 @@ from cellwall.jail.inspect import posture
 from cellwall.jail.plan import plan
 from cellwall.linux import seccomp
 from cellwall.linux import uid_ranges as uids
-from cellwall.linux.cgroups import hierarchies
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.jail import fork_server
-from cellwall.runtimes.jail.launch import Settings
+from cellwall.runtimes.jail.starting.bundle import bundle_in
+from cellwall.runtimes.jail.starting.head_start import HeadStart
+from cellwall.runtimes.jail.starting.launch import QUICK_WORKERS, Launched, Settings
+from cellwall.runtimes.jail.starting.settings import Ground, Kind, settings_of, workers_on
 from cellwall.runtimes.jail.stored.base import Base
 from cellwall.runtimes.jail.worker import Worker
-from cellwall.runtimes.shared.environment import INTERPRETER, inside_environment
-from cellwall.runtimes.shared.guest_bundle import build_bundle
 
-_BUNDLE = (
-    "cellwall.guest",
-    "cellwall.jail.fast",
-    "cellwall.jail.plan",
-    "cellwall.jail.processes",
-    "cellwall.jail.protocol",
-    "cellwall.jail.unpack",
-    "cellwall.linux.host_copies",
-    "cellwall.linux.seccomp",
-    "cellwall.linux.syscalls",
-)
 _QUICK_STARTS = 2
 """Most starts that callers wait for before a full fork-server is started in the background. Two: a
 program that is compiled first has a sandbox for each, and a single run must not pay for more."""
-_QUICK_WORKERS = {"program": 1}
 _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
 """Most seconds for which one fork-server is used. All its forks share its address layout and hash
@@ -55,9 +43,6 @@ _SESSIONS_AFTER_S = 0.25
 """Seconds from a start until the fork-server imports what sessions need, unless a session is asked
 for sooner. This is longer than a single program takes, so that the program has the processor for
 itself."""
-_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
-"""Variables that only the preload has. Its /tmp is its own, and every sandbox mounts another over
-it."""
 
 
 def images_need_root() -> HostUnsupported:
@@ -76,20 +61,6 @@ def volumes_need_root() -> HostUnsupported:
         "volumes: an ordinary user cannot mount one",
         remedy="run cellwall as root",
     )
-
-
-def bundle_in(state_dir: Path) -> Path:
-    """Return the path of the guest with all stages of a start; it is made if necessary."""
-    return build_bundle(state_dir, _BUNDLE, "cellwall.jail.processes.entry:main")
-
-
-def workers_on(cpus: int) -> dict[str, int]:
-    """Number of processes of a fork-server that clone sandboxes, by the purpose of the sandboxes.
-
-    For programs it is one more than there are CPUs: a worker stands still while its child locks
-    down.
-    """
-    return {"program": max(2, cpus) + 1, "session": max(1, cpus // 2)}
 
 
 @dataclass(slots=True)
@@ -178,26 +149,20 @@ class ForkServers:
     def __init__(
         self,
         state_dir: Path,
-        facts: plan.HostFacts,
+        ground: Ground,
         placing: Placing,
         *,
-        ids: uids.Ids,
-        layout: hierarchies.Layout,
         answers_first: bool = False,
+        head_start: HeadStart | None = None,
     ) -> None:
+        """`head_start`: what may be taken over as the first quick one."""
         self.are_alike = False
         """Whether those of one template have the same layout of memory, also in another engine."""
         self._placing = placing
         self._state_dir = state_dir
-        self._facts = facts
-        self._ids = ids
-        self._is_mover_kept = (
-            ids.rootless and not ids.are_shared and any(h.version == 1 for h in layout.hierarchies)
-        )
-        refusals = "" if "memory" in layout.hard else seccomp.load_policy(plan.UNCOUNTED)
-        machine = os.uname().machine
-        self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
-        self._refusals = refusals
+        self._ground = ground
+        self._ids = ground.ids
+        self._head_start = head_start
         self._programs: dict[tuple[str, ...], bytes] = {}
         """Other filters, by the names of the policy texts that allow more."""
         self._answers_first = answers_first
@@ -212,7 +177,7 @@ class ForkServers:
 
     def whole_program(self, shape: plan.Shape) -> bytes:
         """Return the seccomp filter of a sandbox, the usual one or another."""
-        return self.program(shape) or self._program
+        return self.program(shape) or self._ground.program
 
     def program(self, shape: plan.Shape) -> bytes:
         """Return the seccomp filter of a sandbox that may do more than the usual one; else none."""
@@ -220,7 +185,9 @@ class ForkServers:
         if names and names not in self._programs:
             more = [seccomp.load_policy(name) for name in names]
             machine = os.uname().machine
-            made = seccomp.compile_policy(seccomp.load_policy(), machine, self._refusals, more)
+            made = seccomp.compile_policy(
+                seccomp.load_policy(), machine, self._ground.refusals, more
+            )
             self._programs[names] = made
         return self._programs.get(names, b"")
 
@@ -254,7 +221,11 @@ class ForkServers:
         return entry
 
     async def _start_quick(self, template: BuiltTemplate) -> Entry:
-        entry = await self._start(template, is_quick=True)
+        ahead = None if self._head_start is None else self._head_start.take(template.digest)
+        if ahead is None:
+            entry = await self._start(template, is_quick=True)
+        else:
+            entry = await self._started(ahead.settings, ahead.held, template, ahead.launched)
         await self._placed(entry)
         if template.digest in self._current:  # a session was asked for meanwhile
             self._retired.append(entry)
@@ -341,36 +312,31 @@ class ForkServers:
                 own_interpreter.build, self._state_dir, template.base_python
             )
         held = uids.acquire_block() if for_images else self._ids.hold()
-        workers = _QUICK_WORKERS if is_quick else workers_on(os.cpu_count() or 1)
+        workers = QUICK_WORKERS if is_quick else workers_on(os.cpu_count() or 1)
         if for_images:
             workers = {"program": workers.get("session", 1), "session": 0}
-        settings = Settings(
-            guest_path=bundle,
-            template_path=Path(template.path),
-            base_mounts=template.base_mounts,
-            python=INTERPRETER,
-            preload=() if for_images else template.template.preload,
-            environment=inside_environment(template, 1),
-            preload_environment=_PRELOAD_ENVIRONMENT,
-            uid_base=held.inner_base,
-            uid_count=held.count,
-            rootless=self._ids.rootless,
-            outer=None if held.outer is None else held.outer.as_json(),
-            is_mover_kept=self._is_mover_kept,
-            workers=workers,
-            seccomp=self._program,
-            guest_main="cellwall.guest.init.main:main",
-            guest_preload="cellwall.guest.warm.preload",
-            guest_reseed="cellwall.guest.process.reseed",
-            guest_alone="cellwall.guest.warm.single_program",
+        kind = Kind(
+            workers,
             lifeline=self._placing.lifeline,
-            is_quick=is_quick,
-            is_alike=self.are_alike and not (is_quick or for_images),
-            interpreter=str(interpreter or ""),
             is_fast=self._placing.is_fast,
             is_rehearsed=self._placing.is_rehearsed,
+            is_quick=is_quick,
+            is_alike=self.are_alike and not (is_quick or for_images),
+            for_images=for_images,
+            interpreter=str(interpreter or ""),
         )
-        server = fork_server.ForkServer(settings, self._facts)
+        settings = settings_of(self._ground, template, held, bundle, kind)
+        return await self._started(settings, held, template)
+
+    async def _started(
+        self,
+        settings: Settings,
+        held: uids.UidRange,
+        template: BuiltTemplate,
+        launched: Launched | None = None,
+    ) -> Entry:
+        """Wait until a fork-server has workers; it is started first if it was not `launched`."""
+        server = fork_server.ForkServer(settings, self._ground.facts, launched)
         try:
             await server.start()
             spaces = posture.namespaces_of(server.pid)

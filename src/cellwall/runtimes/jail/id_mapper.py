@@ -15,8 +15,8 @@ from cellwall.jail.protocol import fds
 from cellwall.linux import uid_ranges
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
-from cellwall.runtimes.jail.fork_servers import bundle_in
 from cellwall.runtimes.jail.replies import error_number, receive
+from cellwall.runtimes.jail.starting.bundle import bundle_in
 from cellwall.runtimes.shared import helper_process
 from cellwall.runtimes.shared.helper_process import HelperProcess
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +28,7 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
+    AheadOfEngine,
     Finding,
     NotTakenOver,
     RuntimeStatistics,
@@ -46,12 +46,14 @@ from cellwall.runtimes.jail.fork_server import Root
 from cellwall.runtimes.jail.fork_servers import (
     Entry,
     ForkServers,
-    bundle_in,
     images_need_root,
     volumes_need_root,
 )
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
+from cellwall.runtimes.jail.starting.bundle import bundle_in
+from cellwall.runtimes.jail.starting.head_start import HeadStart
+from cellwall.runtimes.jail.starting.settings import Ground, ground_of
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.runtimes.shared import freezing, network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
@@ -139,6 +141,9 @@ class JailRuntime:
         self.answers_first = False
         """Whether the first programs of a template come from a quick fork-server; set before the
         first start."""
+        self._head_start: HeadStart | None = None
+        self._ground: Ground | None = None
+        """What that knows of this host."""
         self.are_alike = False
         """Whether sessions of one template are laid out alike in every engine, so that they can
         outlive this one; set before the first start."""
@@ -161,6 +166,13 @@ class JailRuntime:
         """The source of user and group ids for sandboxes."""
         return uid_ranges.find()
 
+    def take_head_start(self, begun: AheadOfEngine) -> None:
+        """Go on with what `starting.head_start` has begun, and with what it knows of this host."""
+        if isinstance(begun, HeadStart) and begun.ground is not None:
+            self._head_start, self._ground = begun, begun.ground
+            ground = begun.ground
+            vars(self).update(layout=ground.layout, ids=ground.ids, host_facts=ground.facts)
+
     @property
     def rootless(self) -> bool:
         """Whether every sandbox runs under this process's own id; see `linux.uid_ranges`."""
@@ -175,11 +187,10 @@ class JailRuntime:
     def _servers(self) -> ForkServers:
         made = ForkServers(
             self._state_dir,
-            self.host_facts,
+            self._ground or ground_of(self.host_facts, self.ids, self.layout),
             self,
-            ids=self.ids,
-            layout=self.layout,
             answers_first=self.answers_first,
+            head_start=self._head_start,
         )
         made.are_alike = self.are_alike
         return made
@@ -219,15 +230,15 @@ class JailRuntime:
         mounts = tuple(spec.template.base_mounts)
         shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
         if spec.profile == "debug":
-            shape = replace(shape, debug=True)
+            shape = shape._replace(debug=True)
         if spec.volumes:
             volumes = tuple((each.path, each.read_only) for each in spec.volumes)
-            shape = replace(shape, volumes=volumes)
+            shape = shape._replace(volumes=volumes)
         if spec.image is not None:
             image = (spec.image.uid, spec.image.gid)
-            shape = replace(shape, shows_changes=spec.image.shows_changes)
-            return replace(shape, image=image, own_python=not spec.image.has_python)
-        return replace(shape, own_layers=spec.purpose == "session")
+            shape = shape._replace(shows_changes=spec.image.shows_changes)
+            return shape._replace(image=image, own_python=not spec.image.has_python)
+        return shape._replace(own_layers=spec.purpose == "session")
 
     @property
     def has_single_programs(self) -> bool:
@@ -240,7 +251,7 @@ class JailRuntime:
 
     async def probe(self) -> list[Finding]:
         """Check each host feature in throw-away processes."""
-        found = await asyncio.to_thread(probe.run)
+        found = await asyncio.to_thread(probe.run, for_faults=self.answers_first)
         findings = [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
         if not self.answers_first:  # the first answer does not wait for what it does not need
             findings.append(await asyncio.to_thread(network_listeners.finding))

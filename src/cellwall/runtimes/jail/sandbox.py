@@ -89,10 +89,11 @@ class SandboxResources:
 
         SECURITY: the kernel gives closed numbers out again, so these must not be used any more.
         """
-        for fd in (self.work_fd, self.child.pidfd):
+        numbers = (self.work_fd, self.child.pidfd)
+        self.work_fd = self.child.pidfd = -1  # first: a child forked meanwhile closes none twice
+        for fd in numbers:
             if fd >= 0:
                 os.close(fd)
-        self.work_fd = self.child.pidfd = -1
         if self.child.standby is not None:
             self.child.standby.close()
         for fd in (*self.held, *(self.child.hangs_on if self.entry is None else ())):

@@ -12,9 +12,7 @@ import hashlib
 import importlib.util
 import marshal
 import os
-import tempfile
-import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cellwall.model.errors import HostUnsupported
@@ -59,19 +57,34 @@ def file_state(path: str) -> str:
 def _collect(contents: Iterable[str]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name in contents:
-        relative = Path(*name.split(".")[1:])
-        source = _ROOT / relative
-        found = sorted(source.rglob("*")) if source.is_dir() else [source.with_suffix(".py")]
-        for path in found:
-            if path.is_file() and "__pycache__" not in path.parts:
-                files[f"cellwall/{path.relative_to(_ROOT)}"] = path.read_bytes()
-    for name in list(files):
-        for parent in Path(name).parents:
-            if parent != Path():
-                files.setdefault(f"{parent}/__init__.py", _PACKAGE_MARK)
+        relative = "/".join(name.split(".")[1:])
+        source = f"{_ROOT}/{relative}"
+        for path in _files_in(source) if os.path.isdir(source) else [f"{source}.py"]:
+            with open(path, "rb") as file:
+                files[f"cellwall/{path[len(str(_ROOT)) + 1 :]}"] = file.read()
+    for folder in {each for name in files for each in _folders_of(name)}:
+        files.setdefault(f"{folder}/__init__.py", _PACKAGE_MARK)
     # cellwall's own __init__ would import modules that the bundle lacks.
     files["cellwall/__init__.py"] = _PACKAGE_MARK
     return files
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    """Yield the paths of the files below a folder, but for bytecode.
+
+    By the calls that take least: a first answer waits for it.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_file():
+                yield entry.path
+            elif entry.is_dir() and entry.name != "__pycache__":
+                yield from _files_in(entry.path)
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
 
 
 def _digest(files: dict[str, bytes]) -> str:
@@ -96,6 +109,9 @@ def _compiled(name: str, source: bytes) -> bytes:
 
 
 def _write(target: Path, files: dict[str, bytes]) -> None:
+    import tempfile  # mostly it is there, and a first answer waits for imports
+    import zipfile
+
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bundle-")
     try:

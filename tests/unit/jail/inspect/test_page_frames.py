@@ -171,3 +171,21 @@ except ValueError as error: print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[:3] == ["True", "False", "the kernel shows no frames"], done
+
+
+def test_words_are_judged_as_one_by_one() -> None:
+    """All at once is a fifth of the time; the control is what proc_pid_pagemap(5) says of each."""
+    present, swapped, soft_dirty, frame = 1 << 63, 1 << 62, 1 << 55, (1 << 55) - 1
+    parts = (0, 1, 1 << 8, 1 << 54, frame)
+    words = [
+        top | dirty | part
+        for top in (0, present, swapped, present | swapped, present | 1 << 61)
+        for dirty in (0, soft_dirty)
+        for part in parts
+    ]
+    expected = bytes(
+        int(word & (present | swapped) == present and word & frame > 0) for word in words
+    )
+    data = b"".join(word.to_bytes(8, "little") for word in words)
+    assert page_frames._in_frames(data) == expected
+    assert 0 < expected.count(1) < len(expected)

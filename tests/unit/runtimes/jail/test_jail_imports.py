@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.runtimes.jail import fork_servers
-from cellwall.runtimes.shared.guest_bundle import build_bundle
+from cellwall import guest
+from cellwall.runtimes.jail.starting.bundle import bundle_in
 
 FORBIDDEN = {
     "asyncio",
@@ -50,7 +50,7 @@ print(json.dumps(where))
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The very archive the jail starts."""
     where = tmp_path_factory.mktemp("bundle")
-    return Path(build_bundle(where, fork_servers._BUNDLE, "cellwall.jail.processes.entry:main"))
+    return bundle_in(where)
 
 
 def _imported(bundle: Path, modules: tuple[str, ...]) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_the_list_can_find_what_it_forbids(bundle: Path) -> None:
 
 
 def test_every_module_of_the_guest_can_be_imported_from_the_bundle(bundle: Path) -> None:
-    root = Path(fork_servers.__file__).parents[2] / "guest"
+    root = Path(guest.__path__[0])
     found = (path.relative_to(root.parent).with_suffix("") for path in root.rglob("[!_]*.py"))
     names = tuple(".".join(("cellwall", *path.parts)) for path in found)
     assert names, "the guest has modules"

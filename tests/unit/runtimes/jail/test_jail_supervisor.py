@@ -21,7 +21,7 @@ from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.jail import child as spawned
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.child import Child, hear, pid_of
-from cellwall.runtimes.jail.launch import Settings
+from cellwall.runtimes.jail.starting.launch import Settings
 from kit.waiting import state_of, wait_until
 
 _WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -201,6 +201,7 @@ def _settings(guest: Path) -> Settings:
 _SAY = """
 import socket, sys
 control = socket.socket(fileno=int(sys.argv[2]))
+control.recv(64)  # what it has to build
 {}
 """
 
@@ -467,14 +468,14 @@ if first:
     os._exit(0)
 os.read(said, 1)
 wait, leash = os.pipe()
-for _ in sys.argv[5:6]:
+for _ in sys.argv[4:5]:
     if os.fork() == 0:
         os.close(leash)
         os.read(wait, 1)
         os._exit(0)
 control.send(b'{{"event": "programs", "preload": {{}}}}')
-lifeline = int(sys.argv[4])
-workers = [socket.socket(fileno=int(word)) for word in sys.argv[5:]]
+lifeline = int(sys.argv[3])
+workers = [socket.socket(fileno=int(word)) for word in sys.argv[4:]]
 import select
 ready = select.select(workers, [], [])[0][0]
 _, ancillary, _, _ = ready.recvmsg(65536, 1024)

@@ -1,6 +1,7 @@
 """Start the processes of one fork-server: their configuration and their sockets.
 
-Runs in the engine process. The messages on those sockets are in `fork_server`. The invariant: a
+Runs in the engine process. The messages on those sockets are in `fork_server`, but for the first:
+boot is started before it is known what it has to build, and waits to be told. The invariant: a
 start that fails leaves nothing behind.
 """
 
@@ -12,22 +13,25 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.jail.plan import plan
 from cellwall.jail.protocol import fds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from cellwall.jail.plan import plan
 
 _ARENAS, _BARE_ARENAS = 48, 16
 """Number of arenas of CPython's heap (1 MiB each) that are mapped ahead, for a template with
 packages and for one without. That is more than `data` and `python` fill; unused arenas are given
 back."""
+QUICK_WORKERS = {"program": 1}
+"""Processes of a quick fork-server that clone sandboxes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The configuration of one fork-server."""
 
     guest_path: Path
@@ -75,16 +79,42 @@ class Settings:
 
 
 class Launched(NamedTuple):
-    """The started processes, which begin to import, and our non-blocking socket ends."""
+    """The started processes, and our non-blocking socket ends."""
 
     boot: subprocess.Popen[bytes]
     control: socket.socket
     workers: list[socket.socket]
     """One socket for each process that will clone sandboxes, in the order of their forks."""
 
+    def end(self) -> None:
+        """End the processes of a start that is not wanted, and close our ends."""
+        for sock in (self.control, *self.workers):
+            sock.close()
+        self.boot.kill()
+        self.boot.wait()
+
+    def abandon(self) -> None:
+        """Close our ends in a forked child; the parent keeps its own."""
+        for sock in (self.control, *self.workers):
+            sock.close()
+
 
 def launch(settings: Settings, facts: plan.HostFacts) -> Launched:
-    """Start boot with its ends of our sockets. Raises OSError."""
+    """Start boot and tell it what to build. Raises OSError, ControlClosed."""
+    launched = begin(settings.guest_path, sum(settings.workers.values()), settings.lifeline)
+    try:
+        tell(launched, settings, facts)
+    except BaseException:
+        launched.end()
+        raise
+    return launched
+
+
+def begin(guest_path: Path, workers: int, lifeline: int = -1) -> Launched:
+    """Start boot with its ends of our sockets; it waits for `tell`. Raises OSError.
+
+    `workers` is how many processes will clone sandboxes; `lifeline` as in `Settings`.
+    """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
 
         def pair() -> tuple[socket.socket, int]:
@@ -95,23 +125,28 @@ def launch(settings: Settings, facts: plan.HostFacts) -> Launched:
             return kept, given.fileno()
 
         control, control_fd = pair()
-        pairs = [pair() for _ in range(sum(settings.workers.values()))]
-        kept = settings.lifeline
-        lifeline = os.pidfd_open(os.getpid()) if kept < 0 else os.dup(kept)
-        theirs.callback(os.close, lifeline)
-        config = fds.as_document(json.dumps(_config(settings, facts)))
-        theirs.callback(os.close, config)
-        given = [control_fd, config, lifeline, *(number for _, number in pairs)]
-        made = Launched(_boot(settings, given), control, [kept for kept, _ in pairs])
+        pairs = [pair() for _ in range(workers)]
+        held = os.pidfd_open(os.getpid()) if lifeline < 0 else os.dup(lifeline)
+        theirs.callback(os.close, held)
+        given = [control_fd, held, *(number for _, number in pairs)]
+        made = Launched(_boot(guest_path, given), control, [kept for kept, _ in pairs])
         ours.pop_all()
         return made
 
 
-def _boot(settings: Settings, inherited: list[int]) -> subprocess.Popen[bytes]:
-    control, config, *kept = (str(fd) for fd in inherited)
-    interpreter = [sys.executable, "-I", "-S", "-E", str(settings.guest_path)]
+def tell(launched: Launched, settings: Settings, facts: plan.HostFacts) -> None:
+    """Tell boot what to build. Raises OSError, and ControlClosed if it has ended."""
+    config = fds.as_document(json.dumps(_config(settings, facts)))
+    try:
+        fds.send_message(launched.control, {"event": "configuration"}, [config])
+    finally:
+        os.close(config)
+
+
+def _boot(guest_path: Path, inherited: list[int]) -> subprocess.Popen[bytes]:
+    interpreter = [sys.executable, "-I", "-S", "-E", str(guest_path)]
     return subprocess.Popen(
-        [*interpreter, "boot", control, config, *kept],
+        [*interpreter, "boot", *(str(fd) for fd in inherited)],
         pass_fds=inherited,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
