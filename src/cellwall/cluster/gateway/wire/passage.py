@@ -57,6 +57,10 @@ class Passage:
 
     # -- to the node -----------------------------------------------------------------------
 
+    def ask(self, head: bytes, length: int | None, *, has_answer_body: bool) -> None:
+        """Send the head of the request; the parameters are those of `NodeLink.ask`."""
+        self._link.ask(self, head, length, has_answer_body=has_answer_body)
+
     def send(self, data: bytes) -> None:
         """Pass a piece of the request on; its client waits while the node does not take more."""
         self._link.send(data)
