@@ -16,7 +16,7 @@ from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
-from cellwall.model.errors import CapacityError, NodeUnreachable, QuotaExceeded
+from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
 from cellwall.server.core.errors import status_of
@@ -257,6 +257,9 @@ class Exchange:
             if await self._gave_up(use, offered) and has_more:
                 return True
             raise
+        if end == "refused":
+            await self._let_repeat(use, doubt, offered)
+            return False
         if end not in {"lost", "full"}:
             if self._status >= 400 and not use.may_move:  # no other request can have made it
                 await self._counting.give_back(offered)
@@ -281,6 +284,11 @@ class Exchange:
                 return False
             raise doubt.broken()
         return await self._gave_up(use, offered, is_settled=True)
+
+    async def _let_repeat(self, use: Use, doubt: Doubt, offered: str) -> None:
+        """Let a repeat go to another node where nothing began: the client has its refusal."""
+        with contextlib.suppress(CellwallError):  # it finds the key where it is
+            await self._is_free(use, doubt, offered, "full")
 
     def _named(self) -> Headers:
         """Return what names the caller and its idempotency key to a node, if it has one."""
@@ -321,7 +329,7 @@ class Exchange:
             if self._is_gone:
                 return "gone"
             may = may_turn_away and self._body.can_repeat
-            passage = Passage(self._client, link, may_turn_away=may)
+            passage = Passage(self._client, link, is_new=offered != "", may_turn_away=may)
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
             end = await passage.end
