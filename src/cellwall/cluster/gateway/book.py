@@ -70,6 +70,8 @@ class Node:
     told: Told | None = None
     in_flight: int = 0
     """This gateway's own requests to it that have no whole answer yet."""
+    programs: int = 0
+    """Those of them that are fresh programs."""
     is_listed: bool = True
     """Whether a provider names its address now."""
     misses: int = 0
@@ -290,11 +292,11 @@ class Book:
         return [node for node in heard if node.young < node.window] or heard
 
     def _trial(self, ready: list[Node]) -> Node | None:
-        """Return a slow node once in a while, if it has nothing of ours: by that it is judged."""
+        """Return a slow node once in a while, if no trial is under way there."""
         self._since_trial += 1
         if self._since_trial < TRIAL_EVERY:
             return None
-        idle = [node for node in ready if node.pace.why and not node.in_flight]
+        idle = [node for node in ready if node.pace.why and node.pace.may_try(node.programs)]
         if not idle:
             return None
         self._since_trial = 0

@@ -76,6 +76,7 @@ async def _at(
     doubt, offered = Doubt(book, node), new_id(node.name)
     headers = [*said, *_JSON, (b"cellwall-id", offered.encode())]
     node.in_flight += 1
+    node.programs += 1
     link: NodeLink | None = None
     try:
         link = await node.links.take()
@@ -93,6 +94,7 @@ async def _at(
             return None
     finally:
         node.in_flight -= 1
+        node.programs -= 1
         if link is not None:
             node.links.give_back(link)
     await doubt.until_heard()

@@ -320,7 +320,9 @@ class Exchange:
 
     async def _ask(self, node: Node, offered: str, *, may_turn_away: bool) -> End:
         """Ask one node. Raises NodeUnreachable if nothing has begun there."""
+        is_program = self._way.path == _PROGRAM
         node.in_flight += 1
+        node.programs += is_program
         self._node = node.name
         link: NodeLink | None = None
         began_s = asyncio.get_running_loop().time()
@@ -333,8 +335,8 @@ class Exchange:
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
             end = await passage.end
-            self._gateway.book.on_try(end)
-            if end == "whole" and passage.is_success and self._way.path == _PROGRAM:
+            self._gateway.book.on_try("full" if end == "refused" else end)
+            if is_program and end == "whole" and passage.is_success:
                 now_s = asyncio.get_running_loop().time()
                 node.pace.took(now_s - began_s, now_s)
             return end
@@ -342,6 +344,7 @@ class Exchange:
             asked, self._body.passage = self._body.passage, None
             self._status = 0 if asked is None else asked.status
             node.in_flight -= 1
+            node.programs -= is_program
             if link is not None:
                 node.links.give_back(link)
 
