@@ -27,7 +27,6 @@ _UNLISTED = "its address is no longer named"
 _NEW = "the directory does not know it yet"
 _MISSES = 2
 """Probes without an answer after which a node is unreachable."""
-_CHOICES = 2
 _EMPTY_S = 600.0
 """Seconds that a node which ended empty has to come back: what was on it has an end of its own."""
 _PART = 3
@@ -161,9 +160,8 @@ class Book:
         """
         self.known = known
         for node in self.nodes:
-            if node.why == _NEW and node.name in known:
+            if node.why == _NEW and node.is_listed and node.name in known:
                 node.state, node.why = "ready", ""
-                node.mark(is_listed=node.is_listed)
                 self.on_change()
 
     # -- what probes find ------------------------------------------------------------------
@@ -296,8 +294,8 @@ class Book:
         ]
         if len(fit) < len(ready):
             fit = self._fit(ready)
-        pair = random.sample(fit, _CHOICES) if len(fit) > 1 else fit
-        return min(pair, key=_load)
+        one, other = _two_of(fit)
+        return one if _load(one) <= _load(other) else other
 
     def _fit(self, ready: list[Node]) -> list[Node]:
         """Return the nodes to choose from, where not all are well and have room."""
@@ -341,6 +339,14 @@ class Book:
             }
             for node in self.nodes
         ] + [{"name": name, "state": "lost", "why": why} for name, why in self.lost.items()]
+
+
+def _two_of(nodes: list[Node]) -> tuple[Node, Node]:
+    """Return two nodes by chance; the same twice if there is but one."""
+    count = len(nodes)
+    one = int(random.random() * count)  # noqa: S311 - no secret; `sample` takes ten times as long
+    other = int(random.random() * (count - 1))  # noqa: S311
+    return nodes[one], nodes[other if count == 1 or other < one else other + 1]
 
 
 def _load(node: Node) -> float:
