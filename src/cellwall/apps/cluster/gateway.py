@@ -18,6 +18,7 @@ from cellwall.apps.cluster.doors import opened_doors
 from cellwall.apps.cluster.finding import follower
 from cellwall.apps.cluster.front import front
 from cellwall.apps.exposure import check_exposure, check_tls
+from cellwall.apps.heap import keep_big_blocks_apart, spare_the_collector
 from cellwall.apps.listeners import (
     address_of,
     listening_for_doors,
@@ -63,6 +64,7 @@ def run(
             remedy="set CELLWALL_API_KEY, or give [[keys]] in the configuration",
         )
     raise_descriptor_limit()
+    keep_big_blocks_apart()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, server, keys, told))
 
@@ -92,6 +94,7 @@ async def _serve(
                 await listen(sock, gateway.begin)
                 for name, each in door_socks.items():
                     await listen(each, partial(gateway.begin_at, name))
+                spare_the_collector()
                 told.on_ready(address_of(server, sock))
                 for name, each in door_socks.items():
                     told.on_door(name, tcp_address_of(server, each))

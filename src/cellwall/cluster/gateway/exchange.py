@@ -44,6 +44,11 @@ _SAFE = frozenset({b"GET", b"HEAD"})
 class Exchange:
     """See the module."""
 
+    __slots__ = (
+        "_body", "_caller", "_client", "_counting", "_gateway", "_head", "_in_line", "_is_gone",
+        "_node", "_own_status", "_status", "_tenant", "_turn", "_way", "request_id",
+    )  # fmt: skip
+
     def __init__(
         self,
         gateway: Gateway,
@@ -111,13 +116,12 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
-                self._in_line = asyncio.current_task()
-                async with self._place():
-                    self._in_line = None
-                    await self._in_turn()
-            else:
+                await self._in_place()
+            elif self._counting.copying:
                 async with await self._copies():
                     await self._at_one_node()
+            else:
+                await self._at_one_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self._status, self._own_status = 0, status_of(error)
             if not self._is_gone:
@@ -129,23 +133,26 @@ class Exchange:
             self._body.release()
             self._client.done()
 
-    def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Hold a place for a program; a sandbox needs none."""
-        if self._caller is None or self._way.path == SANDBOXES or self._is_gone:
-            return contextlib.nullcontext()
-        return self._gateway.place(self._tenant)
+    async def _in_place(self) -> None:
+        """Hold a place for a program while it is asked for; a sandbox needs none."""
+        running = self._gateway.running
+        needs_none = self._caller is None or self._way.path == SANDBOXES or self._is_gone
+        if running is None or needs_none:
+            await self._in_turn()
+            return
+        self._in_line = asyncio.current_task()
+        async with running.place(self._tenant):
+            self._in_line = None
+            await self._in_turn()
 
     async def _copies(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold places in the tenant's quota for the copies that a request makes."""
-        verb = self._counting.copying
-        if not verb:
-            return contextlib.nullcontext()
         await self._body.until_whole()
         if self._body.kept is None:
             raise CapacityError(
                 "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
             )
-        return self._counting.copies(verb, b"".join(self._body.kept), lambda: self._node)
+        return self._counting.copies(b"".join(self._body.kept), lambda: self._node)
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""
@@ -249,7 +256,8 @@ class Exchange:
         offered = await use.goes(node.name, new_id(node.name))
         if not offered:
             return True  # `use` says which node has it
-        await self._count(use, doubt, node, offered)
+        if self._way.path == SANDBOXES:
+            await self._count(use, doubt, node, offered)
         try:
             end = await self._ask(node, offered, may_turn_away=has_more)
         except NodeUnreachable:
@@ -257,12 +265,9 @@ class Exchange:
             if await self._gave_up(use, offered) and has_more:
                 return True
             raise
-        if end == "refused":
-            await self._let_repeat(use, doubt, offered)
-            return False
         if end not in {"lost", "full"}:
-            if self._status >= 400 and not use.may_move:  # no other request can have made it
-                await self._counting.give_back(offered)
+            if self._status >= 400:
+                await self._let_go(use, doubt, offered, end)
             return False
         if not await self._is_free(use, doubt, offered, end):
             return True  # it began by another request with its key
@@ -285,10 +290,13 @@ class Exchange:
             raise doubt.broken()
         return await self._gave_up(use, offered, is_settled=True)
 
-    async def _let_repeat(self, use: Use, doubt: Doubt, offered: str) -> None:
-        """Let a repeat go to another node where nothing began: the client has its refusal."""
-        with contextlib.suppress(CellwallError):  # it finds the key where it is
-            await self._is_free(use, doubt, offered, "full")
+    async def _let_go(self, use: Use, doubt: Doubt, offered: str, end: End) -> None:
+        """Give back what a request had whose client has its refusal."""
+        if end == "refused":  # a repeat may go to another node
+            with contextlib.suppress(CellwallError):  # or finds the key where it is
+                await self._is_free(use, doubt, offered, "full")
+        elif not use.may_move:  # no other request can have made it
+            await self._counting.give_back(offered)
 
     def _named(self) -> Headers:
         """Return what names the caller and its idempotency key to a node, if it has one."""
@@ -310,7 +318,7 @@ class Exchange:
         One that an earlier request with the key has made needs no room.
         """
         try:
-            await self._counting.take(self._way.path, offered, node.name)
+            await self._counting.take(offered, node.name)
         except QuotaExceeded:
             if await self._is_free(use, doubt, offered, "full"):
                 raise
@@ -327,7 +335,7 @@ class Exchange:
         link: NodeLink | None = None
         began_s = asyncio.get_running_loop().time()
         try:
-            link = await _connected(node)
+            link = node.links.idle() or await _connected(node)
             if self._is_gone:
                 return "gone"
             may = may_turn_away and self._body.can_repeat

@@ -35,6 +35,11 @@ _REFUSAL_BYTES = 64 * 1024
 class Passage:
     """See the module."""
 
+    __slots__ = (
+        "_client", "_has_begun", "_held", "_in_chunks", "_is_new", "_link", "_may_turn_away",
+        "_refusal", "_refused", "end", "is_tunnel", "status",
+    )  # fmt: skip
+
     def __init__(
         self, client: ClientLink, link: NodeLink, *, is_new: bool, may_turn_away: bool
     ) -> None:

@@ -46,15 +46,16 @@ class Counting:
         return "" if found is None else found[1] or found[2]
 
     def copies(
-        self, verb: str, body: bytes, asked: Callable[[], str]
+        self, body: bytes, asked: Callable[[], str]
     ) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold places for copies; the parameters are those of `Quotas.copies`."""
-        assert self._quotas is not None
-        return self._quotas.copies(self._tenant, verb, body, asked)
+        if self._quotas is None:
+            return contextlib.nullcontext()
+        return self._quotas.copies(self._tenant, self.copying, body, asked)
 
-    async def take(self, path: str, offered: str, node: str) -> None:
+    async def take(self, offered: str, node: str) -> None:
         """Count a sandbox that is to be made, before it is. Raises QuotaExceeded, StoreBusy."""
-        if self._quotas is not None and path == SANDBOXES:
+        if self._quotas is not None:
             await self._quotas.take(self._tenant, offered, node)
 
     def has(self, sandbox_id: str) -> None:
