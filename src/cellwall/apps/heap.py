@@ -1,7 +1,7 @@
 """Heap: the memory of a server's process, or a gateway's: its layout, and its collector.
 
-Called once by `serve` and by `cluster.gateway`. The invariant: only memory and time depend on it;
-where the C library lacks a feature, nothing is done.
+Called once by `serve`; a gateway has the collector spared alone. The invariant: only memory and
+time depend on it; where the C library lacks a feature, nothing is done.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from cellwall.apps.cluster.doors import opened_doors
 from cellwall.apps.cluster.finding import follower
 from cellwall.apps.cluster.front import front
 from cellwall.apps.exposure import check_exposure, check_tls
-from cellwall.apps.heap import keep_big_blocks_apart, spare_the_collector
+from cellwall.apps.heap import spare_the_collector
 from cellwall.apps.listeners import (
     address_of,
     listening_for_doors,
@@ -64,7 +64,6 @@ def run(
             remedy="set CELLWALL_API_KEY, or give [[keys]] in the configuration",
         )
     raise_descriptor_limit()
-    keep_big_blocks_apart()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, server, keys, told))
 

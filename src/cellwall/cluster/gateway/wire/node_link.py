@@ -183,8 +183,11 @@ class NodeLink(asyncio.BufferedProtocol):
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take a piece of an answer, of which nothing is left in the buffer afterwards."""
-        data = _READ[:nbytes]
+        """Take a piece of an answer that came without TLS."""
+        self.take(_READ[:nbytes])
+
+    def take(self, data: memoryview) -> None:
+        """Take a piece of an answer, of which no view is kept."""
         if self._is_tunnel:
             self._sink.on_data(bytes(data))
             return

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _READ = memoryview(bytearray(256 * 1024))
 """Where every connection reads what is encrypted."""
+_PLAIN = memoryview(bytearray(320 * 1024))
+"""Where what one of them has read is put together again; more than what is read at once."""
 _PIECE_BYTES = 16 * 1024
 """About a record of TLS. OpenSSL keeps a buffer as large as the largest piece that it was given."""
 
@@ -27,7 +29,7 @@ class Tls(asyncio.Transport, asyncio.BufferedProtocol):
     """The protocol of a socket's transport, and itself the transport of a `NodeLink`."""
 
     __slots__ = (
-        "_incoming", "_is_made", "_is_paused", "_link", "_object", "_outgoing", "_transport",
+        "_has_ended", "_incoming", "_is_made", "_link", "_object", "_outgoing", "_transport",
         "opened",
     )  # fmt: skip
 
@@ -38,7 +40,7 @@ class Tls(asyncio.Transport, asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         self._transport = cast(asyncio.Transport, None)
-        self._is_made = self._is_paused = False
+        self._is_made = self._has_ended = False
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the link may be used; it has the error if there can be none."""
 
@@ -73,15 +75,13 @@ class Tls(asyncio.Transport, asyncio.BufferedProtocol):
 
     def pause_reading(self) -> None:
         """Read nothing more for the moment."""
-        self._is_paused = True
-        self._transport.pause_reading()
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
-        if self._is_paused and not self._transport.is_closing():
-            self._is_paused = False
+        if not self._transport.is_closing():
             self._transport.resume_reading()
-            asyncio.get_running_loop().call_soon(self._decrypt)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Set how much may wait to be sent."""
@@ -116,67 +116,75 @@ class Tls(asyncio.Transport, asyncio.BufferedProtocol):
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was read: in pieces, as long as the link takes what they say."""
-        at = 0
-        while at < nbytes and not self._transport.is_closing():
-            end = nbytes if self._is_paused else min(nbytes, at + _PIECE_BYTES)
-            self._incoming.write(_READ[at:end])
-            at = end
-            if self._is_made:
-                self._decrypt()
-            else:
-                self._shake_hands()
+        """Take what was read, and give the link all that it says."""
+        filled = 0
+        try:
+            for at in range(0, nbytes, _PIECE_BYTES):
+                self._incoming.write(_READ[at : min(nbytes, at + _PIECE_BYTES)])
+                if self._is_made or self._shake_hands():
+                    filled = self._decrypt(filled)
+            self._give(filled)
+        except ssl.SSLError:
+            self.abort()
 
     # -- TLS -------------------------------------------------------------------------------
 
-    def _shake_hands(self) -> None:
+    def _shake_hands(self) -> bool:
+        """Go on with the handshake; report whether it is done."""
+        if self._transport.is_closing():
+            return False
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             self._flush()
-            return
+            return False
         except ssl.SSLError as error:
             self._flush()  # it tells the node why
             self._fail(error)
             self._transport.close()
-            return
+            return False
         self._flush()
-        if not self.opened.done():
-            self._is_made = True
-            self._link.connection_made(self)
-            self.opened.set_result(None)
-            self._decrypt()
+        if self.opened.done():  # nothing waits for it any more
+            self.abort()
+            return False
+        self._is_made = True
+        self._link.connection_made(self)
+        self.opened.set_result(None)
+        return True
 
     def _fail(self, error: Exception) -> None:
         if not self.opened.done():
             self.opened.set_exception(error)
 
-    def _decrypt(self) -> None:
-        """Give the link what can be read, as long as it takes it.
+    def _decrypt(self, filled: int) -> int:
+        """Put what can be read behind what was; return how much there is. Raises ssl.SSLError."""
+        while self._incoming.pending or self._object.pending():
+            if filled == len(_PLAIN):
+                self._link.take(_PLAIN)
+                filled = 0
+            try:
+                size = self._object.read(len(_PLAIN) - filled, _PLAIN[filled:])
+            except ssl.SSLWantReadError:  # a part of a record
+                break
+            if not size:
+                self._has_ended = True
+                break
+            filled += cast(int, size)
+        return filled
 
-        While an answer is under way it reads until there is nothing: by that OpenSSL gives its
-        buffer of a record back. After the end of one that would cost more than it is worth.
-        """
-        try:
-            while self._may_have_more():
-                buffer = self._link.get_buffer(-1)
-                size = self._object.read(len(buffer), buffer)
-                if not size:  # the node has said its end
-                    self.close()
-                    return
-                self._link.buffer_updated(cast(int, size))
-        except ssl.SSLWantReadError:
-            pass  # a part of a record
-        except ssl.SSLError:
-            self.abort()
+    def _give(self, filled: int) -> None:
+        if filled:
+            self._link.take(_PLAIN[:filled])
+        if self._has_ended:
+            self.close()
             return
+        if self._is_made and not (self._link.is_answer_whole or self._transport.is_closing()):
+            # A look that finds nothing: by it OpenSSL gives its buffer of a record back. After the
+            # end of an answer that would cost more than it is worth.
+            with contextlib.suppress(ssl.SSLWantReadError):
+                if self._object.read(1):  # a byte that would be missing
+                    self.abort()
         self._flush()  # what TLS itself has to say
-
-    def _may_have_more(self) -> bool:
-        if self._is_paused or self._transport.is_closing():
-            return False
-        has_some = self._incoming.pending or self._object.pending()
-        return bool(has_some) or not self._link.is_answer_whole
 
     def _flush(self) -> None:
         if self._outgoing.pending:
