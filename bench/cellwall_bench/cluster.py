@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cellwall.apps.timings import PLAIN, TimingError
+from cellwall.apps.timings import FLOOR, PLAIN, TimingError, once
 from cellwall.cluster.certificates import (
     Files,
     gateway_context,
@@ -133,6 +133,28 @@ async def cell(key: str, samples: int) -> Figure:
             for client, seconds in took.items():
                 seconds.append(await _timed(client, path, PLAIN))
         return _ratio(key, took[through], took[past])
+
+
+async def cost(key: str, samples: int) -> Figure:
+    """Measure the gateway's processor time for a request: programs and cells in turn, in F.
+
+    Its probes of the node are in it.
+    """
+    async with _opened() as house, house.through() as through, house.past() as past:
+        await _wait_ready(through)
+        session = f"/sandboxes/{(await through.ask('POST', '/sandboxes', {}))['id']}/execute"
+        floors, before_s, paths = [], 0.0, ("/execute", session)
+        for number in range(samples + _WARM_UP):
+            if number == _WARM_UP:
+                before_s = house.gateway.cpu_s()
+            floors.append(once(FLOOR))
+            await wait_parked(past)
+            for path in paths:
+                await _timed(through, path, PLAIN)
+        spent_s = (house.gateway.cpu_s() - before_s) / (len(paths) * samples)
+        floor_s = p50(floors)
+    text = f"{spent_s * 1e3:.2f} ms of the gateway's process; F is {floor_s * 1e3:.1f} ms"
+    return Figure(key, spent_s / floor_s, f"{text}; n={len(paths) * samples}")
 
 
 async def crowd(key: str, stretch_s: float) -> Figure:

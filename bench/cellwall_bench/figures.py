@@ -71,6 +71,7 @@ TARGETS: tuple[Target, ...] = (
     Target("gateway_fresh", "a fresh program through a gateway against at its node, p50", "x",
            1.15, 1.1),
     Target("gateway_cell", "the same: the next cell of a session", "x", 1.15, 1.1),
+    Target("gateway_cpu", "a gateway's processor time for a program or a cell", "F", 0.06, 0.04),
     Target("gateway_crowd", "the same: 32 clients, programs a second", "x", 0.95, 1.0,
            higher_is_better=True),
     Target("directory_commits", "200 writers to the gateways' directory, against a commit each",

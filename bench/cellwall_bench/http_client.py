@@ -44,6 +44,12 @@ class Target:
                 return int(line.split()[1]) * 1024
         raise TimingError("the server has gone")
 
+    def cpu_s(self) -> float:
+        """Return the processor time of the server process's living threads, in seconds."""
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        spent = [(each / "schedstat").read_text(encoding="ascii").split()[0] for each in threads]
+        return sum(map(int, spent)) / 1e9
+
 
 @contextlib.asynccontextmanager
 async def serving(

@@ -190,6 +190,7 @@ class Bench:
         yield "doors", 0, lambda _: doors.added("doors", samples)
         yield "gateway_fresh", 0, lambda _: cluster.fresh("gateway_fresh", samples)
         yield "gateway_cell", 0, lambda _: cluster.cell("gateway_cell", samples)
+        yield "gateway_cpu", 0, lambda _: cluster.cost("gateway_cpu", samples)
         yield "gateway_crowd", 0, lambda _: cluster.crowd("gateway_crowd", 4)
         yield "directory_commits", 0, lambda _: directory.commits("directory_commits", 3)
 

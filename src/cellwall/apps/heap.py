@@ -1,12 +1,13 @@
-"""Heap: the memory layout of a server process, where big blocks are mapped separately.
+"""Heap: the memory of a server's process, or a gateway's: its layout, and its collector.
 
-Called once by `serve`. The invariant: only memory depends on it; where the C library lacks the
-feature, nothing is done.
+Called once by `serve`; a gateway has the collector spared alone. The invariant: only memory and
+time depend on it; where the C library lacks a feature, nothing is done.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 
 _M_MMAP_THRESHOLD = -3
 """Option number of mallopt(3)."""
@@ -14,6 +15,9 @@ BIG_BYTES = 64 * 1024
 """Size in bytes of the pieces in which output comes. glibc allocates smaller blocks from one heap,
 which never shrinks under a small block that lives longer: a hundred 6 MiB outputs left 700 MiB of
 holes."""
+_COLLECT_AFTER = 20_000
+"""Number of objects made and not freed since the last collection; the older two generations stay at
+10 collections each."""
 
 
 def keep_big_blocks_apart() -> bool:
@@ -26,3 +30,14 @@ def keep_big_blocks_apart() -> bool:
     except AttributeError:
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, BIG_BYTES))
+
+
+def spare_the_collector() -> None:
+    """Exclude long-lived objects from garbage collection, and collect less often.
+
+    Young objects were scanned once in six requests, 0.15 ms of each; a scan of the old ones,
+    modules and tables among them, delayed all requests by 0.18 s on a busy machine.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)

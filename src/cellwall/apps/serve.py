@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import socket
 import ssl
@@ -26,7 +25,7 @@ import uvloop
 
 from cellwall.apps.exposure import check_exposure, check_tls
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
-from cellwall.apps.heap import keep_big_blocks_apart
+from cellwall.apps.heap import keep_big_blocks_apart, spare_the_collector
 from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.listeners import (
     address_of,
@@ -69,9 +68,6 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
-_COLLECT_AFTER = 20_000
-"""Number of objects made and not freed since the last collection; the older two generations stay at
-10 collections each."""
 _SWITCH_S = 0.002
 """Switch interval in seconds. The store's threads mostly wait for the disk; a busy loop would make
 them wait longer for the interpreter (5 ms by default) between two steps of a write. With 0.5 ms
@@ -324,7 +320,7 @@ async def serve(
                 server = _Server(config, state, on_ready, surfaces.aclose)
                 if role is not None:
                     server.drains_first(role.drain)
-                _spare_the_collector()
+                spare_the_collector()
                 await server.serve(sockets=[sock, *door_socks.values()])
 
 
@@ -374,14 +370,3 @@ def run(loaded: Loaded, keys: KeyRing, said: Said, role: Role | None = None) -> 
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(loaded, keys, said, role=role))
-
-
-def _spare_the_collector() -> None:
-    """Exclude long-lived objects from garbage collection, and collect less often.
-
-    Young objects were scanned once in six requests, 0.15 ms of each; a scan of the old ones,
-    modules and tables among them, delayed all requests by 0.18 s on a busy machine.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER)

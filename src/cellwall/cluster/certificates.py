@@ -224,7 +224,10 @@ def _write(files: Files, key: ec.EllipticCurvePrivateKey, made: x509.Certificate
 
 def node_context(authority: Path, files: Files) -> ssl.SSLContext:
     """Return the context of a node's listener, which serves gateways of that authority alone."""
-    return _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authority, files)
+    context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authority, files)
+    # No gateway resumes a session, and OpenSSL keeps 16 KiB for each client that was given tickets.
+    context.num_tickets = 0
+    return context
 
 
 def gateway_context(authority: Path, files: Files) -> ssl.SSLContext:

@@ -18,6 +18,7 @@ from cellwall.apps.cluster.doors import opened_doors
 from cellwall.apps.cluster.finding import follower
 from cellwall.apps.cluster.front import front
 from cellwall.apps.exposure import check_exposure, check_tls
+from cellwall.apps.heap import spare_the_collector
 from cellwall.apps.listeners import (
     address_of,
     listening_for_doors,
@@ -92,6 +93,7 @@ async def _serve(
                 await listen(sock, gateway.begin)
                 for name, each in door_socks.items():
                     await listen(each, partial(gateway.begin_at, name))
+                spare_the_collector()
                 told.on_ready(address_of(server, sock))
                 for name, each in door_socks.items():
                     told.on_door(name, tcp_address_of(server, each))

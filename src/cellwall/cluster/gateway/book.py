@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 State = Literal["unknown", "ready", "draining", "unreachable", "refused"]
 """`unknown`: it has not answered yet; `refused`: it says a name that it cannot have."""
 _UNLISTED = "its address is no longer named"
+_NEW = "the directory does not know it yet"
 _MISSES = 2
 """Probes without an answer after which a node is unreachable."""
-_CHOICES = 2
 _EMPTY_S = 600.0
 """Seconds that a node which ended empty has to come back: what was on it has an end of its own."""
 _PART = 3
@@ -70,6 +70,8 @@ class Node:
     told: Told | None = None
     in_flight: int = 0
     """This gateway's own requests to it that have no whole answer yet."""
+    programs: int = 0
+    """Those of them that are fresh programs."""
     is_listed: bool = True
     """Whether a provider names its address now."""
     misses: int = 0
@@ -148,6 +150,20 @@ class Book:
     """Called with how each request to a node ended, of those for new work and for objects."""
     _since_trial: int = 0
 
+    # -- what is agreed on -----------------------------------------------------------------
+
+    def take_known(self, known: frozenset[str]) -> None:
+        """Take the names that the directory knows; nodes among them may have new work from now on.
+
+        Of what a gateway began at a node that no other gateway can know of, nothing would be left
+        with it: its id would be that of no node.
+        """
+        self.known = known
+        for node in self.nodes:
+            if node.why == _NEW and node.is_listed and node.name in known:
+                node.state, node.why = "ready", ""
+                self.on_change()
+
     # -- what probes find ------------------------------------------------------------------
 
     def answered(self, node: Node, told: Told, now_s: float) -> None:
@@ -175,6 +191,8 @@ class Book:
         node.told, node.why, node.cores = told, _left(told), told.size.cores
         node.state = "draining" if told.is_draining else "ready"
         node.mark(is_listed=node.is_listed)
+        if node.state == "ready" and self.has_directory and told.name not in self.known:
+            node.state, node.why = "draining", _NEW
 
     def _why_not(self, node: Node, told: Told) -> str:
         """Return why a node cannot be one of this gateway's; empty: it can."""
@@ -276,8 +294,8 @@ class Book:
         ]
         if len(fit) < len(ready):
             fit = self._fit(ready)
-        pair = random.sample(fit, _CHOICES) if len(fit) > 1 else fit
-        return min(pair, key=_load)
+        one, other = _two_of(fit)
+        return one if _load(one) <= _load(other) else other
 
     def _fit(self, ready: list[Node]) -> list[Node]:
         """Return the nodes to choose from, where not all are well and have room."""
@@ -290,11 +308,11 @@ class Book:
         return [node for node in heard if node.young < node.window] or heard
 
     def _trial(self, ready: list[Node]) -> Node | None:
-        """Return a slow node once in a while, if it has nothing of ours: by that it is judged."""
+        """Return a slow node once in a while, if no trial is under way there."""
         self._since_trial += 1
         if self._since_trial < TRIAL_EVERY:
             return None
-        idle = [node for node in ready if node.pace.why and not node.in_flight]
+        idle = [node for node in ready if node.pace.why and node.pace.may_try(node.programs)]
         if not idle:
             return None
         self._since_trial = 0
@@ -321,6 +339,14 @@ class Book:
             }
             for node in self.nodes
         ] + [{"name": name, "state": "lost", "why": why} for name, why in self.lost.items()]
+
+
+def _two_of(nodes: list[Node]) -> tuple[Node, Node]:
+    """Return two nodes by chance; the same twice if there is but one."""
+    count = len(nodes)
+    one = int(random.random() * count)  # noqa: S311 - no secret; `sample` takes ten times as long
+    other = int(random.random() * (count - 1))  # noqa: S311
+    return nodes[one], nodes[other if count == 1 or other < one else other + 1]
 
 
 def _load(node: Node) -> float:

@@ -6,6 +6,7 @@ tenant's key, and what a client sends under the gateway's own names does not rea
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -83,12 +84,17 @@ def _check_accepted(token: str, keys: KeyRing) -> None:
 
 def said_of(principal: Principal, tier: str) -> Headers:
     """Return the headers by which a node hears of a caller; names may have any letters."""
-    return [
+    return [*_said_of(principal, tier)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _said_of(principal: Principal, tier: str) -> tuple[tuple[bytes, bytes], ...]:
+    return (
         (b"cellwall-tenant", quote(principal.tenant, safe="").encode()),
         (b"cellwall-key-id", principal.key_id.encode()),
         (b"cellwall-scope", principal.scope.encode()),
         (b"cellwall-tier", quote(tier, safe="").encode()),
-    ]
+    )
 
 
 def _presented(head: RequestHead) -> tuple[str | None, frozenset[bytes]]:
@@ -111,6 +117,8 @@ def _other_keys(head: RequestHead, keys: KeyRing) -> frozenset[bytes]:
 
     `Authorization` may be for a server inside a sandbox, and goes on then.
     """
+    if b"authorization" not in head.named:
+        return frozenset()
     bearer = head.first(b"authorization").partition(" ")[2].strip()
     has_key = bool(bearer) and keys.find(bearer) is not None
     return frozenset({b"authorization"}) if has_key else frozenset()
@@ -118,6 +126,8 @@ def _other_keys(head: RequestHead, keys: KeyRing) -> frozenset[bytes]:
 
 def in_protocols(head: RequestHead) -> frozenset[bytes]:
     """Return the header of WebSocket's protocols if one of them has the form of a key."""
+    if PROTOCOLS not in head.named:
+        return frozenset()
     has_key = any(each.strip().startswith("key.") for each in head.first(PROTOCOLS).split(","))
     return frozenset({PROTOCOLS}) if has_key else frozenset()
 

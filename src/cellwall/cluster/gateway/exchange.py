@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
+from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
-from cellwall.model.errors import CapacityError, NodeUnreachable, QuotaExceeded
+from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
+from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
 from cellwall.server.core.errors import status_of
@@ -33,24 +33,21 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.passage import End
     from cellwall.cluster.gateway.work.turns import Turn
 
-_KEPT_BYTES = 8 << 20
-"""Bytes of a request's body that are kept so that another node can have it."""
-_TOGETHER_BYTES = 64 * 1024
-"""Largest body that is joined to its head: a larger one is not copied to save a system call."""
 _TRIES = 3
 _PROGRAM = "/execute"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REQUEST_ID = b"x-request-id"
 _IDEMPOTENCY = b"idempotency-key"
-_SANDBOXES = "/sandboxes"
-_COPYING = re.compile(r"/sandboxes/[^/]+/(fork)|/snapshots/[^/]+/(restore)")
-"""Paths at which sandboxes are made of others, as a node reads them."""
 _SAFE = frozenset({b"GET", b"HEAD"})
 """Methods that change nothing, so that they may be sent twice."""
 
 
 class Exchange:
     """See the module."""
+
+    __slots__ = (
+        "_body", "_caller", "_client", "_counting", "_gateway", "_head", "_in_line", "_is_gone",
+        "_node", "_own_status", "_status", "_tenant", "_turn", "_way", "request_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -67,13 +64,10 @@ class Exchange:
         self._way = way
         self._caller = caller
         self.request_id = gateway.request_id_of(head)
-        self._pieces: list[bytes] = []
-        self._held = Held(gateway.bodies, "" if caller is None else caller.principal.tenant)
-        self._can_repeat = True
-        """Whether all of the body so far is in `_pieces`."""
-        self._is_whole = head.length == 0 or bool(head.upgrade)
-        self._waits = head.first(b"expect").lower() == "100-continue"
-        self._passage: Passage | None = None
+        self._tenant = "" if caller is None else caller.principal.tenant
+        self._body = Body(client, head, Held(gateway.bodies, self._tenant))
+        quotas = None if caller is None else gateway.quotas
+        self._counting = Counting(quotas, self._tenant, head)
         self._turn: Turn | None = None
         self._in_line: asyncio.Task[None] | None = None
         """The task of `run` while it waits for a place."""
@@ -84,69 +78,37 @@ class Exchange:
         self._node = ""
         """Name of the node that was asked last."""
         self._is_gone = False
-        self._news: asyncio.Future[None] | None = None
-        self._counted = ""
-        """Id of the sandbox that is counted in the tenant's quota."""
 
     # -- of the client ---------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
-        """Pass a piece of the body on, and keep it while another node may need it."""
-        passage = self._passage
-        if passage is not None and passage.is_tunnel:
-            passage.send(data)
-            return
-        self._keep(data)
-        if passage is not None:
-            passage.send(data)
-        elif not self._can_repeat:
-            self._client.hold()  # until there is a connection
-            self._tell()
-
-    def _keep(self, data: bytes) -> None:
-        if self._can_repeat:
-            self._can_repeat = self._has_room(len(data))
-        if self._passage is None or self._can_repeat:
-            self._pieces.append(data)
-        else:
-            self._pieces.clear()
-            self._held.resize(0)
-
-    def _has_room(self, more: int) -> bool:
-        """Count bytes that are kept; False: they are too many, and the body goes to one node."""
-        try:
-            self._held.resize(self._held.size + more)
-        except CapacityError:
-            return False
-        return self._held.size <= _KEPT_BYTES
+        """Pass a piece of the body on."""
+        self._body.take(data)
 
     def on_whole(self) -> None:
         """Note that the request is whole."""
-        self._is_whole = True
-        self._tell()
-        if self._passage is not None:
-            self._passage.whole()
+        self._body.end()
 
     def on_full(self) -> None:
         """Let the node wait: the client is slow."""
-        if self._passage is not None:
-            self._passage.hold()
+        if self._body.passage is not None:
+            self._body.passage.hold()
 
     def on_room(self) -> None:
         """Read the node's answer again."""
-        if self._passage is not None:
-            self._passage.go_on()
+        if self._body.passage is not None:
+            self._body.passage.go_on()
 
     def on_gone(self) -> None:
         """End what the client had asked for."""
         self._is_gone = True
-        self._tell()
+        self._body.leave()
         if self._in_line is not None:
             self._in_line.cancel()
         if self._turn is not None:
             self._turn.leave()
-        if self._passage is not None:
-            self._passage.leave()
+        if self._body.passage is not None:
+            self._body.passage.leave()
 
     # -- the whole way ---------------------------------------------------------------------
 
@@ -154,13 +116,12 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
-                self._in_line = asyncio.current_task()
-                async with self._place():
-                    self._in_line = None
-                    await self._in_turn()
-            else:
+                await self._in_place()
+            elif self._counting.copying:
                 async with await self._copies():
                     await self._at_one_node()
+            else:
+                await self._at_one_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self._status, self._own_status = 0, status_of(error)
             if not self._is_gone:
@@ -169,31 +130,29 @@ class Exchange:
             if self._turn is not None:
                 self._turn.leave()
             self._note()
-            self._held.release()
+            self._body.release()
             self._client.done()
 
-    def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Hold a place for a program; a sandbox needs none."""
-        if self._caller is None or self._way.path == _SANDBOXES or self._is_gone:
-            return contextlib.nullcontext()
-        return self._gateway.place(self._caller.principal.tenant)
+    async def _in_place(self) -> None:
+        """Hold a place for a program while it is asked for; a sandbox needs none."""
+        running = self._gateway.running
+        needs_none = self._caller is None or self._way.path == SANDBOXES or self._is_gone
+        if running is None or needs_none:
+            await self._in_turn()
+            return
+        self._in_line = asyncio.current_task()
+        async with running.place(self._tenant):
+            self._in_line = None
+            await self._in_turn()
 
     async def _copies(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold places in the tenant's quota for the copies that a request makes."""
-        quotas, caller = self._gateway.quotas, self._caller
-        if quotas is None or caller is None or self._head.method != b"POST":
-            return contextlib.nullcontext()
-        found = _COPYING.fullmatch(unquote(self._head.path))
-        if found is None:
-            return contextlib.nullcontext()
-        verb = found[1] or found[2]
-        await self._until_whole()
-        if not self._can_repeat:
+        await self._body.until_whole()
+        if self._body.kept is None:
             raise CapacityError(
                 "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
             )
-        body = b"".join(self._pieces)
-        return quotas.copies(caller.principal.tenant, verb, body, lambda: self._node)
+        return self._counting.copies(b"".join(self._body.kept), lambda: self._node)
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""
@@ -213,15 +172,15 @@ class Exchange:
                 await self._ended()
                 return
             await doubt.until_heard()
-            if not tries or not self._can_repeat:
+            if not tries or not self._body.can_repeat:
                 raise doubt.broken()
 
     async def _ended(self) -> None:
         """Count a sandbox no longer that this request has ended."""
         way, is_over = self._way, self._head.method == b"DELETE" and self._status == 200
-        if is_over and self._head.path == f"{_SANDBOXES}/{way.name}":
-            self._counted = way.name
-            await self._uncount(way.name)
+        if is_over and self._head.path == f"{SANDBOXES}/{way.name}":
+            self._counting.has(way.name)
+            await self._counting.give_back(way.name)
 
     async def _its_node(self, asked: set[Node]) -> Node:
         way, book = self._way, self._gateway.book
@@ -252,8 +211,7 @@ class Exchange:
         """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
         if self._is_gone:
             return
-        tenant = "" if self._caller is None else self._caller.principal.tenant
-        self._turn = turn = self._gateway.turns.ask(tenant)
+        self._turn = turn = self._gateway.turns.ask(self._tenant)
         if turn.has_come or await turn.come():
             await self._at_a_chosen_node()
 
@@ -286,23 +244,9 @@ class Exchange:
         """Return the use of the request's idempotency key."""
         use = self._gateway.replays.use(self._head, self._caller)
         if use.wants_body:
-            await self._until_whole()
-            use.take_body(self._pieces if self._can_repeat else None)
+            await self._body.until_whole()
+            use.take_body(self._body.kept)
         return use
-
-    async def _until_whole(self) -> None:
-        """Wait until the body is whole, or as much of it is here as is kept."""
-        if self._waits and not self._is_whole:
-            self._waits = False
-            self._client.write(_CONTINUE)
-        while not self._is_whole and self._can_repeat and not self._is_gone:
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-
-    def _tell(self) -> None:
-        """Wake what waits for the body."""
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
 
     async def _was_refused(self, node: Node, use: Use, *, has_more: bool) -> bool:
         """Ask a node for new work; report whether it did not begin it, and another may."""
@@ -312,7 +256,8 @@ class Exchange:
         offered = await use.goes(node.name, new_id(node.name))
         if not offered:
             return True  # `use` says which node has it
-        await self._count(use, doubt, node, offered)
+        if self._way.path == SANDBOXES:
+            await self._count(use, doubt, node, offered)
         try:
             end = await self._ask(node, offered, may_turn_away=has_more)
         except NodeUnreachable:
@@ -321,12 +266,12 @@ class Exchange:
                 return True
             raise
         if end not in {"lost", "full"}:
-            if self._status >= 400 and not use.may_move:  # no other request can have made it
-                await self._uncount(offered)
+            if self._status >= 400:
+                await self._let_go(use, doubt, offered, end)
             return False
         if not await self._is_free(use, doubt, offered, end):
             return True  # it began by another request with its key
-        if not has_more or not self._can_repeat:
+        if not has_more or not self._body.can_repeat:
             raise doubt.not_begun()
         return True
 
@@ -345,6 +290,14 @@ class Exchange:
             raise doubt.broken()
         return await self._gave_up(use, offered, is_settled=True)
 
+    async def _let_go(self, use: Use, doubt: Doubt, offered: str, end: End) -> None:
+        """Give back what a request had whose client has its refusal."""
+        if end == "refused":  # a repeat may go to another node
+            with contextlib.suppress(CellwallError):  # or finds the key where it is
+                await self._is_free(use, doubt, offered, "full")
+        elif not use.may_move:  # no other request can have made it
+            await self._counting.give_back(offered)
+
     def _named(self) -> Headers:
         """Return what names the caller and its idempotency key to a node, if it has one."""
         key = self._head.first(_IDEMPOTENCY)
@@ -356,7 +309,7 @@ class Exchange:
         """Report whether nothing can have begun under an id, after giving back what it had."""
         has = await use.did_not(is_settled=is_settled)
         if has:
-            await self._uncount(offered)
+            await self._counting.give_back(offered)
         return has
 
     async def _count(self, use: Use, doubt: Doubt, node: Node, offered: str) -> None:
@@ -364,61 +317,44 @@ class Exchange:
 
         One that an earlier request with the key has made needs no room.
         """
-        quotas, caller = self._gateway.quotas, self._caller
-        if quotas is None or caller is None or self._way.path != _SANDBOXES:
-            return
         try:
-            await quotas.take(caller.principal.tenant, offered, node.name)
+            await self._counting.take(offered, node.name)
         except QuotaExceeded:
             if await self._is_free(use, doubt, offered, "full"):
                 raise
             return
         if use.is_first:
-            self._counted = offered
-
-    async def _uncount(self, sandbox_id: str) -> None:
-        """Count a sandbox no longer."""
-        quotas, caller = self._gateway.quotas, self._caller
-        if quotas is None or caller is None or self._counted != sandbox_id:
-            return
-        self._counted = ""
-        with contextlib.suppress(CapacityError):  # it is noticed before the next refusal
-            await quotas.give_back(caller.principal.tenant, sandbox_id)
+            self._counting.has(offered)
 
     async def _ask(self, node: Node, offered: str, *, may_turn_away: bool) -> End:
         """Ask one node. Raises NodeUnreachable if nothing has begun there."""
+        is_program = self._way.path == _PROGRAM
         node.in_flight += 1
+        node.programs += is_program
         self._node = node.name
         link: NodeLink | None = None
         began_s = asyncio.get_running_loop().time()
         try:
-            link = await _connected(node)
+            link = node.links.idle() or await _connected(node)
             if self._is_gone:
                 return "gone"
-            may = may_turn_away and self._can_repeat
-            passage = Passage(self._client, link, may_turn_away=may)
-            first, rest = self._first(offered), self._pieces
-            if self._length and len(rest) == 1 and len(rest[0]) <= _TOGETHER_BYTES:
-                first, rest = first + rest[0], []
+            may = may_turn_away and self._body.can_repeat
+            passage = Passage(self._client, link, is_new=offered != "", may_turn_away=may)
             has_body = self._head.method != b"HEAD"
-            link.ask(passage, first, self._length, has_answer_body=has_body)
-            self._begin(passage, rest)
+            self._body.begin(passage, self._first(offered), has_answer_body=has_body)
             end = await passage.end
-            self._gateway.book.on_try(end)
-            if end == "whole" and passage.is_success and self._way.path == _PROGRAM:
+            self._gateway.book.on_try("full" if end == "refused" else end)
+            if is_program and end == "whole" and passage.is_success:
                 now_s = asyncio.get_running_loop().time()
                 node.pace.took(now_s - began_s, now_s)
             return end
         finally:
-            self._status = 0 if self._passage is None else self._passage.status
-            self._passage = None
+            asked, self._body.passage = self._body.passage, None
+            self._status = 0 if asked is None else asked.status
             node.in_flight -= 1
+            node.programs -= is_program
             if link is not None:
                 node.links.give_back(link)
-
-    @property
-    def _length(self) -> int | None:
-        return 0 if self._head.upgrade else self._head.length
 
     def _first(self, offered: str) -> bytes:
         """Return the head for a node."""
@@ -430,20 +366,6 @@ class Exchange:
         if offered:
             said.append((b"cellwall-id", offered.encode()))
         return request_bytes(self._head, said, dropped)
-
-    def _begin(self, passage: Passage, pieces: list[bytes]) -> None:
-        """Send what there is of the body, and ask a client for it that waits to be asked."""
-        self._passage = passage
-        if self._waits and not self._is_whole:
-            self._waits = False
-            self._client.write(_CONTINUE)
-        for piece in pieces:
-            passage.send(piece)
-        if not self._can_repeat:
-            self._pieces.clear()
-            self._client.go_on()
-        if self._is_whole and self._length != 0:
-            passage.whole()
 
 
 def _no_nodes() -> set[Node]:
@@ -460,27 +382,3 @@ async def _connected(node: Node) -> NodeLink:
             retry_after_s=1.0,
             remedy="try again",
         ) from None
-
-
-class Listing:
-    """A request for a list over all nodes."""
-
-    def __init__(self, work: asyncio.Task[None]) -> None:
-        """`work` answers it."""
-        self._work = work
-
-    def on_body(self, data: bytes) -> None:
-        """Leave it: such a request has none."""
-
-    def on_whole(self) -> None:
-        """Nothing waits for it."""
-
-    def on_room(self) -> None:
-        """Nothing waits for it."""
-
-    def on_full(self) -> None:
-        """Nothing more comes."""
-
-    def on_gone(self) -> None:
-        """Ask no further."""
-        self._work.cancel()

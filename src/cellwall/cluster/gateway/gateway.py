@@ -17,11 +17,12 @@ import cellwall
 from cellwall.cluster.gateway.batch import Batch
 from cellwall.cluster.gateway.callers import caller_of, check_token
 from cellwall.cluster.gateway.door_lists import array
-from cellwall.cluster.gateway.exchange import Exchange, Listing
+from cellwall.cluster.gateway.exchange import Exchange
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
+from cellwall.cluster.gateway.wire.listing import Listing
 from cellwall.cluster.gateway.work.orders import order
 from cellwall.cluster.gateway.work.outliers import judge
 from cellwall.cluster.gateway.work.turns import Turns
@@ -107,6 +108,7 @@ class Gateway:
         if name:
             return self._at_door(name, client, head, fault, len(name) + 1)
         way = way_of(head.method.decode("latin-1"), path, head.first(b"mcp-session-id"))
+        head.kind = way.kind
         caller: Caller | None = None
         try:
             if fault is not None:
@@ -153,6 +155,7 @@ class Gateway:
     ) -> Served:
         """Begin the way of a request of a foreign protocol; `prefix`: length of the door's path."""
         door, settings = self._doors[name], self._settings
+        head.kind = "door"
         try:
             if fault is not None:
                 raise fault
@@ -240,8 +243,7 @@ class Gateway:
     def counted(self, head: RequestHead, status: int) -> None:
         """Count an answer, if there are metrics."""
         if self.tally is not None:
-            kind = way_of(head.method.decode("latin-1"), head.path).kind
-            self.tally.answered("door" if self._door_of(head.path) else kind, status)
+            self.tally.answered(head.kind, status)
 
     # -- answering here --------------------------------------------------------------------
 

@@ -99,6 +99,13 @@ class _Parsed:
 class ClientLink(asyncio.Protocol):
     """See the module."""
 
+    __slots__ = (
+        "_begin", "_current", "_deadline_s", "_dropped_bytes", "_has_begun", "_head_bytes",
+        "_headers", "_is_head_whole", "_is_held", "_is_tunnel", "_living", "_loop", "_next",
+        "_parser", "_served", "_target", "_timer", "_transport", "_waiting", "ended", "is_closing",
+        "peer",
+    )  # fmt: skip
+
     header_s: ClassVar[float] = 10.0
     keep_alive_s: ClassVar[float] = 75.0
     most: ClassVar[int] = 4096
@@ -128,6 +135,9 @@ class ClientLink(asyncio.Protocol):
         self._dropped_bytes = -1
         """Bytes that were dropped after the last answer; below 0: none are."""
         self._timer: asyncio.TimerHandle | None = None
+        """Wakes at the deadline, or before it: it is set again only when it has come."""
+        self._deadline_s = 0.0
+        """When the client has to have sent something, on the loop's clock; 0: at no time."""
         self.peer = ""
         """The client's address, without the port; empty for a unix socket."""
         self.is_closing = False
@@ -176,7 +186,8 @@ class ClientLink(asyncio.Protocol):
             self._loop.call_soon(self._serve_next)
         else:
             self._time(self.keep_alive_s)
-            self._loop.call_soon(self._take_waiting)
+            if self._waiting or self._is_held:
+                self._loop.call_soon(self._take_waiting)
 
     def _linger(self) -> None:
         """Drop the rest of a body that nothing wants, until its client has taken the answer.
@@ -272,7 +283,8 @@ class ClientLink(asyncio.Protocol):
         self._living.discard(self)
         self.addresses.forget(self.peer)
         self.ended.set_result(None)
-        self._no_time()
+        if self._timer is not None:
+            self._timer.cancel()
         served, self._served = self._served, None
         self._next.clear()
         if served is not None:
@@ -344,17 +356,26 @@ class ClientLink(asyncio.Protocol):
             self.close()
 
     def _time(self, seconds: float) -> None:
-        self._no_time()
-        self._timer = self._loop.call_later(seconds, self._on_slow)
+        """Close the connection in so many seconds, unless something comes before."""
+        self._deadline_s = deadline_s = self._loop.time() + seconds
+        if self._timer is not None:
+            if self._timer.when() <= deadline_s:
+                return  # which is a request's usual way: it costs no timer
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline_s, self._on_time)
 
     def _no_time(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadline_s = 0.0
 
-    def _on_slow(self) -> None:
+    def _on_time(self) -> None:
         self._timer = None
-        self.close()
+        left_s = self._deadline_s - self._loop.time()
+        if not self._deadline_s:
+            return
+        if left_s > 0:
+            self._timer = self._loop.call_at(self._deadline_s, self._on_time)
+        else:
+            self.close()
 
     # -- of the parser ---------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ that a client said about who it is goes on as the gateway's own word.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -23,6 +24,8 @@ _BARE = frozenset({204, 304})
 """Answers that have no body, and say no length."""
 OURS = b"cellwall-"
 """Beginning of the headers that a gateway alone says to a node."""
+_OURS_BYTES = len(OURS)
+_COLON = b": "
 
 
 @dataclass(slots=True)
@@ -38,6 +41,8 @@ class RequestHead:
     """Bytes of its body; None: it comes in chunks."""
     named: dict[bytes, bytes] = field(default_factory=dict, repr=False)
     """The last value of each header."""
+    kind: str = ""
+    """What it is counted as: the kind of its way, or `door`."""
 
     @property
     def path(self) -> str:
@@ -76,26 +81,23 @@ def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 def request_bytes(head: RequestHead, said: Headers, dropped: frozenset[bytes]) -> bytes:
     """Return the head for a node: the client's headers but `dropped`, then what is `said`."""
-    lines = [b"%s %s HTTP/1.1\r\n" % (head.method, head.target)]
+    lines = [b"%s %s HTTP/1.1" % (head.method, head.target)]
     lines += [
-        b"%s: %s\r\n" % (name, value)
-        for name, value in head.headers
-        if name not in _HOP and name not in dropped and not name.startswith(OURS)
+        _COLON.join(each)
+        for each in head.headers
+        if each[0] not in _HOP and each[0] not in dropped and each[0][:_OURS_BYTES] != OURS
     ]
-    lines += [b"%s: %s\r\n" % each for each in said]
+    lines += map(_COLON.join, said)
     if head.upgrade:
-        lines.append(b"connection: upgrade\r\nupgrade: %s\r\n" % head.upgrade)
-    lines.append(_framing(head.length))
-    lines.append(b"\r\n")
-    return b"".join(lines)
+        lines.append(b"connection: upgrade\r\nupgrade: %s" % head.upgrade)
+    return b"%s\r\n%s\r\n" % (b"\r\n".join(lines), _framing(head.length))
 
 
 def response_bytes(head: ResponseHead, *, is_kept: bool, framing: bytes) -> bytes:
     """Return the head for a client; `framing`: what `framing_for` returned."""
-    lines = [_status_line(head.status)]
-    lines += [b"%s: %s\r\n" % each for each in head.headers if each[0] not in _HOP]
-    lines += [framing, b"" if is_kept else b"connection: close\r\n", b"\r\n"]
-    return b"".join(lines)
+    lines = [_COLON.join(each) for each in head.headers if each[0] not in _HOP]
+    lines.append(framing if is_kept else framing + b"connection: close\r\n")
+    return _status_line(head.status) + b"\r\n".join(lines) + b"\r\n"
 
 
 def switching_bytes(head: ResponseHead) -> bytes:
@@ -130,6 +132,7 @@ def _framing(length: int | None) -> bytes:
     return b"content-length: %d\r\n" % length if length else b""
 
 
+@functools.cache
 def _status_line(status: int) -> bytes:
     try:
         phrase = HTTPStatus(status).phrase.encode()

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.cluster.gateway.wire.node_link import NodeLink
+from cellwall.cluster.gateway.wire.tls import Tls
 
 if TYPE_CHECKING:
     import ssl
@@ -52,25 +53,42 @@ class Links:
 
     async def take(self) -> NodeLink:
         """Return a connection for one request. Raises OSError if there can be none."""
-        loop = asyncio.get_running_loop()
-        while self._idle:
-            link = self._idle.pop()
-            if link.is_open and loop.time() - link.idle_since < _IDLE_S:
-                return link
-            link.abort()
-        host, port = self.address
+        idle = self.idle()
+        if idle is not None:
+            return idle
         try:
             async with asyncio.timeout(_CONNECT_S):
-                _, link = await loop.create_connection(
-                    lambda: NodeLink(self._all.discard),
-                    host,
-                    port,
-                    ssl=self._context,
-                    server_hostname=self._server_name,
-                )
+                link = await self._connected(asyncio.get_running_loop())
         except TimeoutError:
             raise ConnectionError(f"no connection within {_CONNECT_S:g} s") from None
         self._all.add(link)
+        return link
+
+    def idle(self) -> NodeLink | None:
+        """Return a connection that waits for its next request; None: there is none."""
+        if not self._idle:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_open and now_s - link.idle_since < _IDLE_S:
+                return link
+            link.abort()
+        return None
+
+    async def _connected(self, loop: asyncio.AbstractEventLoop) -> NodeLink:
+        """Return a new connection, whose node has shown its certificate. Raises OSError."""
+        link, context, (host, port) = NodeLink(self._all.discard), self._context, self.address
+        if context is None:
+            await loop.create_connection(lambda: link, host, port)
+            return link
+        name = self._server_name or host
+        transport, tls = await loop.create_connection(lambda: Tls(link, context, name), host, port)
+        try:
+            await tls.opened
+        except BaseException:  # the time is over, or the client has left
+            transport.abort()
+            raise
         return link
 
     def give_back(self, link: NodeLink) -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _HIGH_BYTES = 256 * 1024
 """Bytes on their way to a node above which its client is not read."""
 _HEAD_BYTES = 256 * 1024
+_READ = memoryview(bytearray(256 * 1024))
+"""Where every connection reads: what comes is taken before the next one reads, and nothing keeps a
+view of it. A buffer for each read would be made as large, and cut down to what came."""
 
 
 class Sink(Protocol):
@@ -63,8 +66,14 @@ class _Idle:
         pass
 
 
-class NodeLink(asyncio.Protocol):
+class NodeLink(asyncio.BufferedProtocol):
     """See the module; made by `create_connection`."""
+
+    __slots__ = (
+        "_has_no_body", "_head_bytes", "_headers", "_in_chunks", "_is_request_whole", "_is_tunnel",
+        "_on_gone", "_parser", "_sink", "_stays_open", "_transport", "idle_since",
+        "is_answer_whole", "is_full", "is_open",
+    )  # fmt: skip
 
     def __init__(self, on_gone: Callable[[NodeLink], None]) -> None:
         """`on_gone` is called once, when the connection has ended."""
@@ -76,7 +85,8 @@ class NodeLink(asyncio.Protocol):
         self._head_bytes = 0
         self._is_tunnel = False
         self._is_request_whole = True
-        self._is_answer_whole = True
+        self.is_answer_whole = True
+        """Whether nothing of an answer is still to come."""
         self._has_no_body = False
         self._in_chunks = False
         self._stays_open = False
@@ -93,7 +103,7 @@ class NodeLink(asyncio.Protocol):
         """Send the head of a request whose body has `length` bytes; None: it goes in chunks."""
         self._sink = sink
         self._parser = httptools.HttpResponseParser(self)
-        self._is_answer_whole = False
+        self.is_answer_whole = False
         self._is_request_whole = length == 0
         self._in_chunks = length is None
         self._has_no_body = not has_answer_body
@@ -124,7 +134,7 @@ class NodeLink(asyncio.Protocol):
         is_reusable = (
             self.is_open
             and self._is_request_whole
-            and self._is_answer_whole
+            and self.is_answer_whole
             and not self._is_tunnel
             and self._stays_open
         )
@@ -168,15 +178,23 @@ class NodeLink(asyncio.Protocol):
         self.is_full = False
         self._sink.on_room()
 
-    def data_received(self, data: bytes) -> None:
-        """Take a piece of an answer."""
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        """Return where the next piece is read."""
+        return _READ
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take a piece of an answer that came without TLS."""
+        self.take(_READ[:nbytes])
+
+    def take(self, data: memoryview) -> None:
+        """Take a piece of an answer, of which no view is kept."""
         if self._is_tunnel:
-            self._sink.on_data(data)
+            self._sink.on_data(bytes(data))
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
+            rest = bytes(data[upgrade.args[0] :])
             if rest:
                 self._sink.on_data(rest)
         except httptools.HttpParserError:
@@ -208,7 +226,7 @@ class NodeLink(asyncio.Protocol):
             return  # such an answer is on the way to another
         self._is_tunnel = status == 101
         self._stays_open = self._parser.should_keep_alive()
-        headers = self._headers
+        headers, self._headers = self._headers, []  # a stream needs them no longer
         length = length_of(headers)
         has_no_body = self._has_no_body or status in (204, 304) or self._is_tunnel
         if has_no_body:
@@ -227,5 +245,5 @@ class NodeLink(asyncio.Protocol):
         status = self._parser.get_status_code()
         if self._is_tunnel or 100 <= status < 200:
             return
-        self._is_answer_whole = True
+        self.is_answer_whole = True
         self._sink.on_end()

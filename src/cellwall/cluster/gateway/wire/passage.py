@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.heads import ResponseHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
 
-End = Literal["whole", "full", "lost", "cut", "gone"]
+End = Literal["whole", "full", "refused", "lost", "cut", "gone"]
 """`whole`: the answer was passed on; `full`: the node has no room, and nothing was passed on;
+`refused`: the node has no room, and that is the client's answer;
 `lost`: the connection ended before an answer began; `cut`: it ended in the middle of one, and the
 client was cut off; `gone`: the client has left."""
 
@@ -34,10 +35,18 @@ _REFUSAL_BYTES = 64 * 1024
 class Passage:
     """See the module."""
 
-    def __init__(self, client: ClientLink, link: NodeLink, *, may_turn_away: bool) -> None:
-        """`may_turn_away`: a node without room is not the client's answer."""
+    __slots__ = (
+        "_client", "_has_begun", "_held", "_in_chunks", "_is_new", "_link", "_may_turn_away",
+        "_refusal", "_refused", "end", "is_tunnel", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self, client: ClientLink, link: NodeLink, *, is_new: bool, may_turn_away: bool
+    ) -> None:
+        """`is_new`: a node may have no room for it; `may_turn_away`: that is not the answer."""
         self._client = client
         self._link = link
+        self._is_new = is_new
         self._may_turn_away = may_turn_away
         self._refusal: ResponseHead | None = None
         self._refused = bytearray()
@@ -56,6 +65,10 @@ class Passage:
         return self.status == 200
 
     # -- to the node -----------------------------------------------------------------------
+
+    def ask(self, head: bytes, length: int | None, *, has_answer_body: bool) -> None:
+        """Send the head of the request; the parameters are those of `NodeLink.ask`."""
+        self._link.ask(self, head, length, has_answer_body=has_answer_body)
 
     def send(self, data: bytes) -> None:
         """Pass a piece of the request on; its client waits while the node does not take more."""
@@ -90,7 +103,7 @@ class Passage:
             self.status = head.status
             self._client.write(switching_bytes(head))
             self._client.switch()
-        elif head.status == 503 and self._may_turn_away:
+        elif head.status == 503 and self._is_new:
             self._refusal = head  # its body says whether it is full
         else:
             self._pass_head(head)
@@ -123,13 +136,15 @@ class Passage:
 
     def on_end(self) -> None:
         """Take the end of the answer."""
+        is_full = False
         if self._refusal is not None and not self._has_begun:
-            if _FULL in self._refused:
+            is_full = _FULL in self._refused
+            if is_full and self._may_turn_away:
                 self._over("full")
                 return
             self._pass_refusal()
         self._write(LAST_CHUNK if self._in_chunks else b"")
-        self._over("whole")
+        self._over("refused" if is_full else "whole")
 
     def _pass_refusal(self) -> None:
         refusal, data = self._refusal, bytes(self._refused)
