@@ -59,7 +59,7 @@ _SPEAKS = """if True:
     try:
         with socket.create_connection((host, int(port)), 5) as plain:
             with context.wrap_socket(plain, server_hostname=host) as made:
-                made.sendall(b"GET /node HTTP/1.1\\r\\nhost: node\\r\\ncellwall-look: 1\\r\\n\\r\\n")
+                made.sendall(b"GET /node HTTP/1.1\\r\\nhost: x\\r\\ncellwall-look: 1\\r\\n\\r\\n")
                 print(made.recv(12).decode())
     except OSError:  # ssl.SSLError is one
         print("refused")

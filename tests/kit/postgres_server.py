@@ -132,9 +132,7 @@ class Postgres:
 
 
 @contextmanager
-def running(
-    bin_folder: Path, entering: Sequence[str] = (), listen: str = ""
-) -> Iterator[Postgres]:
+def running(bin_folder: Path, entering: Sequence[str] = (), listen: str = "") -> Iterator[Postgres]:
     """Make a cluster, start its server, end both.
 
     `entering`: words that run it on another machine; `listen`: its address there, at which roles

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240 + PROGRAMS // 10)]
 
 def test_sdk_goes_on_at_the_other_gateway_and_nothing_runs_twice(postgres: Postgres) -> None:
     with cluster(2, 2, directory=directory(postgres), fence_s=FENCE_S) as made:
-        load = Load(made, CALLERS, most=PROGRAMS // CALLERS, has_sessions=True)
+        load = Load(made, CALLERS, has_sessions=True)
         for killed, share in ((0, 4), (1, 2)):
             load.reach(PROGRAMS // share)
             made.gateways[killed].kill()
@@ -38,9 +38,11 @@ def test_sdk_goes_on_at_the_other_gateway_and_nothing_runs_twice(postgres: Postg
             load.reach(load.done + PROGRAMS // 10)
             made.restart_gateway(killed)
             made.wait_ready(2, killed)
-        assert load.wait() == PROGRAMS // CALLERS * CALLERS
+        load.reach(PROGRAMS)
+        done = load.end()
         made.stop()
-        assert begun(made) == load.done
+        assert begun(made) == done
+        print(f"{done} programs, each begun once")
 
 
 def test_streams_and_terminals_go_on_at_the_other_gateway(postgres: Postgres) -> None:
@@ -49,7 +51,9 @@ def test_streams_and_terminals_go_on_at_the_other_gateway(postgres: Postgres) ->
         with cellwall.connect(",".join(addresses), ALICE) as client, client.Sandbox() as sandbox:
             terminal = sandbox.commands.start("echo up; cat", pty=(24, 80), detach_s=60)
             assert b"up" in terminal.read()
-            code = "import time\nfor n in range(20):\n    print(n, flush=True)\n    time.sleep(0.05)"
+            code = (
+                "import time\nfor n in range(20):\n    print(n, flush=True)\n    time.sleep(0.05)"
+            )
             seen = []
             with ThreadPoolExecutor(1) as pool:
                 run = pool.submit(client.run, code, on_event=seen.append)

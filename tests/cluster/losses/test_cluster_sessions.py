@@ -1,4 +1,4 @@
-"""Sessions over three nodes, one of which is killed: its own end, and the others keep their state."""
+"""Sessions over three nodes, one of which is killed: the others keep their state."""
 
 from __future__ import annotations
 

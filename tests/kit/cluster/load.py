@@ -21,12 +21,8 @@ _MOST_S = 900.0
 class Load:
     """Callers at work, until `end`."""
 
-    def __init__(
-        self, made: Cluster, callers: int, *, most: int | None = None, has_sessions: bool = False
-    ) -> None:
-        """`most`: programs of each caller, after which it ends by itself."""
+    def __init__(self, made: Cluster, callers: int, *, has_sessions: bool = False) -> None:
         self.done = 0
-        self._most = most
         self._has_sessions = has_sessions
         self._news = threading.Condition()
         self._is_over = threading.Event()
@@ -43,7 +39,7 @@ class Load:
             session = stack.enter_context(client.Sandbox()) if self._has_sessions else None
             if session is not None:
                 session.run("count = -1")
-            while not self._is_over.is_set() and count != self._most:
+            while not self._is_over.is_set():
                 streamed: list[str] = []
                 listen = None if count % 3 else lambda event: streamed.append(event.text or "")  # noqa: B023 - called at once
                 told = client.run(f"print({count})", on_event=listen)
@@ -67,17 +63,13 @@ class Load:
     def _failures(self) -> list[Future[None]]:
         return [each for each in self._callers if each.done() and each.exception() is not None]
 
-    def wait(self) -> int:
-        """Return how many programs had their answer, all callers having ended by themselves."""
+    def end(self) -> int:
+        """Return how many programs had their answer. Raises the first failure."""
+        self._is_over.set()
         self._pool.shutdown()
         for each in self._callers:
             each.result()
         return self.done
-
-    def end(self) -> int:
-        """Return how many programs had their answer. Raises the first failure."""
-        self._is_over.set()
-        return self.wait()
 
 
 def begun(made: Cluster) -> int:
@@ -88,5 +80,7 @@ def begun(made: Cluster) -> int:
 def _begun_at(made: Cluster, name: str) -> int:
     path = state_of(made.folder / name) / "server" / "cellwall.db"
     with contextlib.closing(sqlite3.connect(path)) as store:
-        query = "SELECT count(*) FROM executions WHERE started_at IS NOT NULL AND sandbox_id IS NULL"
+        query = (
+            "SELECT count(*) FROM executions WHERE started_at IS NOT NULL AND sandbox_id IS NULL"
+        )
         return int(store.execute(query).fetchone()[0])
