@@ -39,7 +39,7 @@ def _ask(client: httpx.Client, session: str) -> tuple[int, str]:
     body = {"code": "print(x)"}
     answer = client.post(f"/sandboxes/{session}/execute", json=body, headers=headers)
     told = answer.json()
-    return answer.status_code, str(told.get("stdout", told.get("error", {}).get("code")))
+    return answer.status_code, told["stdout"] if answer.is_success else told["error"]["code"]
 
 
 def test_sessions_of_a_lost_node_are_told_and_the_others_have_their_state() -> None:
