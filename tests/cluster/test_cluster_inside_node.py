@@ -120,7 +120,7 @@ def _said(machine: Machine, code: str, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def place(require: Require, postgres: Postgres) -> Iterator[Place]:
-    assert postgres  # there is one; this module's own listens on a machine of its own
+    assert postgres.pid  # there is one; this module's own listens on a machine of its own
     for command, package in (("nsenter", "util-linux"), ("ip", "iproute2"), ("nft", "nftables")):
         require(command, shutil.which(command) is not None, f"apt-get install {package}")
     with machines() as made_machines:

@@ -29,7 +29,7 @@ from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
-FENCE_S = 8.0
+FENCE_S = 20.0
 SANDBOXES = 5
 RUNNING = 2
 TIERS = f"[tiers.default]\nsandboxes = {SANDBOXES}\nrunning = {RUNNING}\n"
@@ -150,18 +150,19 @@ def _check_signatures(made: Cluster, session: str) -> None:
     run_cell(made.client(0), session, f"open('hello.txt', 'w').write('inside'); {serve}")
     inside = f"{session}/ports/8000/hello.txt"
     wait_until(lambda: made.client(0).get(inside).status_code == 200, "it listens")
+    strangers = [made.client(each, key=None) for each in (0, 1)]
     for gateway in (0, 1):
-        strangers = [made.client(each, key=None) for each in (0, 1)]
-        signing = made.client(gateway)
-        token = signing.post(f"{session}/ports/sign", json={"port": 8000, "expires_s": 5}).json()[
-            "token"
-        ]
+        wanted = {"port": 8000, "expires_s": 5}
+        token = made.client(gateway).post(f"{session}/ports/sign", json=wanted).json()["token"]
+        began_s = time.monotonic()
+        assert [_opened(each, inside, token) for each in strangers] == [200, 200]
+        while (status := _opened(strangers[gateway], inside, token)) == 200:
+            assert time.monotonic() - began_s < 20
+        assert (status, time.monotonic() - began_s > 4.5) == (404, True)
 
-        def opened(stranger: httpx.Client, token: str = token) -> int:
-            return stranger.get(inside, params={"cellwall_token": token}).status_code
 
-        assert [opened(each) for each in strangers] == [200, 200]
-        wait_until(lambda: opened(strangers[0]) in {401, 403}, "its time is over")  # noqa: B023
+def _opened(stranger: httpx.Client, inside: str, token: str) -> int:
+    return stranger.get(inside, params={"cellwall_token": token}).status_code
 
 
 def _check_quota(made: Cluster, sessions: list[str]) -> None:
@@ -205,7 +206,7 @@ def test_clock_that_is_an_hour_off_breaks_nothing(empty: Cluster, off_s: int) ->
     began_s, states = time.monotonic(), empty.states(0)
     sessions = _sessions(empty)
     _check_all(empty, off_s, sessions)
-    wait_until(lambda: time.monotonic() - began_s > 2 * FENCE_S, "longer than a fence")
+    wait_until(lambda: time.monotonic() - began_s > FENCE_S + 4, "longer than a fence")
     assert empty.states(0) == empty.states(1) == states
     # A restart finds what was left, by a clock that is still wrong.
     name = node_of(sessions[0].rpartition("/")[2])
@@ -236,5 +237,5 @@ def test_clock_that_jumps_by_an_hour_breaks_nothing(empty: Cluster, off_s: int) 
     _check_all(empty, off_s, sessions)
     clocks.set(0)
     _check_programs(empty)
-    wait_until(lambda: time.monotonic() - began_s > 2 * FENCE_S, "longer than a fence")
+    wait_until(lambda: time.monotonic() - began_s > FENCE_S + 4, "longer than a fence")
     assert empty.states(0) == empty.states(1) == states

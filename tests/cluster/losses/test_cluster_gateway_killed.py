@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_streams_and_terminals_go_on_at_the_other_gateway(postgres: Postgres) ->
             code = (
                 "import time\nfor n in range(20):\n    print(n, flush=True)\n    time.sleep(0.05)"
             )
-            seen = []
+            seen: list[Any] = []
             with ThreadPoolExecutor(1) as pool:
                 run = pool.submit(client.run, code, on_event=seen.append)
                 wait_until(lambda: len(seen) > 3, "it streams")
