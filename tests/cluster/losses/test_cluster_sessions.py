@@ -43,7 +43,7 @@ def _ask(client: httpx.Client, session: str) -> tuple[int, str]:
 
 
 def test_sessions_of_a_lost_node_are_told_and_the_others_have_their_state() -> None:
-    with cluster(3, fence_s=FENCE_S) as made:
+    with cluster(3, fence_s=FENCE_S, probe_s=1.0) as made:
         numbers = _made(made)
         client, lost = made.client(), made.name_of("node-1")
         of_lost = [each for each in numbers if node_of(each) == lost]
