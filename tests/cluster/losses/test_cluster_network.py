@@ -113,6 +113,8 @@ def _check_stores(run: Run) -> None:
     begun = _begun(run.made)
     assert begun.total() >= run.ends["ok"], (begun.total(), run.ends)
     assert [each for each, times in begun.items() if times > 1] == []
+    told_s = max(run.told_s, default=0.0)
+    print(f"{dict(run.ends)}, {begun.total()} begun, none twice, told within {told_s:.1f} s")
 
 
 @pytest.mark.parametrize("direction", ["cable", "output", "input"])
