@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240 + PROGRAMS // 10)]
 
 
 def test_sdk_goes_on_at_the_other_gateway_and_nothing_runs_twice(postgres: Postgres) -> None:
-    with cluster(2, 2, directory=directory(postgres), fence_s=FENCE_S) as made:
+    with cluster(2, 2, directory=directory(postgres), fence_s=FENCE_S, probe_s=1.0) as made:
         load = Load(made, CALLERS, has_sessions=True)
         for killed, share in ((0, 4), (1, 2)):
             load.reach(PROGRAMS // share)
