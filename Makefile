@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static plain deployment operations vm bench simulation ledger soak walls proofs fleet cluster upstream versions harbor mutants clean environment dev templates
+.PHONY: run test check static plain deployment operations vm bench simulation ledger soak walls proofs fleet cluster losses upstream versions harbor mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -97,6 +97,16 @@ fleet: dev templates
 # names; an hour. SUITES="tests/server/streams" takes some of them.
 cluster: dev templates
 	CELLWALL_TEST_GATEWAY=1 $(PYTEST) -n 2 --dist loadfile $(or $(SUITES),tests/server)
+
+# What a cluster loses, in full: ten thousand programs through each loss of a node and of gateways, three hundred
+# sessions, a directory that is away for a minute, clocks, quotas, turns; as root, an hour.
+losses: dev templates
+	CELLWALL_TEST_PROGRAMS=10000 $(PYTEST) -s tests/cluster/losses/test_cluster_network.py tests/cluster/losses/test_cluster_gateway_killed.py
+	CELLWALL_TEST_SESSIONS=300 $(PYTEST) -s tests/cluster/losses/test_cluster_sessions.py
+	CELLWALL_TEST_AWAY_S=60 $(PYTEST) -s -k away tests/cluster/directory/test_cluster_directory.py
+	CELLWALL_TEST_ROUNDS=100 $(PYTEST) -s tests/cluster/directory/test_cluster_directory_quotas.py
+	CELLWALL_TEST_CROWD=10000 $(PYTEST) -s tests/cluster/operators/test_cluster_fair.py
+	$(PYTEST) -s tests/cluster/losses/test_cluster_clocks.py tests/cluster/test_cluster_inside_node.py
 
 # E2B's own suites of its SDKs, from checkouts of its repositories; npm for those in JavaScript. Twenty
 # minutes. UPSTREAM="-k words" takes some of the tests in Python.

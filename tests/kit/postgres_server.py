@@ -15,14 +15,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 _SETTINGS = (
-    "listen_addresses = ''",
     "shared_buffers = 16MB",
     "max_connections = 40",
     "max_wal_size = 64MB",
@@ -45,6 +44,8 @@ class Postgres:
     bin: Path
     user: int | None
     """Whose process it is; None: ours."""
+    entering: Sequence[str] = ()
+    """Words that run its server on another machine of the test's."""
     _process: subprocess.Popen[bytes] | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -81,10 +82,16 @@ class Postgres:
 
     def start(self) -> None:
         """Start it and wait until it answers. It ends with the thread that calls this."""
+        place = self._place()
+        words = ["setpriv", "--pdeathsig", "QUIT"]
+        if self.entering:  # as root, who alone may
+            words += [f"--reuid={place.pop('user')}", f"--regid={place.pop('group')}"]
+            words += ["--clear-groups"]
+            del place["extra_groups"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "QUIT", self.bin / "postgres", "-D", "data"],
-                **self._place(),
+                [*self.entering, *words, self.bin / "postgres", "-D", "data"],
+                **place,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -125,13 +132,17 @@ class Postgres:
 
 
 @contextmanager
-def running(bin_folder: Path) -> Iterator[Postgres]:
-    """Make a cluster, start its server, end both."""
+def running(bin_folder: Path, entering: Sequence[str] = (), listen: str = "") -> Iterator[Postgres]:
+    """Make a cluster, start its server, end both.
+
+    `entering`: words that run it on another machine; `listen`: its address there, at which roles
+    have to say their passwords.
+    """
     folder = Path(tempfile.mkdtemp(prefix="cellwall-pg-"))
     user = pwd.getpwnam(_ANYBODY).pw_uid if os.geteuid() == 0 else None
     if user is not None:
         os.chown(folder, user, user)
-    server = Postgres(folder, bin_folder, user)
+    server = Postgres(folder, bin_folder, user, entering)
     try:
         server.run(
             "initdb", "-D", f"{folder}/data", "-U", "cellwall", "-A", "trust", "-E", "UTF8",
@@ -139,6 +150,9 @@ def running(bin_folder: Path) -> Iterator[Postgres]:
         )  # fmt: skip
         with (folder / "data/postgresql.conf").open("a") as settings:
             settings.write("\n".join((*_SETTINGS, f"unix_socket_directories = '{folder}'\n")))
+            settings.write(f"listen_addresses = '{listen}'\n")
+        with (folder / "data/pg_hba.conf").open("a") as callers:
+            callers.write("host all all all scram-sha-256\n")
         server.start()
         try:
             yield server
@@ -149,9 +163,9 @@ def running(bin_folder: Path) -> Iterator[Postgres]:
 
 
 @contextmanager
-def another() -> Iterator[Postgres]:
-    """Run a server that a test may stop or kill, where there is PostgreSQL."""
+def another(entering: Sequence[str] = (), listen: str = "") -> Iterator[Postgres]:
+    """Run a server that a test may stop or kill, where there is PostgreSQL; as `running`."""
     found = programs()
     assert found is not None
-    with running(found) as made:
+    with running(found, entering, listen) as made:
         yield made

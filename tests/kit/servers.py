@@ -42,8 +42,7 @@ _START_S = 40
 
 def configuration(more: str = "", /, **server: object) -> str:
     """Return a TOML with two tenants' keys, an admin's, settings of the server, and `more`."""
-    lines = [more, "[server]"]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in server.items()]
+    lines = [keyless(more, **server)]
     for key, tenant, scope in (
         (ALICE, "alice", "run"),
         (BOB, "bob", "run"),
@@ -53,6 +52,12 @@ def configuration(more: str = "", /, **server: object) -> str:
         lines += ["[[keys]]", f'sha256 = "{digest_of(key)}"', f'tenant = "{tenant}"']
         lines += [f'scope = "{scope}"']
     return "\n".join(lines)
+
+
+def keyless(more: str = "", /, **server: object) -> str:
+    """Return a TOML with settings of the server and `more`, as a node has it."""
+    lines = [f"{name} = {json.dumps(value)}" for name, value in server.items()]
+    return "\n".join([more, "[server]", *lines])
 
 
 @dataclass

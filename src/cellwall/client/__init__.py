@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cellwall.client.asynchronous import AsyncClient
     from cellwall.client.blocking import Client
     from cellwall.client.connection.address import Address
@@ -18,13 +20,15 @@ __all__ = ["aconnect", "connect"]
 
 
 def connect(
-    url: str | None = None, api_key: str | None = None, *, timeout_s: float = 60.0
+    url: str | Sequence[str] | None = None, api_key: str | None = None, *, timeout_s: float = 60.0
 ) -> Client:
     """Return a client of the server at `url`, after a check of the key.
 
     Without arguments CELLWALL_URL (`http://127.0.0.1:8080`) and CELLWALL_API_KEY apply.
-    `unix:/path` is a server on a unix socket. `timeout_s` is for calls that the server answers at
-    once; programs have limits of their own. Raises UsageError, AccessDenied, ServerUnreachable.
+    `unix:/path` is a server on a unix socket. Several addresses, as a list or as one text with
+    commas, are those of gateways over one directory: the first that can be asked is. `timeout_s` is
+    for calls that the server answers at once; programs have limits of their own. Raises UsageError,
+    AccessDenied, ServerUnreachable.
     """
     from cellwall.client.blocking import connected
 
@@ -32,7 +36,7 @@ def connect(
 
 
 async def aconnect(
-    url: str | None = None, api_key: str | None = None, *, timeout_s: float = 60.0
+    url: str | Sequence[str] | None = None, api_key: str | None = None, *, timeout_s: float = 60.0
 ) -> AsyncClient:
     """Do what `connect` does, on the caller's event loop."""
     from cellwall.client.asynchronous import connected
@@ -40,7 +44,7 @@ async def aconnect(
     return await connected(_address(url, api_key), timeout_s)
 
 
-def _address(url: str | None, api_key: str | None) -> Address:
+def _address(url: str | Sequence[str] | None, api_key: str | None) -> Address:
     import os
 
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from kit.waiting import wait_until
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 FENCE_S = 6.0
+AWAY_S = float(os.environ.get("CELLWALL_TEST_AWAY_S", str(2 * FENCE_S)))
 ROUNDS = 50
 
 
@@ -128,32 +130,42 @@ def test_key_outlives_a_killed_node_gateway_and_directory(own: Postgres) -> None
 # -- the directory is away ---------------------------------------------------------------------
 
 
-def test_directory_that_stands_still_stops_keyed_requests_alone(
-    own: Postgres, two: Cluster
-) -> None:
-    alice, states = two.client(0), two.states(0)
-    session = f"/sandboxes/{alice.post('/sandboxes', json={}).json()['id']}"
-    run_cell(alice, session, "x = 7")
+def _stand_still(own: Postgres) -> None:
     stop(own, signal.SIGSTOP)
+
+
+def _go_on(own: Postgres) -> None:
+    stop(own, signal.SIGCONT)
+
+
+@pytest.mark.timeout(240 + 2 * AWAY_S)
+@pytest.mark.parametrize(
+    ("leave", "come_back"),
+    [(_stand_still, _go_on), (Postgres.stop, Postgres.start)],
+    ids=["stands still", "is stopped"],
+)
+def test_directory_that_is_away_stops_alone_what_may_be_done_once(
+    own: Postgres,
+    two: Cluster,
+    leave: Callable[[Postgres], None],
+    come_back: Callable[[Postgres], None],
+) -> None:
+    """`CELLWALL_TEST_AWAY_S` says for how long; longer than any fence."""
+    alice, states = two.client(0), two.states(0)
+    sessions = [f"/sandboxes/{alice.post('/sandboxes', json={}).json()['id']}" for _ in range(4)]
+    for number, session in enumerate(sessions):
+        run_cell(alice, session, f"x = {number}")
+    leave(own)
+    rounds = 0
     try:
-        until = time.monotonic() + 2 * FENCE_S  # longer than any fence
-        refused = 0
+        until = time.monotonic() + AWAY_S
         while time.monotonic() < until:
             for gateway in (0, 1):
-                client = two.client(gateway)
-                free = client.post("/execute", json={"code": "print(1)"})
-                assert free.json()["stdout"] == "1\n", free.text
-                assert run_cell(client, session, "print(x)")["stdout"] == "7\n"
-                keyed = client.post(
-                    "/execute", json={"code": "1"}, headers={"idempotency-key": new_id()}
-                )
-                assert keyed.status_code == 503, keyed.text
-                assert keyed.json()["error"]["code"] == "store_busy"
-                assert float(keyed.headers["retry-after"]) > 0
-                refused += 1
-        assert refused > 4
+                _check_without_directory(two.client(gateway), sessions)
+            rounds += 1
     finally:
-        stop(own, signal.SIGCONT)
+        come_back(own)
+    assert rounds > 2
     for gateway in (0, 1):
         client, key = two.client(gateway), {"idempotency-key": new_id()}
         wait_until(
@@ -166,8 +178,24 @@ def test_directory_that_stands_still_stops_keyed_requests_alone(
             "keyed requests go on",
         )
     assert two.states(0) == two.states(1) == states  # nothing fenced, nothing lost
-    assert run_cell(alice, session, "print(x)")["stdout"] == "7\n"
-    alice.delete(session)
+    for number, session in enumerate(sessions):
+        assert run_cell(alice, session, "print(x)")["stdout"] == f"{number}\n"
+        alice.delete(session)
+    made = two.client(1).post("/sandboxes", json={})
+    assert made.status_code == 201, made.text
+    alice.delete(f"/sandboxes/{made.json()['id']}")
+
+
+def _check_without_directory(client: httpx.Client, sessions: list[str]) -> None:
+    """Hold what goes on to go on, and what may not to say so."""
+    free = client.post("/execute", json={"code": "print(1)"})
+    assert free.json()["stdout"] == "1\n", free.text
+    for number, session in enumerate(sessions):
+        assert run_cell(client, session, "print(x)")["stdout"] == f"{number}\n"
+    for path, body in (("/execute", {"code": "1"}), ("/sandboxes", {})):
+        refused = client.post(path, json=body, headers={"idempotency-key": new_id()})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_busy")
+        assert float(refused.headers["retry-after"]) > 0
 
 
 # -- losses ------------------------------------------------------------------------------------

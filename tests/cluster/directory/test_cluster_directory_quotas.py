@@ -5,6 +5,7 @@ The witness is what the nodes themselves say of the tenant's sandboxes and progr
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 SANDBOXES = 20
 RUNNING = 4
 CLIENTS = 200
+ROUNDS = int(os.environ.get("CELLWALL_TEST_ROUNDS", "10"))
 TIERS = (
     f"[tiers.default]\nsandboxes = {SANDBOXES}\nrunning = {RUNNING}\n"
     "[tiers.free]\n[tenants]\nbob = 'free'\n"
@@ -133,6 +135,33 @@ def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> No
     assert answer.status_code == 201, answer.text
     for each in _live(clients[0]):
         clients[0].delete(f"/sandboxes/{each}")
+
+
+def test_what_the_quota_allows_is_hardly_ever_refused(two: Cluster) -> None:
+    """As many callers as there is room for, each with one at a time, at both gateways in turns."""
+    clients = [two.client(number % 2) for number in range(SANDBOXES)]
+
+    def churn(at: int) -> tuple[int, int]:
+        asked = refused = 0
+        for number in range(ROUNDS):
+            answer = clients[(at + number) % SANDBOXES].post("/sandboxes", json={})
+            asked += 1
+            refused += answer.status_code == 429
+            if answer.status_code == 201:
+                path = f"/sandboxes/{answer.json()['id']}"
+                gone = clients[(at + number + 1) % SANDBOXES].delete(path)
+                assert gone.status_code == 200, gone.text
+            else:
+                assert answer.status_code == 429, answer.text
+        return asked, refused
+
+    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(SANDBOXES) as pool:
+        counts = list(pool.map(churn, range(SANDBOXES)))
+    asked, refused = (sum(each) for each in zip(*counts, strict=True))
+    assert asked == SANDBOXES * ROUNDS
+    assert refused <= asked // 100, (refused, asked)
+    assert 1 < witness.most <= SANDBOXES
+    print(f"refused below the quota: {refused} of {asked}")
 
 
 def test_copies_are_counted_as_sandboxes_are(two: Cluster) -> None:

@@ -26,13 +26,14 @@ from kit.cluster.processes import Cluster, cluster
 from kit.servers import ADMIN, descendants, run_cell, state_of
 from kit.waiting import is_alive, wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.timeout(240)]
-
 FENCE_S = 6.0
 TOLD_S = 15.0
 """Seconds after which the loss of a node that is cut off is final."""
 PROGRAMS = int(os.environ.get("CELLWALL_TEST_PROGRAMS", "150"))
+
 CLIENTS = 8
+
+pytestmark = [pytest.mark.root, pytest.mark.alone, pytest.mark.timeout(240 + PROGRAMS // 10)]
 
 
 @pytest.fixture
@@ -112,6 +113,8 @@ def _check_stores(run: Run) -> None:
     begun = _begun(run.made)
     assert begun.total() >= run.ends["ok"], (begun.total(), run.ends)
     assert [each for each, times in begun.items() if times > 1] == []
+    told_s = max(run.told_s, default=0.0)
+    print(f"{dict(run.ends)}, {begun.total()} begun, none twice, told within {told_s:.1f} s")
 
 
 @pytest.mark.parametrize("direction", ["cable", "output", "input"])

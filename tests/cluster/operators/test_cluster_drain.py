@@ -7,19 +7,16 @@ a node has accepted.
 from __future__ import annotations
 
 import signal
-import sqlite3
-import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-import cellwall
 from cellwall.model.ids import node_of
+from kit.cluster.load import Load, begun
 from kit.cluster.processes import Cluster, cluster, session_on
-from kit.servers import ADMIN, ALICE, run_cell, state_of
+from kit.servers import ADMIN, run_cell
 from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -98,43 +95,11 @@ def test_second_signal_ends_a_node_at_once() -> None:
         assert node.wait(20) == 0
 
 
-class _Load:
-    """Callers that run one program after the other, by the SDK."""
-
-    def __init__(self, made: Cluster, callers: int) -> None:
-        self._is_over = threading.Event()
-        self._pool = ThreadPoolExecutor(callers)
-        ports = [each.port for each in made.gateways]
-        self._done: list[Future[int]] = [
-            self._pool.submit(self._run, ports[number % len(ports)]) for number in range(callers)
-        ]
-
-    def _run(self, port: int) -> int:
-        count = 0
-        with cellwall.connect(f"http://127.0.0.1:{port}", ALICE) as client:
-            while not self._is_over.is_set():
-                assert client.run(f"print({count})").stdout == f"{count}\n"
-                count += 1
-        return count
-
-    def end(self) -> int:
-        """Return how many programs had their answer. Raises the first failure."""
-        self._is_over.set()
-        self._pool.shutdown()
-        return sum(each.result() for each in self._done)
-
-
-def _accepted(folder: Path) -> int:
-    """Return how many programs the store of a node that has ended knows."""
-    with sqlite3.connect(state_of(folder) / "server" / "cellwall.db") as store:
-        return int(store.execute("select count(*) from executions").fetchone()[0])
-
-
 def test_rolling_restart_under_load_fails_no_program_and_runs_none_twice() -> None:
     with cluster(3, gateways=2, drain_s=DRAIN_S) as made:
         alice = made.client()
         sessions = {each: session_on(alice, made.name_of(each)) for each in made.nodes}
-        load = _Load(made, 4)
+        load = Load(made, 4)
         for name, session in sessions.items():
             began = time.monotonic()
             assert made.nodes[name].stop() == 0
@@ -153,7 +118,7 @@ def test_rolling_restart_under_load_fails_no_program_and_runs_none_twice() -> No
         assert done > 20
         for name in sessions:
             made.nodes[name].stop(signal.SIGINT)
-        assert sum(_accepted(made.folder / name) for name in sessions) == done
+        assert begun(made) == done
 
 
 def _told_of(made: Cluster, node: str) -> str:

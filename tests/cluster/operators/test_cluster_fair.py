@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 WINDOW = 2 * len(os.sched_getaffinity(0))
 TIERS = '[tiers.small]\nqueued = 4\n[tenants]\nbob = "small"'
+CROWD = int(os.environ.get("CELLWALL_TEST_CROWD", "3000"))
+"""Programs of one tenant that are asked for before another's."""
 WORK = {"code": "x = sum(range(300_000)); print(x)"}
 
 
@@ -78,7 +80,7 @@ class _Crowd:
 
 def test_one_program_is_next_behind_another_tenants_thousands(one: Cluster) -> None:
     bob = one.client(key=BOB)
-    crowd = _Crowd(one, singles=32, batched=3000)
+    crowd = _Crowd(one, singles=32, batched=CROWD)
     try:
         wait_until(lambda: crowd.done > 2 * WINDOW and _queued(one) > 64, "many wait")
         for _ in range(3):

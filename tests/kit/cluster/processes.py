@@ -25,7 +25,7 @@ import httpx
 from cellwall.cluster.certificates import Files, issue_gateway, issue_node, make_authority
 from cellwall.model.ids import node_of
 from kit.cluster.machines import Machines
-from kit.servers import ADMIN, ALICE, configuration, descendants, state_of
+from kit.servers import ADMIN, ALICE, configuration, descendants, keyless, state_of
 from kit.waiting import is_alive, wait_until
 
 _HOST = "127.0.0.1"
@@ -82,6 +82,8 @@ class Cluster:
     """Address of the gateways' directory; empty: each is alone."""
     directories: dict[str, str] = field(default_factory=dict)
     """Another address of it, for a gateway."""
+    environs: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Variables for single processes, by their names."""
     tiers: str = ""
     """Sections of the gateways' settings and the nodes'."""
     _clients: list[httpx.Client] = field(default_factory=list)
@@ -93,14 +95,14 @@ class Cluster:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         files = self._files(name)
-        text = configuration(
+        text = keyless(
             f"{self.tiers}\n{more}\n"
             f'[node]\nauthority = "{self.authority}"\ncertificate = "{files.certificate}"\n'
             f'key = "{files.key}"\nfence_s = {fence_s}\ndrain_s = {drain_s}',
             host=self._host(name),
             port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
         )
-        env = {**os.environ, "CELLWALL_STATE_DIR": str(state_of(folder))}
+        env = {**self._environ(name), "CELLWALL_STATE_DIR": str(state_of(folder))}
         made = _started(folder, "node", text, env, self._entering(name))
         self.nodes[name] = made
         return made
@@ -124,7 +126,11 @@ class Cluster:
         files = self._gateway_files(name)
         ports = self.ports | self.detours.get(name, {})
         nodes = ", ".join(f'"{self._host(each)}:{port}"' for each, port in ports.items())
-        where = {"port": 0} if self.machines is None else {"unix": str(folder / "socket")}
+        where: dict[str, object] = {"port": 0}
+        if "port" in server:
+            where = {"host": self._host(name), "allow_plain": True}
+        elif self.machines is not None:
+            where = {"unix": str(folder / "socket")}
         directory = self.directories.get(name, self.directory)
         text = configuration(
             f'{more}\n[gateway]\nnodes = [{nodes}]\nauthority = "{self.authority}"\n'
@@ -134,7 +140,7 @@ class Cluster:
             **where,
             **server,
         )
-        made = _started(folder, "gateway", text, dict(os.environ), self._entering(name))
+        made = _started(folder, "gateway", text, self._environ(name), self._entering(name))
         if place is None:
             self.gateways.append(made)
         else:
@@ -142,14 +148,15 @@ class Cluster:
         return made
 
     def restart_gateway(self, number: int) -> None:
-        """Stop a gateway as an operator would, and start it again at its port."""
+        """Stop a gateway as an operator would, if it was not killed; start it again at its port."""
         before = self.gateways[number]
-        assert before.stop() == 0
+        if before.popen.poll() is None:
+            assert before.stop() == 0
         folder = before.log.parent
         text = (folder / "cellwall.toml").read_text(encoding="utf-8")
         text = re.sub(r"^port = \d+$", f"port = {before.port}", text, flags=re.MULTILINE)
-        entering = self._entering(folder.name)
-        self.gateways[number] = _started(folder, "gateway", text, dict(os.environ), entering)
+        entering, environ = self._entering(folder.name), self._environ(folder.name)
+        self.gateways[number] = _started(folder, "gateway", text, environ, entering)
 
     def client(self, gateway: int = 0, key: str | None = ALICE) -> httpx.Client:
         """Return a client of a gateway; it is closed with the cluster."""
@@ -162,6 +169,12 @@ class Cluster:
         made = httpx.Client(base_url=base, headers=headers, timeout=60, transport=transport)
         self._clients.append(made)
         return made
+
+    def address(self, gateway: int = 0) -> str:
+        """Return a gateway's address as the SDK takes it."""
+        if self.machines is None:
+            return f"http://{_HOST}:{self.gateways[gateway].port}"
+        return f"unix:{self.folder / f'gate-{gateway}' / 'socket'}"
 
     def server_of(self, name: str) -> int:
         """Return the pid of the server below a node's guard."""
@@ -212,6 +225,9 @@ class Cluster:
 
     def _host(self, name: str) -> str:
         return _HOST if self.machines is None else self.machines.of(name).address
+
+    def _environ(self, name: str) -> dict[str, str]:
+        return {**os.environ, **self.environs.get(name, {})}
 
     def _entering(self, name: str) -> list[str]:
         return [] if self.machines is None else self.machines.of(name).entering()

@@ -83,7 +83,9 @@ class InnerTransport(Transport):
     async def stream(self, ask: Ask, _: Budget | None = None) -> AsyncIterator[httpx.Response]:
         """Yield an answer before its body; what an HTTP client does beside that is left out."""
         try:
-            response = await self._wire.handle_async_request(self._built(ask))
+            response = await self._wire.handle_async_request(
+                self._built(ask, self.servers.choose())
+            )
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
         try:

@@ -6,25 +6,30 @@ of a message or of a `repr`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from cellwall.model.errors import UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _SOCKET_SCHEME = {"http": "ws", "https": "wss"}
+_BETWEEN = re.compile(r"\s*,\s*(?=https?://|unix:)")
+"""What is between two addresses; the path of a unix socket may have a comma."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One server and the key for it."""
+    """One server and the key for it, or several gateways of one cluster."""
 
     url: str
     """`http://…` or `https://…`, without a slash at its end."""
     unix: str | None = None
     """Path of the unix socket, if the server listens on one."""
     key: str = field(default="", repr=False)
+    others: tuple[Address, ...] = ()
+    """Where the same cluster is asked when this one cannot be; best first."""
 
     @property
     def socket_url(self) -> str:
@@ -34,12 +39,18 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """Address for messages."""
-        return self.url if self.unix is None else f"unix:{self.unix}"
+        """Address for messages, with the others after commas, as `address_of` takes it."""
+        own = self.url if self.unix is None else f"unix:{self.unix}"
+        return ",".join((own, *(each.shown for each in self.others)))
 
 
-def address_of(url: str | None, api_key: str | None, environ: Mapping[str, str]) -> Address:
-    """Return the address of the server; `UsageError` for an invalid address or key."""
+def address_of(
+    url: str | Sequence[str] | None, api_key: str | None, environ: Mapping[str, str]
+) -> Address:
+    """Return the address of the server; `UsageError` for an invalid address or key.
+
+    `url`: several gateways of one cluster as a sequence, or as one text with commas.
+    """
     wanted = url or environ.get("CELLWALL_URL") or DEFAULT_URL
     key = api_key or environ.get("CELLWALL_API_KEY", "")
     if not key:
@@ -49,10 +60,16 @@ def address_of(url: str | None, api_key: str | None, environ: Mapping[str, str])
         )
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError("connect: the key has characters no key has", remedy="copy it again")
-    if wanted.startswith("unix:"):
-        return Address("http://localhost", wanted.removeprefix("unix:"), key)
-    _check(wanted)
-    return Address(wanted.rstrip("/"), None, key)
+    words = _BETWEEN.split(wanted) if isinstance(wanted, str) else list(wanted)
+    first, *others = (_one(each, key) for each in dict.fromkeys(words))
+    return replace(first, others=tuple(others)) if others else first
+
+
+def _one(url: str, key: str) -> Address:
+    if url.startswith("unix:"):
+        return Address("http://localhost", url.removeprefix("unix:"), key)
+    _check(url)
+    return Address(url.rstrip("/"), None, key)
 
 
 def _check(url: str) -> None:
@@ -60,11 +77,12 @@ def _check(url: str) -> None:
         parts = urlsplit(url)
         is_right = parts.scheme in _SOCKET_SCHEME and bool(parts.hostname)
         is_right = is_right and not (parts.query or parts.fragment or parts.username)
+        is_right = is_right and "," not in parts.netloc
         _ = parts.port  # a wrong one raises here
     except ValueError:
         is_right = False
     if not is_right:
         raise UsageError(
             f"connect: {url.rpartition('@')[2]!r} is not the address of a server",
-            remedy="give http://host:port, https://host or unix:/path",
+            remedy="give http://host:port, https://host or unix:/path; several with commas",
         )

@@ -25,17 +25,19 @@ in."""
 class Budget:
     """The tries that are left for one call."""
 
-    def __init__(self, shown: str) -> None:
-        """`shown` names the server in messages."""
+    def __init__(self, shown: str, servers: int = 1) -> None:
+        """`shown` names the server in messages; of several each has all tries, without delay."""
         self._shown = shown
-        self._left = list(DELAYS_S)
+        at_once = (0.0,) * (servers - 1)
+        self._delays_s = (*at_once, *(each for one in DELAYS_S for each in (one, *at_once)))
+        self._left = list(self._delays_s)
         self._began_s = asyncio.get_running_loop().time()
         self._failed_s: float | None = None
         """Time of the first failure since the last progress."""
 
     def progress(self) -> None:
         """Record that data arrived: the next failure counts as the first again."""
-        self._left = list(DELAYS_S)
+        self._left = list(self._delays_s)
         self._failed_s = None
 
     async def wait(self, error: Exception, *, was_held: bool = False) -> None:

@@ -1,23 +1,23 @@
 """Transport: one server's HTTP, with pooled connections, retries, errors as exceptions, WebSockets.
 
-The other parts of the SDK define the requests. Lives on one event loop. The invariant: a request is
-sent again only where a second one cannot do anything twice: it is idempotent, it carries a key by
-which the server knows it, or no connection was made.
+The other parts of the SDK define the requests. Lives on one event loop. Of several gateways, which
+`servers` chooses from, each may have a request or its repetition. The invariant: a request is sent
+again only where a second one cannot do anything twice: it is idempotent, it carries a key by which
+the server, or the whole cluster, knows it, or no connection was made.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 import httpx
 
 from cellwall.client.connection.retry import Budget, unreachable
+from cellwall.client.connection.servers import Servers
 from cellwall.model.errors import CellwallError, NotFound, ServerUnreachable, UsageError
 from cellwall.surface.shared.tasks import Tasks
 from cellwall.wire.asking import encoded
@@ -27,21 +27,15 @@ if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
     from cellwall.client.connection.address import Address
+    from cellwall.client.connection.servers import Server
 
 NDJSON = "application/x-ndjson"
 _CONNECT_S = 10.0
-_LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=64, keepalive_expiry=30.0)
+_CONNECT_OF_SEVERAL_S = 4.0
+"""Seconds after which another gateway is asked, two repeated SYNs later."""
 _IDEMPOTENT = frozenset({"GET", "PUT", "DELETE"})
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _CUT = (httpx.ReadError, httpx.RemoteProtocolError)
-# An answer is awaited for as long as a program runs; these options detect a server that is gone.
-_ALIVE = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
 
 Json = dict[str, Any]
 
@@ -91,26 +85,14 @@ class Transport:
         """Connect to nothing yet. `inner` replaces the client's own connections."""
         self.address = address
         self.tasks = Tasks()
-        self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None)
-        self._held = httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None, read=None)
-        is_tcp = address.unix is None
-        self._http = httpx.AsyncClient(
-            base_url=address.url,
-            headers={"X-API-Key": address.key, "User-Agent": "cellwall"},
-            # An explicit transport also means: no proxy from the environment sees the key.
-            transport=inner
-            or httpx.AsyncHTTPTransport(
-                # Loading the machine's certificates takes 100 ms; plain HTTP needs none.
-                verify=address.url.startswith("https:"),
-                limits=_LIMITS,
-                uds=address.unix,
-                socket_options=_ALIVE if is_tcp else None,
-            ),
-        )
+        self.servers = Servers(address, inner)
+        self._connect_s = _CONNECT_OF_SEVERAL_S if address.others else _CONNECT_S
+        self._timeout = httpx.Timeout(timeout_s, connect=self._connect_s, pool=None)
+        self._held = httpx.Timeout(timeout_s, connect=self._connect_s, pool=None, read=None)
 
     def budget(self) -> Budget:
         """Return the tries for one call."""
-        return Budget(self.address.shown)
+        return Budget(self.address.shown, len(self.servers.all))
 
     # -- requests --------------------------------------------------------------------------
 
@@ -127,29 +109,20 @@ class Transport:
 
     async def request(self, ask: Ask) -> httpx.Response:
         """Return a whole answer."""
-        budget = self.budget()
-        while True:
-            try:
-                response = await self._http.send(self._built(ask))
-            except httpx.TransportError as error:
-                await self._again(ask, budget, error)
-            else:
-                return self._checked(response)
+        _, response = await self._sent(ask, self.budget())
+        return self._checked(response)
 
     @contextlib.asynccontextmanager
     async def stream(self, ask: Ask, budget: Budget | None = None) -> AsyncIterator[httpx.Response]:
         """Yield an answer before its body; `httpx.TransportError` if the body breaks off."""
-        budget = budget or self.budget()
-        response: httpx.Response | None = None
-        while response is None:
-            try:
-                response = await self._http.send(self._built(ask), stream=True)
-            except httpx.TransportError as error:
-                await self._again(ask, budget, error)
+        server, response = await self._sent(ask, budget or self.budget(), is_stream=True)
         try:
             if response.is_error:
                 await response.aread()
             yield self._checked(response)
+        except httpx.TransportError:
+            self.servers.failed(server)
+            raise
         finally:
             await response.aclose()
 
@@ -162,6 +135,21 @@ class Transport:
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
 
+    async def _sent(
+        self, ask: Ask, budget: Budget, *, is_stream: bool = False
+    ) -> tuple[Server, httpx.Response]:
+        """Send a request until a server answers; return that server and its answer."""
+        while True:
+            server = self.servers.choose()
+            try:
+                response = await server.http.send(self._built(ask, server), stream=is_stream)
+            except httpx.TransportError as error:
+                self.servers.failed(server)
+                await self._again(ask, budget, error)
+            else:
+                self.servers.answered(server)
+                return server, response
+
     async def _again(self, ask: Ask, budget: Budget, error: httpx.TransportError) -> None:
         if ask.may_repeat or isinstance(error, _NOT_SENT):
             # The duration of an upload is no sign that the server is alive.
@@ -170,8 +158,8 @@ class Transport:
         else:
             raise self.unreachable(error) from error
 
-    def _built(self, ask: Ask) -> httpx.Request:
-        if self._http.is_closed:
+    def _built(self, ask: Ask, server: Server) -> httpx.Request:
+        if server.http.is_closed:
             raise UsageError("call: the client was closed", remedy="make a new one")
         headers: dict[str, str] = {**ask.headers}
         content: Any = ask.content
@@ -187,7 +175,7 @@ class Transport:
             headers["Accept"] = ask.accept
         if ask.key is not None:
             headers["Idempotency-Key"] = ask.key
-        return self._http.build_request(
+        return server.http.build_request(
             ask.method,
             ask.path,
             params=present(ask.params),
@@ -199,32 +187,28 @@ class Transport:
     # -- WebSockets ------------------------------------------------------------------------
 
     async def socket(self, path: str, params: Mapping[str, Any]) -> ClientConnection:
-        """Open a WebSocket. Raises the error of the error envelope, or ServerUnreachable."""
-        from websockets.asyncio.client import connect, unix_connect
+        """Open a WebSocket. Raises the error of the error envelope, or ServerUnreachable.
+
+        Another gateway is asked only if no connection was made: what it opens may begin a command.
+        """
         from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-        options: Json = {
-            "additional_headers": {"X-API-Key": self.address.key},
-            "compression": None,
-            "max_size": None,
-            # The server pings; an owner may leave data unread for long.
-            "ping_interval": None,
-            "open_timeout": _CONNECT_S,
-            "proxy": None,
-        }
-        url = f"{self.address.socket_url}{path}?{urlencode(present(params))}"
-        try:
-            if self.address.unix is not None:
-                del options["proxy"]
-                return await unix_connect(self.address.unix, url, **options)
-            return await connect(url, **options)
-        except InvalidStatus as error:
-            refused = error.response
-            raise refusal(
-                refused.status_code, bytes(refused.body or b""), refused.headers
-            ) from None
-        except (OSError, InvalidHandshake) as error:
-            raise self.unreachable(error) from error
+        from cellwall.client.connection.sockets import made_no_connection, opened
+
+        for left in reversed(range(len(self.servers.all))):
+            server = self.servers.choose()
+            try:
+                return await opened(server.address, path, present(params), self._connect_s)
+            except InvalidStatus as error:
+                refused = error.response
+                raise refusal(
+                    refused.status_code, bytes(refused.body or b""), refused.headers
+                ) from None
+            except (OSError, InvalidHandshake) as error:
+                self.servers.failed(server)
+                if not left or not made_no_connection(error):
+                    raise self.unreachable(error) from error
+        raise AssertionError("there is an address")
 
     # -- errors ----------------------------------------------------------------------------
 
@@ -248,7 +232,7 @@ class Transport:
     async def aclose(self) -> None:
         """Close all connections; executions on the server continue."""
         await self.tasks.cancel()
-        await self._http.aclose()
+        await self.servers.aclose()
 
 
 def present(params: Mapping[str, Any]) -> dict[str, str]:

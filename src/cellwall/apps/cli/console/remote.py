@@ -27,7 +27,7 @@ Url = Annotated[
         "--url",
         envvar="CELLWALL_URL",
         metavar="URL",
-        help="The server: http://…, https://… or unix:/path.",
+        help="The server: http://…, https://… or unix:/path; several gateways with commas.",
         show_envvar=True,
     ),
 ]

@@ -309,7 +309,8 @@ class ClientLink(asyncio.Protocol):
             if self._served is not None:
                 self._served.on_body(data)
             return
-        if self._next or (self._current is not None and self._current.is_whole):
+        # What waits comes first: its turn may have come, and `_take_waiting` not yet.
+        if self._waiting or self._next or (self._current is not None and self._current.is_whole):
             self._keep_waiting(data)
             return
         if self._served is None and not self._head_bytes:
