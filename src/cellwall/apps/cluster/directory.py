@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 from cellwall.cluster.directory.claims import Claims
 from cellwall.cluster.directory.connection import check_url
 from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.places import PlaceRows
 from cellwall.cluster.directory.roll import Roll
 from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.directory.sums import Sums
 from cellwall.cluster.gateway.agreed.claims import AgreedReplays
 from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
+from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.quotas import Quotas
 from cellwall.cluster.gateway.agreed.running import Running
+from cellwall.cluster.gateway.data.data import Data
 from cellwall.engine.scheduling.quotas import Tenants
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ async def agreeing(
     tenants = Tenants(server.tiers, server.tenants)
     gateway.quotas = Quotas(Sums(commits), tenants, gateway.book)
     gateway.running = Running(Shares(commits), tenants, gateway.tasks)
+    gateway.data = Data(gateway, AgreedPlaces(PlaceRows(commits)))
     if not await _has_begun(losses, over):
         yield
         return

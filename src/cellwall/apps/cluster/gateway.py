@@ -26,6 +26,8 @@ from cellwall.apps.listeners import (
     tcp_address_of,
 )
 from cellwall.cluster.gateway.book import Book, Node
+from cellwall.cluster.gateway.data.data import Data
+from cellwall.cluster.gateway.data.places import OwnPlaces
 from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.model.errors import UsageError
 from cellwall.surface.shared.tasks import Tasks
@@ -78,6 +80,7 @@ async def _serve(
         loop.add_signal_handler(number, over.set)
     book = Book(settings.lost_after_s)
     gateway = Gateway(server, keys, book, opened_doors(server), settings.gateways)
+    gateway.data = Data(gateway, OwnPlaces())
     async with contextlib.AsyncExitStack() as stack:
         sock = stack.enter_context(listening_on(server))
         door_socks = stack.enter_context(listening_for_doors(server))

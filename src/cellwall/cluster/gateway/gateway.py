@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.running import Running
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.data.data import Data
     from cellwall.cluster.gateway.doors.opened import Opened
     from cellwall.cluster.gateway.wire.front import ClientLink, Served
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
@@ -86,6 +87,8 @@ class Gateway:
         """What is counted over nodes; None: each node holds a tenant's quotas for itself."""
         self.running: Running | None = None
         """The same for programs under way."""
+        self.data: Data | None = None
+        """What answers for volumes, images and templates; None: nothing does."""
         self._doors = doors
         self.bodies = BodyBudget(most_bytes(settings))
         """What is held of bodies: of those that another node may need, and of batches."""
@@ -129,6 +132,8 @@ class Gateway:
             return self._own(client, head, head.path)
         if way.kind == "all" and caller is not None:
             return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
+        if way.kind == "data" and caller is not None and self.data is not None:
+            return self.data.begin(client, head, way, caller)
         if way.kind == "batch" and caller is not None:
             return Batch(self, client, head, caller).begin()
         exchange = Exchange(self, client, head, way, caller)

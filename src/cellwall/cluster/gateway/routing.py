@@ -11,21 +11,22 @@ from typing import Literal, NamedTuple
 
 from cellwall.model.ids import NODE_LENGTH, node_of
 
-Kind = Literal["own", "object", "new", "batch", "any", "all", "refused"]
+Kind = Literal["own", "object", "new", "batch", "any", "all", "data", "refused"]
 """`own`: the gateway answers; `object`: the node that has it; `new`: a node is chosen, and may be
 chosen again; `batch`: many of these; `any`: each node answers alike; `all`: the answers of all
-nodes together; `refused`: it has no meaning for many machines yet."""
+nodes together; `data`: of what is named without its node (`data.Data`); `refused`: it has no
+meaning for many machines yet."""
 
 _NEW = frozenset({("POST", "/execute"), ("POST", "/sandboxes")})
 _OWN = frozenset({"/health", "/nodes"})
 _ANY = frozenset(
-    {"/openapi.json", "/docs", "/docs/style.css", "/templates", "/languages", "/runtimes"}
+    {"/openapi.json", "/docs", "/docs/style.css", "/languages", "/runtimes"}
 )
 _ALL = frozenset({"/sandboxes", "/snapshots", "/stats", "/quota"})
 _BATCH = "/executions/batch"
 _KNOWN = frozenset({"/health", "/execute", _BATCH}) | _ANY | _ALL
-_NOT_YET = frozenset({("POST", "/templates")})
-"""What a server alone has there."""
+_DATA = re.compile(r"/(?:volumes|images|templates)(?:/.*)?", re.DOTALL)
+_BUILD = re.compile(r"/templates/builds/([^/]+)(?:/.*)?", re.DOTALL)
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
 _MCP = "/mcp"
@@ -59,6 +60,11 @@ def way_of(method: str, path: str, session: str = "") -> Way:
         return Way("object", token[:NODE_LENGTH], "token", token, may_have_token=True)
     if path == _MCP:  # without a session it begins one, on any node
         return Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
+    built = _BUILD.fullmatch(path)
+    if built:
+        return Way("object", node_of(built[1]), "build", built[1])
+    if _DATA.fullmatch(path):
+        return Way("data", path=path)
     found = _OBJECT.fullmatch(path)
     if found and found[2] != "batch":
         has_token = _PORTS.match(path) is not None
@@ -77,4 +83,4 @@ def _kind_of(method: str, path: str) -> Kind | None:
     if method in {"GET", "HEAD"} and path in _ALL:
         return "all"
     # With another method than those of the path any node says so.
-    return "any" if path in _KNOWN and (method, path) not in _NOT_YET else None
+    return "any" if path in _KNOWN else None

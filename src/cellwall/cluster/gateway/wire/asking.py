@@ -31,11 +31,20 @@ async def ask(links: Links, target: bytes, said: Headers) -> Whole:
 
 
 async def answer_on(
-    link: NodeLink, address: Address, target: bytes, said: Headers, body: bytes | None = None
+    link: NodeLink,
+    address: Address,
+    target: bytes,
+    said: Headers,
+    body: bytes | None = None,
+    method: bytes = b"",
 ) -> Whole:
-    """Ask on a connection, with POST if there is a body. Raises ConnectionError if it ends."""
+    """Ask on a connection, by itself with POST if there is a body, and else with GET.
+
+    Raises ConnectionError if it ends.
+    """
     answer = _Answer()
-    lines = [b"%s %s HTTP/1.1\r\n" % (b"GET" if body is None else b"POST", target)]
+    method = method or (b"GET" if body is None else b"POST")
+    lines = [b"%s %s HTTP/1.1\r\n" % (method, target)]
     lines.append(b"host: %s\r\n" % str(address).encode())
     lines += [b"%s: %s\r\n" % each for each in said]
     if body is not None:
