@@ -202,6 +202,11 @@ class Engine:
                 self._built[name] = built
         return built
 
+    def check_template(self, name: str) -> None:
+        """Raise NotFound unless the operator has a template of that name, built or not."""
+        if name not in self._built:
+            self._templates.check(name)
+
     def _find_or_build(self, name: str) -> BuiltTemplate:
         return self._templates.find(name) or self._templates.build(name)
 

@@ -74,6 +74,23 @@ def test_node_cannot_take_the_name_of_another(book: Book) -> None:
     assert book.of("aaaa", "sandbox", "x") is book.nodes[0]
 
 
+def test_node_that_the_directory_does_not_know_yet_gets_nothing_new(book: Book) -> None:
+    book.has_directory = True
+    book.take_known(frozenset({"aaaa", "cccc"}))
+    book.answered(book.nodes[1], _told("bbbb"), 1.0)
+    assert all(book.choose() is not book.nodes[1] for _ in range(50))
+    assert book.of("bbbb", "sandbox", "x") is book.nodes[1]  # what is there is reached
+    assert "does not know it yet" in book.shown()[1]["why"]
+    heard: list[bool] = []
+    book.on_change = lambda: heard.append(True)
+    book.take_known(frozenset({"aaaa", "bbbb", "cccc"}))
+    assert heard
+    assert any(book.choose() is book.nodes[1] for _ in range(50))
+    book.nodes[1].mark(is_listed=False)
+    book.take_known(frozenset({"aaaa", "bbbb"}))
+    assert all(book.choose() is not book.nodes[1] for _ in range(50))
+
+
 def test_choice_takes_the_one_with_less_in_flight_and_never_one_that_drains(book: Book) -> None:
     book.nodes[0].in_flight = 9
     book.answered(book.nodes[2], _told("cccc", is_draining=True), 1.0)

@@ -7,10 +7,12 @@ import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
 
+from cellwall.apps.cluster.doors import opened_doors
 from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.gateway.agreed.copies import copies_in
 from cellwall.cluster.gateway.agreed.running import Running
@@ -22,10 +24,12 @@ from cellwall.cluster.gateway.routing import way_of
 from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.heads import RequestHead
 from cellwall.cluster.gateway.wire.links import Address, Links
+from cellwall.cluster.gateway.work.tally import Tally
 from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model.errors import UsageError
 from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
 from cellwall.server.auth.tokens import TokenRefused, Tokens
+from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http.addresses import Addresses
 
@@ -179,6 +183,28 @@ def test_connections_are_bounded_over_all_and_by_address(monkeypatch: pytest.Mon
             with pytest.raises((ConnectionError, AssertionError)):
                 assert await _asked(port, health)
             writer.close()
+
+    asyncio.run(run())
+
+
+def test_answer_at_a_doors_own_port_is_counted_as_one_at_its_path_is() -> None:
+    async def run() -> None:
+        book = Book(13.0)
+        settings = ServerSettings(doors={"piston": DoorSettings()})
+        made = Gateway(settings, KeyRing([RECORD]), book, opened_doors(settings))
+        made.tally = tally = Tally(book, made.turns)
+        loop, living = asyncio.get_running_loop(), set[ClientLink]()
+        for begin, path in (
+            (made.begin, "/piston/execute"),
+            (partial(made.begin_at, "piston"), "/execute"),
+        ):
+            front = await loop.create_server(lambda: ClientLink(begin, living), HOST, 0)  # noqa: B023
+            port = front.sockets[0].getsockname()[1]
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            assert b" 503 " in await _asked(port, head.encode())  # there is no node
+            front.close()
+        (counted,) = tally._requests.read().samples
+        assert (counted.labels, counted.value) == ({"kind": "door", "status": "503"}, 2)
 
     asyncio.run(run())
 

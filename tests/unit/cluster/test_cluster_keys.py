@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from cellwall.cluster.directory.claims import Claim, Claims
 from cellwall.cluster.gateway.agreed.claims import AgreedReplays
 from cellwall.cluster.gateway.book import Book, Node, Told
 from cellwall.cluster.gateway.gateway import Gateway
+from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
@@ -81,8 +83,37 @@ class Claimed(Claims):
         return is_settled
 
 
-def _asked(first: Asked, other: Asked, age_s: float) -> bytes:
-    """Return the answer to a repeat of a request that was claimed for the first of two nodes."""
+OFFERED = "aaaa" + "b" * 26
+
+
+def _is_refused_first(gateway: Gateway) -> bool:
+    """Leave the key to a first request, which comes while the other node takes nothing new."""
+    return True
+
+
+def _claimed(age_s: float) -> Callable[[Gateway], bool]:
+    """Have the key claimed in the directory, so long ago."""
+
+    def begin(gateway: Gateway) -> bool:
+        claim = Claim(b"", "aaaa", OFFERED, age_s)
+        gateway.replays = AgreedReplays(Claimed(claim), gateway.book)
+        return False
+
+    return begin
+
+
+def _remembered(gateway: Gateway) -> bool:
+    """Have the key of a request whose end is not known, at a gateway that is alone."""
+    assert isinstance(gateway.replays, Replays)
+    gateway.replays.goes("alice", "k1", "aaaa", OFFERED)
+    return False
+
+
+def _asked(first: Asked, other: Asked, begin: Callable[[Gateway], bool]) -> bytes:
+    """Return the last answer to requests with one key at a gateway over two nodes.
+
+    `begin` says what of the key is known, and whether another request comes first.
+    """
 
     async def run() -> bytes:
         async with AsyncExitStack() as stack:
@@ -98,18 +129,16 @@ def _asked(first: Asked, other: Asked, age_s: float) -> bytes:
             record = KeyRecord(digest_of(KEY), "alice")
             gateway = Gateway(ServerSettings(), KeyRing([record]), book)
             stack.push_async_callback(gateway.tasks.cancel)
-            claim = Claim(b"", "aaaa", "aaaa" + "b" * 26, age_s)
-            gateway.replays = AgreedReplays(Claimed(claim), book)
             loop = asyncio.get_running_loop()
             living: set[ClientLink] = set()
             front = await loop.create_server(lambda: ClientLink(gateway.begin, living), HOST, 0)
             stack.callback(front.close)
             port = front.sockets[0].getsockname()[1]
-            reader, writer = await asyncio.open_connection(HOST, port)
-            writer.write(REQUEST)
-            said = await asyncio.wait_for(reader.read(), 20)
-            writer.close()
-            await writer.wait_closed()
+            if begin(gateway):
+                book.nodes[1].state = "draining"
+                assert (await _sent(port)).startswith(b"HTTP/1.1 503 ")
+                book.nodes[1].state = "ready"
+            said = await _sent(port)
             await asyncio.gather(*(each.ended for each in living))
         await asyncio.gather(*first.serving, *other.serving)
         return said
@@ -117,14 +146,26 @@ def _asked(first: Asked, other: Asked, age_s: float) -> bytes:
     return asyncio.run(run())
 
 
+async def _sent(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(REQUEST)
+    said = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    await writer.wait_closed()
+    return said
+
+
 def _says(*, has_begun: bool, is_gone: bool, knows_s: float) -> dict[str, object]:
     return {"has_begun": has_begun, "is_gone": is_gone, "knows_s": knows_s}
 
 
-def test_what_certainly_did_not_begin_goes_to_another_node() -> None:
+@pytest.mark.parametrize("begin", [_claimed(3600.0), _remembered])
+def test_what_certainly_did_not_begin_goes_to_another_node(
+    begin: Callable[[Gateway], bool],
+) -> None:
     first = Asked(FULL, _says(has_begun=False, is_gone=False, knows_s=DAY_S))
     other = Asked(RAN)
-    assert b'"stdout"' in _asked(first, other, 3600.0)
+    assert b'"stdout"' in _asked(first, other, begin)
     assert other.programs == 1
     settled = next(head for head in first.heads if b"/node/ids/" in head)
     assert b"idempotency-key: k1\r\n" in settled  # the node looks the key up
@@ -140,7 +181,13 @@ def test_what_certainly_did_not_begin_goes_to_another_node() -> None:
 )
 def test_what_may_have_begun_and_is_kept_no_longer_is_gone(says: dict[str, object]) -> None:
     other = Asked(RAN)
-    said = _asked(Asked(FULL, says), other, 3600.0)
+    said = _asked(Asked(FULL, says), other, _claimed(3600.0))
     assert said.startswith(b"HTTP/1.1 410 ")
     assert b'"code":"gone"' in said
     assert other.programs == 0
+
+
+def test_key_that_a_full_node_refused_last_is_free_for_another_node() -> None:
+    first, other = Asked(FULL), Asked(RAN)
+    assert b'"stdout"' in _asked(first, other, _is_refused_first)
+    assert (first.programs, other.programs) == (1, 1)  # the repeat did not ask the first again

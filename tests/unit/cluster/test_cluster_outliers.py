@@ -50,8 +50,25 @@ def test_slow_node_gets_one_program_in_many_and_says_why(three: Book) -> None:
     count = Counter(three.choose() is slow for _ in range(50 * TRIAL_EVERY))
     assert count[True] == 50
     assert count[True] / count.total() < 0.02
-    slow.in_flight = 1  # one trial at a time
+    slow.programs = slow.in_flight = 1  # one trial at a time
     assert not any(three.choose() is slow for _ in range(3 * TRIAL_EVERY))
+
+
+def test_streams_sessions_and_long_programs_keep_no_trial_away(three: Book) -> None:
+    slow = three.nodes[2]
+    slow.in_flight = 5
+    assert any(three.choose() is slow for _ in range(TRIAL_EVERY))
+    slow.programs = 2
+    for now_s, has_trials in ((2.0, False), (6.9, False), (7.0, True)):
+        judge(three.nodes, now_s)
+        assert any(three.choose() is slow for _ in range(TRIAL_EVERY)) == has_trials
+    slow.programs = 3  # a trial beside them
+    judge(three.nodes, 7.5)
+    assert not any(three.choose() is slow for _ in range(2 * TRIAL_EVERY))
+    slow.programs = 0  # all have ended
+    judge(three.nodes, 8.0)
+    slow.programs = 1
+    assert not any(three.choose() is slow for _ in range(2 * TRIAL_EVERY))
 
 
 def test_node_that_is_out_is_asked_when_no_other_is_there(three: Book) -> None:

@@ -49,18 +49,30 @@ async def _repeat_keeps_the_node_of_what_may_have_begun(replays: Replays) -> Non
     await first.goes("aaaa", "1")
     first.leave()  # its client was cut off: what became of it is not known
     repeat = _use(replays)
-    await repeat.goes("aaaa", "2")
+    assert await repeat.goes("aaaa", "2") == "1"  # so that the node can say what became of it
     assert not await repeat.did_not()
-    assert not await repeat.did_not(is_settled=True)
     repeat.leave()
     assert _use(replays).node == "aaaa"
+
+
+async def _repeat_moves_what_the_node_has_refused_for_ever(replays: Replays) -> None:
+    first = _use(replays)
+    await first.goes("aaaa", "1")
+    repeat = _use(replays)
+    await repeat.goes("aaaa", "2")
+    assert await repeat.did_not(is_settled=True)
+    assert await repeat.goes("bbbb", "3") == "3"
+    assert not await first.did_not()  # the key is another id's now
+    assert await first.did_not(is_settled=True)  # its own never begins, too
+    assert await first.goes("cccc", "4") == ""
+    assert first.node == "bbbb"
 
 
 async def _request_beside_another_stays_with_it(replays: Replays) -> None:
     first = _use(replays)
     await first.goes("aaaa", "1")
     second = _use(replays)
-    assert await second.goes("aaaa", "2") == "2"
+    assert await second.goes("aaaa", "2") == "1"
     assert not await first.did_not()
     assert first.node == "aaaa"
     second.leave()
@@ -88,6 +100,7 @@ async def _ends_are_forgotten(replays: Replays) -> None:
     [
         _first_alone_moves,
         _repeat_keeps_the_node_of_what_may_have_begun,
+        _repeat_moves_what_the_node_has_refused_for_ever,
         _request_beside_another_stays_with_it,
         _request_that_came_too_late_goes_where_the_key_went,
         _ends_are_forgotten,

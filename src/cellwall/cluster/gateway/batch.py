@@ -30,6 +30,7 @@ from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import RequestHead
@@ -189,17 +190,21 @@ class Batch:
 
     async def _one(self, index: int, program: bytes, places: asyncio.Semaphore) -> None:
         try:
+            coming = _Coming(self)
             try:
-                answer = b'{"index":%d,%s' % (index, (await self._execution(program))[1:])
+                execution = await self._execution(program, coming)
+                answer = b'{"index":%d,%s' % (index, execution[1:])
             except Exception as error:  # noqa: BLE001 - it belongs to this one program
                 answer = self._failure(index, error)
+            finally:
+                coming.is_over()
             if isinstance(self._programs, Lines):
                 self._under_way_bytes -= len(program)
             await self._send_counted(index, answer)
         finally:
             places.release()
 
-    async def _execution(self, program: bytes) -> bytes:
+    async def _execution(self, program: bytes, coming: _Coming) -> bytes:
         """Return a program's execution; it waits while its reader or each node has no room."""
         await check(program)
         pause_s = _PAUSE_S
@@ -212,7 +217,10 @@ class Batch:
                     await turn.come()
                     if not self._has_room.is_set():
                         continue
-                    return await errand.run(self._gateway.book, self._said, program, turn)
+                    book = self._gateway.book
+                    return await errand.run(
+                        book, self._said, program, turn, coming.count, self._begin_lead
+                    )
             except CapacityError as error:
                 if turn is not None and error.code != CapacityError.code:
                     raise  # a quota of the tenant's, at a node
@@ -221,6 +229,21 @@ class Batch:
                     turn.leave()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+
+    def count_unsent(self, more: int) -> None:
+        """Count bytes of answers that the client has not taken. Raises CapacityError."""
+        self._unsent_bytes += more
+        try:
+            self._recount()
+        except CapacityError:
+            self._unsent_bytes -= more
+            self._recount()
+            raise
+
+    def _begin_lead(self) -> Lead | None:
+        """Begin to lead a program that names what the node that was asked lacks."""
+        data = self._gateway.data
+        return None if data is None else data.lead(self._caller)
 
     def _failure(self, index: int, error: Exception) -> bytes:
         self._failed += 1
@@ -250,19 +273,15 @@ class Batch:
 
     async def _send_counted(self, index: int, answer: bytes) -> None:
         """Send an answer, which counts until the client has it; it is dropped if it cannot."""
-        self._unsent_bytes += len(answer)
         try:
-            self._recount()
+            self.count_unsent(len(answer))
         except CapacityError:
-            self._unsent_bytes -= len(answer)
-            self._recount()
             await self._send(self._failure(index, _unread()))
             return
         try:
             await self._send(answer)
         finally:
-            self._unsent_bytes -= len(answer)
-            self._recount()
+            self.count_unsent(-len(answer))
 
     async def _send(self, answer: bytes) -> None:
         """Send one answer; return once the client has taken it, but for what a socket holds."""
@@ -279,6 +298,26 @@ class Batch:
             if not self._has_room.is_set():
                 continue  # there is something for it to read
             self._client.write(chunk(_ALIVE) if self._client.has_chunks else _ALIVE)
+
+
+class _Coming:
+    """The answer to one program of a batch, of which parts are here."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._size = 0
+
+    def count(self, more: int) -> None:
+        """Count a piece. Raises Interrupted: its program has ended, and must not begin again."""
+        try:
+            self._batch.count_unsent(more)
+        except CapacityError:
+            raise _unread() from None
+        self._size += more
+
+    def is_over(self) -> None:
+        """Count it no longer: it counts as a whole from now on, or has failed."""
+        self._batch.count_unsent(-self._size)
 
 
 def _unread() -> Interrupted:

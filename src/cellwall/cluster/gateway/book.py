@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 State = Literal["unknown", "ready", "draining", "unreachable", "refused"]
 """`unknown`: it has not answered yet; `refused`: it says a name that it cannot have."""
 _UNLISTED = "its address is no longer named"
+_NEW = "the directory does not know it yet"
 _MISSES = 2
 """Probes without an answer after which a node is unreachable."""
 _CHOICES = 2
@@ -70,6 +71,8 @@ class Node:
     told: Told | None = None
     in_flight: int = 0
     """This gateway's own requests to it that have no whole answer yet."""
+    programs: int = 0
+    """Those of them that are fresh programs."""
     is_listed: bool = True
     """Whether a provider names its address now."""
     misses: int = 0
@@ -148,6 +151,21 @@ class Book:
     """Called with how each request to a node ended, of those for new work and for objects."""
     _since_trial: int = 0
 
+    # -- what is agreed on -----------------------------------------------------------------
+
+    def take_known(self, known: frozenset[str]) -> None:
+        """Take the names that the directory knows; nodes among them may have new work from now on.
+
+        Of what a gateway began at a node that no other gateway can know of, nothing would be left
+        with it: its id would be that of no node.
+        """
+        self.known = known
+        for node in self.nodes:
+            if node.why == _NEW and node.name in known:
+                node.state, node.why = "ready", ""
+                node.mark(is_listed=node.is_listed)
+                self.on_change()
+
     # -- what probes find ------------------------------------------------------------------
 
     def answered(self, node: Node, told: Told, now_s: float) -> None:
@@ -175,6 +193,8 @@ class Book:
         node.told, node.why, node.cores = told, _left(told), told.size.cores
         node.state = "draining" if told.is_draining else "ready"
         node.mark(is_listed=node.is_listed)
+        if node.state == "ready" and self.has_directory and told.name not in self.known:
+            node.state, node.why = "draining", _NEW
 
     def _why_not(self, node: Node, told: Told) -> str:
         """Return why a node cannot be one of this gateway's; empty: it can."""
@@ -290,11 +310,11 @@ class Book:
         return [node for node in heard if node.young < node.window] or heard
 
     def _trial(self, ready: list[Node]) -> Node | None:
-        """Return a slow node once in a while, if it has nothing of ours: by that it is judged."""
+        """Return a slow node once in a while, if no trial is under way there."""
         self._since_trial += 1
         if self._since_trial < TRIAL_EVERY:
             return None
-        idle = [node for node in ready if node.pace.why and not node.in_flight]
+        idle = [node for node in ready if node.pace.why and node.pace.may_try(node.programs)]
         if not idle:
             return None
         self._since_trial = 0

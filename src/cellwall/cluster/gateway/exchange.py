@@ -16,14 +16,15 @@ from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
-from cellwall.model.errors import CapacityError, NodeUnreachable, QuotaExceeded
+from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
-from cellwall.server.core.errors import status_of
+from cellwall.server.core.errors import HttpError, status_of
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.replays import Use
     from cellwall.cluster.gateway.routing import Way
@@ -73,6 +74,15 @@ class Exchange:
         self._node = ""
         """Name of the node that was asked last."""
         self._is_gone = False
+        self._lead: Lead | None = None
+        """Where it is led, once a node has said what it lacks."""
+        self._lacking: Passage | None = None
+        """The refusal that says so, which no client has seen."""
+
+    @property
+    def status(self) -> int:
+        """Status of its answer, from a node or from here; 0: there is none."""
+        return self._status or self._own_status
 
     # -- of the client ---------------------------------------------------------------------
 
@@ -221,10 +231,11 @@ class Exchange:
         left = _TRIES
         while not self._is_gone:
             left -= 1
-            known = use.node
-            node = book.of(known, "request", "") if known else book.choose(asked)
+            known, led = use.node, None if self._lead is None else self._lead.node
+            node = book.of(known, "request", "") if known else led or book.choose(asked)
             asked.add(node)
-            has_more = left > 0 and (use.may_move if known else self._has_other(asked))
+            may_move = use.may_move if known else led is None and self._has_other(asked)
+            has_more = left > 0 and may_move
             if not await self._was_refused(node, use, has_more=has_more):
                 return
 
@@ -257,6 +268,11 @@ class Exchange:
             if await self._gave_up(use, offered) and has_more:
                 return True
             raise
+        if end == "refused":
+            await self._let_repeat(use, doubt, offered)
+            return False
+        if end == "lacking":
+            return not await self._is_free(use, doubt, offered, "full") or await self._is_led()
         if end not in {"lost", "full"}:
             if self._status >= 400 and not use.may_move:  # no other request can have made it
                 await self._counting.give_back(offered)
@@ -265,6 +281,29 @@ class Exchange:
             return True  # it began by another request with its key
         if not has_more or not self._body.can_repeat:
             raise doubt.not_begun()
+        return True
+
+    async def _is_led(self) -> bool:
+        """Take what a node lacks; report whether another node has it, else that is the answer.
+
+        Raises HttpError if the request cannot be sent again, and what `Lead.take` raises.
+        """
+        passage, data, caller = self._lacking, self._gateway.data, self._caller
+        if passage is None or data is None or caller is None:
+            return False
+        if self._lead is None:
+            self._lead = data.lead(caller)
+        if await self._lead.take(passage.lacks) is None:
+            passage.pass_on()
+            self._status = passage.status
+            return False
+        if not self._body.can_repeat:
+            raise HttpError(
+                413,
+                "too_large",
+                f"body: {passage.lacks[:80]} is on another node, and so much is not sent twice",
+                remedy="send at most 8 MiB with it, and large files to the sandbox afterwards",
+            )
         return True
 
     async def _is_free(self, use: Use, doubt: Doubt, offered: str, end: End) -> bool:
@@ -281,6 +320,11 @@ class Exchange:
                 return False
             raise doubt.broken()
         return await self._gave_up(use, offered, is_settled=True)
+
+    async def _let_repeat(self, use: Use, doubt: Doubt, offered: str) -> None:
+        """Let a repeat go to another node where nothing began: the client has its refusal."""
+        with contextlib.suppress(CellwallError):  # it finds the key where it is
+            await self._is_free(use, doubt, offered, "full")
 
     def _named(self) -> Headers:
         """Return what names the caller and its idempotency key to a node, if it has one."""
@@ -312,7 +356,9 @@ class Exchange:
 
     async def _ask(self, node: Node, offered: str, *, may_turn_away: bool) -> End:
         """Ask one node. Raises NodeUnreachable if nothing has begun there."""
+        is_program = self._way.path == _PROGRAM
         node.in_flight += 1
+        node.programs += is_program
         self._node = node.name
         link: NodeLink | None = None
         began_s = asyncio.get_running_loop().time()
@@ -321,12 +367,13 @@ class Exchange:
             if self._is_gone:
                 return "gone"
             may = may_turn_away and self._body.can_repeat
-            passage = Passage(self._client, link, may_turn_away=may)
+            passage = Passage(self._client, link, is_new=offered != "", may_turn_away=may)
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
             end = await passage.end
-            self._gateway.book.on_try(end)
-            if end == "whole" and passage.is_success and self._way.path == _PROGRAM:
+            self._gateway.book.on_try("full" if end == "refused" else end)
+            self._lacking = passage if end == "lacking" else None
+            if is_program and end == "whole" and passage.is_success:
                 now_s = asyncio.get_running_loop().time()
                 node.pace.took(now_s - began_s, now_s)
             return end
@@ -334,6 +381,7 @@ class Exchange:
             asked, self._body.passage = self._body.passage, None
             self._status = 0 if asked is None else asked.status
             node.in_flight -= 1
+            node.programs -= is_program
             if link is not None:
                 node.links.give_back(link)
 

@@ -111,6 +111,7 @@ class Gateway:
         if name:
             return self._at_door(name, client, head, fault, len(name) + 1)
         way = way_of(head.method.decode("latin-1"), path, head.first(b"mcp-session-id"))
+        head.kind = way.kind
         caller: Caller | None = None
         try:
             if fault is not None:
@@ -159,6 +160,7 @@ class Gateway:
     ) -> Served:
         """Begin the way of a request of a foreign protocol; `prefix`: length of the door's path."""
         door, settings = self._doors[name], self._settings
+        head.kind = "door"
         try:
             if fault is not None:
                 raise fault
@@ -246,8 +248,7 @@ class Gateway:
     def counted(self, head: RequestHead, status: int) -> None:
         """Count an answer, if there are metrics."""
         if self.tally is not None:
-            kind = way_of(head.method.decode("latin-1"), head.path).kind
-            self.tally.answered("door" if self._door_of(head.path) else kind, status)
+            self.tally.answered(head.kind, status)
 
     # -- answering here --------------------------------------------------------------------
 

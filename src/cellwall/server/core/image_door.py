@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import NotFound, UsageError
+from cellwall.server.core.elsewhere import lacking
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -57,7 +58,20 @@ class ImageDoor:
                 remedy="leave it out, or ask the operator to list it in the setting images",
             )
         meant = self._parsed(image)
-        if not (self._is_allowed(tenant, meant) or self._is_known(tenant, meant)):
+        if self._is_known(tenant, meant):
+            return
+        self._check_here(image, meant, is_allowed=self._is_allowed(tenant, meant))
+
+    def _check_here(self, image: str, meant: Reference, *, is_allowed: bool) -> None:
+        """Raise what an image is refused with that is not known by its id.
+
+        A node says of an id that it lacks the image: another node may have it, and is asked.
+        """
+        from cellwall.images.reference import ById
+
+        if self._engine.settings.node and isinstance(meant, ById):
+            raise lacking(_not_permitted(image), "image", meant.digest)
+        if not is_allowed:
             raise _not_permitted(image)
 
     async def wait_here(self, image: str | None, *, is_patient: bool = False) -> None:

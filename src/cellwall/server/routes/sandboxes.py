@@ -94,7 +94,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
         state.images.check(request.owner, body.image, body.user)
     else:
         body = body.model_copy(update=own)
-    state.volumes.check(body.volumes)
+    state.volumes.check(request.owner, body.volumes)
     await state.images.wait_here(body.image)
     offered_id = request.origin.offered_id
     state.sandboxes.begin(offered_id)

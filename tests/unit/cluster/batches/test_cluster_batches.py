@@ -30,6 +30,9 @@ class _Server:
 
     def __init__(self, size: int = ANSWER) -> None:
         self._size = size
+        self.cut = 0
+        """Bytes of each answer that come only once `may_end` is set."""
+        self.may_end = asyncio.Event()
         self.asked = 0
         self.may_answer = asyncio.Event()
         self._served: set[asyncio.Task[None] | None] = set()
@@ -59,8 +62,13 @@ class _Server:
         self.asked += 1
         await self.may_answer.wait()
         body = b'{"verdict":"ok","stdout":"%s"}' % (b"x" * self._size)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
+        writer.write(body[: len(body) - self.cut])
         await writer.drain()
+        if self.cut:
+            await self.may_end.wait()
+            writer.write(body[-self.cut :])
+            await writer.drain()
 
 
 @contextlib.asynccontextmanager
@@ -175,6 +183,29 @@ def test_answer_that_has_no_room_until_it_is_read_is_an_error_of_its_program() -
             assert (end["count"], end["failed"]) == (4, 2)
             errors = [each["error"] for each in found if "error" in each]
             assert [each["code"] for each in errors] == ["interrupted"] * 2  # type: ignore[index]
+
+    asyncio.run(body())
+
+
+def test_answers_count_while_they_come_and_one_without_room_is_not_asked_for_again() -> None:
+    async def body() -> None:
+        server = _Server()
+        server.cut = 10
+        async with _gateway(server) as (made, port):
+            batch = await _begin(port, ALICE, 4, 4)
+            await _until(lambda: server.asked == 4)
+            made.bodies.take("alice", made.bodies._each - made.bodies.held_bytes - 5 * ANSWER // 2)
+            before = made.bodies.held_bytes
+            server.may_answer.set()
+            await _until(lambda: made.bodies.held_bytes >= before + 2 * (ANSWER - server.cut))
+            server.may_end.set()
+            *found, end = await _read(batch)
+            assert (end["count"], end["failed"]) == (4, 2)
+            codes = [each["error"]["code"] for each in found if "error" in each]  # type: ignore[index]
+            assert codes == ["interrupted"] * 2
+            assert server.asked == 4
+            taken = made.bodies._each - 5 * ANSWER // 2
+            await _until(lambda: made.bodies.held_bytes <= taken)
 
     asyncio.run(body())
 

@@ -123,7 +123,7 @@ class Losses:
         for node, told in heard.items():
             if node.name == told.name:
                 node.noted = told.beat
-        self._book.known = found.known
+        self._book.take_known(found.known)
         if self._since_s is None:
             self._since_s = asyncio.get_running_loop().time()
             _log.warning("directory: it answers; gateways agree on losses")

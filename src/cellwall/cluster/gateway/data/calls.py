@@ -43,7 +43,7 @@ async def call(
     address, where = node.links.address, target.encode("latin-1")
     node.in_flight += 1
     try:
-        return await answer_on(link, address, where, headers, body, method.encode())
+        return await answer_on(link, address, where, headers, body, method=method.encode())
     except OSError:
         raise NodeUnreachable(
             f"node {name}: the connection to it broke; how far the request came is not known",

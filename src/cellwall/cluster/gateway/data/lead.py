@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.data.finder import Finder
 
+_MOST = 8
+"""More than a request names of such things."""
+
 
 class Lead:
     """The lead of one request."""
@@ -25,6 +28,7 @@ class Lead:
         self._finder = finder
         self._caller = caller
         self._thing = ""
+        self._left = _MOST
         self.node: Node | None = None
         """The node to which it is led."""
 
@@ -34,7 +38,8 @@ class Lead:
         Raises Conflict if it was led to this node for another thing, NodeLost, NodeUnreachable.
         """
         kind, _, name = lacked.partition(":")
-        if lacked == self._thing:
+        self._left -= 1
+        if lacked == self._thing or not self._left:
             return None  # it was there a moment ago
         try:
             node = await self._finder.node_of(self._caller, kind, name)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from cellwall.model.errors import CellwallError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cellwall.cluster.gateway.wire.heads import Headers, ResponseHead
     from cellwall.cluster.gateway.wire.links import Address, Links
     from cellwall.cluster.gateway.wire.node_link import NodeLink
@@ -30,19 +34,26 @@ async def ask(links: Links, target: bytes, said: Headers) -> Whole:
         links.give_back(link)
 
 
+def _uncounted(_size: int) -> None:
+    """Count nothing: the answer is small."""
+
+
 async def answer_on(
     link: NodeLink,
     address: Address,
     target: bytes,
     said: Headers,
     body: bytes | None = None,
+    count: Callable[[int], None] = _uncounted,
+    *,
     method: bytes = b"",
 ) -> Whole:
     """Ask on a connection, by itself with POST if there is a body, and else with GET.
 
-    Raises ConnectionError if it ends.
+    `count` hears of each piece of the answer's body, in bytes, before it is kept; what it raises
+    of ours ends the answer. Raises ConnectionError if the connection ends.
     """
-    answer = _Answer()
+    answer = _Answer(count)
     method = method or (b"GET" if body is None else b"POST")
     lines = [b"%s %s HTTP/1.1\r\n" % (method, target)]
     lines.append(b"host: %s\r\n" % str(address).encode())
@@ -57,8 +68,9 @@ async def answer_on(
 class _Answer:
     """Gathers one answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[int], None]) -> None:
         self.whole: asyncio.Future[Whole] = asyncio.get_running_loop().create_future()
+        self._count = count
         self._status = 0
         self._headers: Headers = []
         self._body = bytearray()
@@ -69,9 +81,17 @@ class _Answer:
 
     def on_data(self, data: bytes) -> None:
         """Gather the body."""
-        self._body += data
-        if len(self._body) > _MOST_BYTES:
-            self._fail("its answer is too long")
+        if self.whole.done():
+            return
+        if len(self._body) + len(data) > _MOST_BYTES:
+            self._fail(ConnectionError("its answer is too long"))
+            return
+        try:
+            self._count(len(data))
+        except CellwallError as error:
+            self._fail(error)
+        else:
+            self._body += data
 
     def on_end(self) -> None:
         """Have it whole."""
@@ -80,11 +100,12 @@ class _Answer:
 
     def on_lost(self) -> None:
         """Have none."""
-        self._fail("it ended the connection")
+        self._fail(ConnectionError("it ended the connection"))
 
     def on_room(self) -> None:
         """Nothing waits for it."""
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, error: Exception) -> None:
+        self._body.clear()
         if not self.whole.done():
-            self.whole.set_exception(ConnectionError(why))
+            self.whole.set_exception(error)

@@ -38,6 +38,8 @@ class RequestHead:
     """Bytes of its body; None: it comes in chunks."""
     named: dict[bytes, bytes] = field(default_factory=dict, repr=False)
     """The last value of each header."""
+    kind: str = ""
+    """What it is counted as: the kind of its way, or `door`."""
 
     @property
     def path(self) -> str:

@@ -16,28 +16,37 @@ from cellwall.cluster.gateway.wire.heads import (
     response_bytes,
     switching_bytes,
 )
+from cellwall.server.core.elsewhere import LACKS
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import ResponseHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
 
-End = Literal["whole", "full", "lost", "cut", "gone"]
+End = Literal["whole", "full", "refused", "lacking", "lost", "cut", "gone"]
 """`whole`: the answer was passed on; `full`: the node has no room, and nothing was passed on;
+`refused`: the node has no room, and that is the client's answer; `lacking`: what the request names
+is not on the node, and nothing was passed on;
 `lost`: the connection ended before an answer began; `cut`: it ended in the middle of one, and the
 client was cut off; `gone`: the client has left."""
 
 _FULL = b'"code":"capacity"'
+_LACKS = LACKS.encode()
+_LACKING = frozenset({400, 404})
+"""Statuses of refusals that may say what a node lacks."""
 _REFUSAL_BYTES = 64 * 1024
 
 
 class Passage:
     """See the module."""
 
-    def __init__(self, client: ClientLink, link: NodeLink, *, may_turn_away: bool) -> None:
-        """`may_turn_away`: a node without room is not the client's answer."""
+    def __init__(
+        self, client: ClientLink, link: NodeLink, *, is_new: bool, may_turn_away: bool
+    ) -> None:
+        """`is_new`: a node may have no room for it; `may_turn_away`: that is not the answer."""
         self._client = client
         self._link = link
+        self._is_new = is_new
         self._may_turn_away = may_turn_away
         self._refusal: ResponseHead | None = None
         self._refused = bytearray()
@@ -48,6 +57,8 @@ class Passage:
         self.is_tunnel = False
         self.status = 0
         """Status of the answer that was passed on; 0: none was."""
+        self.lacks = ""
+        """What the node lacks that the request names; empty: nothing."""
         self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     @property
@@ -94,8 +105,10 @@ class Passage:
             self.status = head.status
             self._client.write(switching_bytes(head))
             self._client.switch()
-        elif head.status == 503 and self._may_turn_away:
+        elif head.status == 503 and self._is_new:
             self._refusal = head  # its body says whether it is full
+        elif head.status in _LACKING and self._is_new and head.first(_LACKS):
+            self.lacks, self._refusal = head.first(_LACKS), head
         else:
             self._pass_head(head)
 
@@ -127,18 +140,29 @@ class Passage:
 
     def on_end(self) -> None:
         """Take the end of the answer."""
+        is_full = False
         if self._refusal is not None and not self._has_begun:
-            if _FULL in self._refused:
+            if self.lacks:
+                self._over("lacking")
+                return
+            is_full = _FULL in self._refused
+            if is_full and self._may_turn_away:
                 self._over("full")
                 return
             self._pass_refusal()
         self._write(LAST_CHUNK if self._in_chunks else b"")
-        self._over("whole")
+        self._over("refused" if is_full else "whole")
+
+    def pass_on(self) -> None:
+        """Have the refusal of what is `lacking` as the client's answer after all."""
+        self._pass_refusal()
+        self._write(LAST_CHUNK if self._in_chunks else b"")
 
     def _pass_refusal(self) -> None:
         refusal, data = self._refusal, bytes(self._refused)
         self._refusal = None
         if refusal is not None:
+            refusal.headers = [each for each in refusal.headers if each[0] != _LACKS]
             self._pass_head(refusal)
             self.on_data(data)
 

@@ -27,7 +27,9 @@ _MEDIAN_TIMES = 1.5
 _PART = 3
 """One node of so many may be out."""
 TRIAL_EVERY = 64
-"""One in so many choices is a trial of a node that is out, if it has nothing of ours."""
+"""One in so many choices is a trial of a node that is out, if it has no program of ours."""
+_LONG_S = 5.0
+"""Seconds after which programs that are at a node that is out no longer keep trials away."""
 _WELL = 3
 """Trials in a row that have to go well; twice as many after each relapse."""
 _MOST_RELAPSES = 2
@@ -36,13 +38,17 @@ _MOST_RELAPSES = 2
 class Pace:
     """How fast one node answers."""
 
-    __slots__ = ("_answers", "_bound_s", "_relapses", "_well", "why")
+    __slots__ = ("_answers", "_bound_s", "_long", "_relapses", "_seen", "_well", "why")
 
     def __init__(self) -> None:
         self._answers: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self._bound_s = 0.0
         self._relapses = 0
         self._well = 0
+        self._long = 0
+        """Programs at the node that have been there for long."""
+        self._seen = (0, 0.0)
+        """The programs at the node, and since when there are so many."""
         self.why = ""
         """Why it is out; empty: it is not."""
 
@@ -59,7 +65,22 @@ class Pace:
         """Put the node out until trials take no longer than `bound_s`."""
         self.why, self._bound_s = why, bound_s
         self._relapses += 1
-        self._well = 0
+        self._well = self._long = 0
+        self._seen = (0, 0.0)
+
+    def may_try(self, programs: int) -> bool:
+        """Report whether a trial may come: what is at the node are long programs alone.
+
+        Streams and sessions are no trials, and do not count among the `programs` there.
+        """
+        return programs <= self._long
+
+    def look(self, programs: int, now_s: float) -> None:
+        """Take how many programs are at the node that is out; those that last are long ones."""
+        if programs != self._seen[0]:
+            self._seen = (programs, now_s)
+        if programs < self._long or now_s - self._seen[1] >= _LONG_S:
+            self._long = programs
 
     def let_in(self) -> None:
         """Let it have new work; it is judged by what comes."""
@@ -77,6 +98,8 @@ def judge(nodes: Sequence[Node], now_s: float) -> None:
     out = [node for node in ready if node.pace.why]
     for node in out[len(ready) // _PART :]:  # there are fewer nodes than before
         node.pace.let_in()
+    for node in out:
+        node.pace.look(node.programs, now_s)
     room = len(ready) // _PART - len(out)
     if room <= 0:
         return
