@@ -25,7 +25,8 @@ _ANY = frozenset(
 _ALL = frozenset({"/sandboxes", "/snapshots", "/stats", "/quota"})
 _BATCH = "/executions/batch"
 _KNOWN = frozenset({"/health", "/execute", _BATCH}) | _ANY | _ALL
-_DATA = re.compile(r"/(?:volumes|images|templates)(?:/.*)?", re.DOTALL)
+_DATA = re.compile(r"/(?:volumes|images|templates)(?:/(?!\.{1,2}(?:/|$))[^/]+){0,2}")
+"""Of no part that could lead out of it."""
 _BUILD = re.compile(r"/templates/builds/([^/]+)(?:/.*)?", re.DOTALL)
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from cellwall.cluster.gateway.data.finder import Finder
 from cellwall.cluster.gateway.data.images import Images
@@ -18,6 +19,7 @@ from cellwall.cluster.gateway.data.templates import Templates
 from cellwall.cluster.gateway.data.visit import Visit
 from cellwall.cluster.gateway.data.volumes import Volumes
 from cellwall.cluster.gateway.routing import Way
+from cellwall.model.errors import NotFound
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.callers import Caller
@@ -86,7 +88,11 @@ class Data:
 
 
 async def _named(work: Callable[[Visit, str], Awaitable[None]], name: str, visit: Visit) -> None:
-    await work(visit, name)
+    """Do what is asked of one thing; where there is none, a node says so as a server does."""
+    try:
+        await work(visit, unquote(name))
+    except NotFound:
+        await visit.go(Way("any"))
 
 
 async def _anywhere(visit: Visit) -> None:

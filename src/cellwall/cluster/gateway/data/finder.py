@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.book import unreachable
 from cellwall.cluster.gateway.data.calls import of_all
+from cellwall.engine.images.own_templates import whole_name
 from cellwall.model.errors import Conflict, NodeLost, NotFound
 from cellwall.store.records.errors import StoreBusy
 
@@ -98,8 +99,11 @@ class Finder:
 
 
 def stem_of(template: str) -> str:
-    """Return the name of a template without its tag: all tags of one lie together."""
-    return template.partition(":")[0]
+    """Return the name of a template without its tag: all tags of one lie together.
+
+    Raises UsageError for what can be the name of none.
+    """
+    return whole_name(template).partition(":")[0]
 
 
 def _none(kind: str, name: str, place: Place | None) -> NotFound | NodeLost:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from cellwall.cluster.gateway.book import lost, unreachable
 from cellwall.cluster.gateway.data.calls import of_all
@@ -82,7 +81,7 @@ class Images:
         elif not gone:
             raise _none(image_id)
         else:
-            value = {"message": "removed", "id": unquote(image_id)}
+            value: dict[str, Any] = {"message": "removed", "id": image_id}
             visit.answer(200, value | ({"incomplete": missing} if missing else {}))
 
     # -- pulls -----------------------------------------------------------------------------

@@ -9,14 +9,13 @@ only one whose node is lost is built at another.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from cellwall.cluster.gateway.data.bodies import FirstPart, name_in
 from cellwall.cluster.gateway.data.calls import of_all
 from cellwall.cluster.gateway.data.finder import TEMPLATE, stem_of
 from cellwall.cluster.gateway.data.visit import whole
 from cellwall.cluster.gateway.routing import Way
-from cellwall.model.errors import NodeLost
+from cellwall.model.errors import NodeLost, NotFound, UsageError
 from cellwall.server.core.errors import HttpError
 
 if TYPE_CHECKING:
@@ -51,13 +50,13 @@ class Templates:
 
     async def get(self, visit: Visit, name: str) -> None:
         """`GET /templates/{name}`."""
-        stem = stem_of(unquote(name))
+        stem = _stem(name)
         node = await self._finder.node_of(visit.caller, TEMPLATE, stem)
         await visit.go(Way("object", node.name, TEMPLATE, stem))
 
     async def remove(self, visit: Visit, name: str) -> None:
         """`DELETE /templates/{name}`; of one that is lost the name is free again."""
-        stem = stem_of(unquote(name))
+        stem = _stem(name)
         place = await self._places.find(visit.tenant, _thing(stem))
         try:
             node = await self._finder.node_of(visit.caller, TEMPLATE, stem)
@@ -84,7 +83,11 @@ class Templates:
             )
         media = visit.head.first(b"content-type")
         is_form = media.partition(";")[0].strip().lower() == "multipart/form-data"
-        stem = stem_of(name_in(await visit.until(FirstPart(media) if is_form else whole)))
+        try:
+            stem = stem_of(name_in(await visit.until(FirstPart(media) if is_form else whole)))
+        except UsageError:
+            await visit.go(Way("any"))  # which says what is wrong
+            return
         node, place = await self._claimed(visit, stem)
         status = await visit.go(Way("object", node.name, TEMPLATE, stem))
         if place.uses == 0 and status not in (200, 202):
@@ -121,6 +124,13 @@ def _operators(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         known = merged.setdefault(each["name"], each)
         known["built"] = known["built"] and each["built"]
     return list(merged.values())
+
+
+def _stem(name: str) -> str:
+    try:
+        return stem_of(name)
+    except UsageError:
+        raise NotFound(f"template {name[:80]!r}: there is none") from None
 
 
 def _thing(stem: str) -> str:

@@ -9,7 +9,6 @@ or on a node that does not answer.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from cellwall.cluster.gateway.data.bodies import name_in
 from cellwall.cluster.gateway.data.calls import NotBegun, of_all
@@ -70,7 +69,7 @@ class Volumes:
 
     async def get(self, visit: Visit, name: str) -> None:
         """`GET /volumes/{name}`."""
-        name = check_name(unquote(name))
+        name = check_name(name)
         node = await self._finder.node_of(visit.caller, VOLUME, name)
         await visit.go(Way("object", node.name, VOLUME, name))
 
@@ -145,7 +144,7 @@ class Volumes:
     async def copy(self, visit: Visit, source: str) -> None:
         """`POST /volumes/{name}/copy`: it lies beside its source."""
         body = await visit.body()
-        name, source = check_name(name_in(body)), check_name(unquote(source))
+        name, source = check_name(name_in(body)), check_name(source)
         node = await self._finder.node_of(visit.caller, VOLUME, source)
         at, place = await self._claimed(visit, name, node)
         if at is not node:
@@ -169,7 +168,7 @@ class Volumes:
 
     async def remove(self, visit: Visit, name: str) -> None:
         """`DELETE /volumes/{name}`; of one that is lost the name is free again."""
-        name = check_name(unquote(name))
+        name = check_name(name)
         place = await self._places.find(visit.tenant, _thing(name))
         try:
             node = await self._finder.node_of(visit.caller, VOLUME, name)
