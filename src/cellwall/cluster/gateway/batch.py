@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway import errand
 from cellwall.cluster.gateway.routing import Way
+from cellwall.cluster.gateway.tenants.lending import lend
 from cellwall.cluster.gateway.wire.heads import (
     LAST_CHUNK,
     ResponseHead,
@@ -29,6 +30,7 @@ from cellwall.server.core.errors import failure
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
+    from cellwall.cluster.gateway.book import Node
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.front import ClientLink
@@ -212,7 +214,9 @@ class Batch:
                     await turn.come()
                     if not self._has_room.is_set():
                         continue
-                    return await errand.run(self._gateway.book, self._said, program, turn)
+                    return await errand.run(
+                        self._gateway.book, self._said, program, turn, self._lend
+                    )
             except CapacityError as error:
                 if turn is not None and error.code != CapacityError.code:
                     raise  # a quota of the tenant's, at a node
@@ -221,6 +225,10 @@ class Batch:
                     turn.leave()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+
+    async def _lend(self, node: Node, offered: str, refusal: bytes) -> None:
+        """Give a node the secrets that it asks for."""
+        await lend(self._gateway.keeps, node, offered, self._caller, refusal)
 
     def _failure(self, index: int, error: Exception) -> bytes:
         self._failed += 1

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.asking import Whole, answer_on
+from cellwall.cluster.gateway.wire.passage import NEEDS
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.model.ids import new_id
 from cellwall.wire.answer import one_line
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.node_link import NodeLink
     from cellwall.cluster.gateway.work.turns import Turn
 
+Lend = Callable[["Node", str, bytes], Awaitable[None]]
+"""Gives a node the secrets that its refusal of an id asks for."""
 _TRIES = 3
 _JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 
 
-async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> bytes:
+async def run(book: Book, said: Headers, program: bytes, turn: Turn, lend: Lend) -> bytes:
     """Return the execution of a program whose turn has come, as JSON on one line.
 
     Raises CapacityError if no node takes it now, and the error of what became of it: that of the
@@ -42,7 +46,7 @@ async def run(book: Book, said: Headers, program: bytes, turn: Turn) -> bytes:
             raise full or error from None
         asked.add(node)
         turn.at(node)
-        answer = await _at(book, node, said, program)
+        answer = await _at(book, node, said, program, lend)
         if answer is None:
             continue
         if answer.status == 200:
@@ -64,9 +68,22 @@ def _line_of(body: bytes) -> bytes:
     return one_line(dict(json.loads(body))).encode()
 
 
-async def _at(book: Book, node: Node, said: Headers, program: bytes) -> Whole | None:
-    """Run a program at one node; None: nothing has begun there."""
-    doubt, offered = Doubt(book, node), new_id(node.name)
+async def _at(
+    book: Book, node: Node, said: Headers, program: bytes, lend: Lend
+) -> Whole | None:
+    """Run a program at one node, with the secrets that it names; None: nothing has begun there."""
+    offered = new_id(node.name)
+    answer = await _asked(book, node, offered, said, program)
+    if answer is not None and answer.status == NEEDS:
+        await lend(node, offered, answer.body)
+        answer = await _asked(book, node, offered, said, program)
+    return answer
+
+
+async def _asked(
+    book: Book, node: Node, offered: str, said: Headers, program: bytes
+) -> Whole | None:
+    doubt = Doubt(book, node)
     headers = [*said, *_JSON, (b"cellwall-id", offered.encode())]
     node.in_flight += 1
     link: NodeLink | None = None

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
+from cellwall.cluster.gateway.tenants.lending import lend
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
-from cellwall.model.errors import CapacityError, NodeUnreachable, QuotaExceeded
+from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
 from cellwall.server.core.errors import status_of
@@ -72,6 +73,8 @@ class Exchange:
         """Status of the gateway's own answer; 0: it gave none."""
         self._node = ""
         """Name of the node that was asked last."""
+        self._needs = b""
+        """A node's refusal that asks for secrets; they are lent once."""
         self._is_gone = False
 
     # -- of the client ---------------------------------------------------------------------
@@ -251,7 +254,7 @@ class Exchange:
             return True  # `use` says which node has it
         await self._count(use, doubt, node, offered)
         try:
-            end = await self._ask(node, offered, may_turn_away=has_more)
+            end = await self._ask_with_secrets(node, use, offered, has_more=has_more)
         except NodeUnreachable:
             self._gateway.book.on_try("refused")
             if await self._gave_up(use, offered) and has_more:
@@ -266,6 +269,32 @@ class Exchange:
         if not has_more or not self._body.can_repeat:
             raise doubt.not_begun()
         return True
+
+    async def _ask_with_secrets(
+        self, node: Node, use: Use, offered: str, *, has_more: bool
+    ) -> End:
+        """Ask a node for new work, and once more with the secrets that it says it needs.
+
+        Raises as `_ask`, and what `lend` raises: nothing has begun.
+        """
+        self._needs = b""
+        end = await self._ask(node, offered, may_turn_away=has_more)
+        if end != "needs":
+            return end
+        try:
+            if not self._body.can_repeat:
+                raise CapacityError(
+                    "body: there is no room to keep it until its node has the secrets it names",
+                    retry_after_s=1.0,
+                    remedy="send at most 8 MiB with them, or try again",
+                )
+            await lend(self._gateway.keeps, node, offered, self._caller, self._needs)
+        except NodeUnreachable:
+            raise
+        except CellwallError:
+            await self._gave_up(use, offered)
+            raise
+        return await self._ask(node, offered, may_turn_away=has_more)
 
     async def _is_free(self, use: Use, doubt: Doubt, offered: str, end: End) -> bool:
         """Report whether nothing began, or ever will, under an id; False: another request did it.
@@ -321,10 +350,12 @@ class Exchange:
             if self._is_gone:
                 return "gone"
             may = may_turn_away and self._body.can_repeat
-            passage = Passage(self._client, link, may_turn_away=may)
+            may_ask = bool(offered) and not self._needs
+            passage = Passage(self._client, link, may_turn_away=may, may_ask=may_ask)
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
             end = await passage.end
+            self._needs = passage.refused if end == "needs" else b""
             self._gateway.book.on_try(end)
             if end == "whole" and passage.is_success and self._way.path == _PROGRAM:
                 now_s = asyncio.get_running_loop().time()

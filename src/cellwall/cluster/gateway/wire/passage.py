@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.heads import ResponseHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
 
-End = Literal["whole", "full", "lost", "cut", "gone"]
+End = Literal["whole", "full", "needs", "lost", "cut", "gone"]
 """`whole`: the answer was passed on; `full`: the node has no room, and nothing was passed on;
+`needs`: it asks for secrets, and nothing was passed on;
 `lost`: the connection ended before an answer began; `cut`: it ended in the middle of one, and the
 client was cut off; `gone`: the client has left."""
 
+NEEDS = 428
+"""Status by which a node asks for secrets, in answers to new work alone."""
 _FULL = b'"code":"capacity"'
 _REFUSAL_BYTES = 64 * 1024
 
@@ -34,8 +37,14 @@ _REFUSAL_BYTES = 64 * 1024
 class Passage:
     """See the module."""
 
-    def __init__(self, client: ClientLink, link: NodeLink, *, may_turn_away: bool) -> None:
-        """`may_turn_away`: a node without room is not the client's answer."""
+    def __init__(
+        self, client: ClientLink, link: NodeLink, *, may_turn_away: bool, may_ask: bool = False
+    ) -> None:
+        """`may_turn_away`: a node without room is not the client's answer.
+
+        `may_ask`: nor is one that asks for secrets.
+        """
+        self._may_ask = may_ask
         self._client = client
         self._link = link
         self._may_turn_away = may_turn_away
@@ -54,6 +63,11 @@ class Passage:
     def is_success(self) -> bool:
         """Whether the answer that was passed on is one."""
         return self.status == 200
+
+    @property
+    def refused(self) -> bytes:
+        """The answer that was not passed on, as far as it came."""
+        return bytes(self._refused)
 
     # -- to the node -----------------------------------------------------------------------
 
@@ -96,6 +110,8 @@ class Passage:
             self._client.switch()
         elif head.status == 503 and self._may_turn_away:
             self._refusal = head  # its body says whether it is full
+        elif head.status == NEEDS and self._may_ask:
+            self._refusal = head
         else:
             self._pass_head(head)
 
@@ -128,6 +144,9 @@ class Passage:
     def on_end(self) -> None:
         """Take the end of the answer."""
         if self._refusal is not None and not self._has_begun:
+            if self._refusal.status == NEEDS:
+                self._over("needs")
+                return
             if _FULL in self._refused:
                 self._over("full")
                 return
