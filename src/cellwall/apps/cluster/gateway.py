@@ -91,7 +91,7 @@ async def _serve(
         async with _agreeing(settings, server, gateway, over):
             if over.is_set():  # before it knew what is lost
                 return
-            async with front(server) as listen:
+            async with front(server, gateway.clients) as listen:
                 await listen(sock, gateway.begin)
                 for name, each in door_socks.items():
                     await listen(each, partial(gateway.begin_at, name))

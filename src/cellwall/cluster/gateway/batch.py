@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway import errand
 from cellwall.cluster.gateway.routing import Way
+from cellwall.cluster.gateway.tenants.lending import lend
 from cellwall.cluster.gateway.wire.heads import (
     LAST_CHUNK,
     ResponseHead,
@@ -29,6 +30,7 @@ from cellwall.server.core.errors import failure
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
+    from cellwall.cluster.gateway.book import Node
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.gateway import Gateway
@@ -217,9 +219,12 @@ class Batch:
                     await turn.come()
                     if not self._has_room.is_set():
                         continue
-                    book = self._gateway.book
                     return await errand.run(
-                        book, self._said, program, turn, coming.count, self._begin_lead
+                        self._gateway.book,
+                        self._said,
+                        program,
+                        turn,
+                        errand.Aid(coming.count, self._lend, self._begin_lead),
                     )
             except CapacityError as error:
                 if turn is not None and error.code != CapacityError.code:
@@ -244,6 +249,10 @@ class Batch:
         """Begin to lead a program that names what the node that was asked lacks."""
         data = self._gateway.data
         return None if data is None else data.lead(self._caller)
+
+    async def _lend(self, node: Node, offered: str, refusal: bytes) -> None:
+        """Give a node the secrets that it asks for."""
+        await lend(self._gateway.keeps, node, offered, self._caller, refusal)
 
     def _failure(self, index: int, error: Exception) -> bytes:
         self._failed += 1

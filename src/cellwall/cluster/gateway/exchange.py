@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
+from cellwall.cluster.gateway.tenants.lending import lend
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
@@ -73,6 +74,8 @@ class Exchange:
         """Status of the gateway's own answer; 0: it gave none."""
         self._node = ""
         """Name of the node that was asked last."""
+        self._needs = b""
+        """A node's refusal that asks for secrets; they are lent once."""
         self._is_gone = False
         self._lead: Lead | None = None
         """Where it is led, once a node has said what it lacks."""
@@ -262,7 +265,7 @@ class Exchange:
             return True  # `use` says which node has it
         await self._count(use, doubt, node, offered)
         try:
-            end = await self._ask(node, offered, may_turn_away=has_more)
+            end = await self._ask_with_secrets(node, use, offered, has_more=has_more)
         except NodeUnreachable:
             self._gateway.book.on_try("refused")
             if await self._gave_up(use, offered) and has_more:
@@ -305,6 +308,32 @@ class Exchange:
                 remedy="send at most 8 MiB with it, and large files to the sandbox afterwards",
             )
         return True
+
+    async def _ask_with_secrets(
+        self, node: Node, use: Use, offered: str, *, has_more: bool
+    ) -> End:
+        """Ask a node for new work, and once more with the secrets that it says it needs.
+
+        Raises as `_ask`, and what `lend` raises: nothing has begun.
+        """
+        self._needs = b""
+        end = await self._ask(node, offered, may_turn_away=has_more)
+        if end != "needs":
+            return end
+        try:
+            if not self._body.can_repeat:
+                raise CapacityError(
+                    "body: there is no room to keep it until its node has the secrets it names",
+                    retry_after_s=1.0,
+                    remedy="send at most 8 MiB with them, or try again",
+                )
+            await lend(self._gateway.keeps, node, offered, self._caller, self._needs)
+        except NodeUnreachable:
+            raise
+        except CellwallError:
+            await self._gave_up(use, offered)
+            raise
+        return await self._ask(node, offered, may_turn_away=has_more)
 
     async def _is_free(self, use: Use, doubt: Doubt, offered: str, end: End) -> bool:
         """Report whether nothing began, or ever will, under an id; False: another request did it.
@@ -367,10 +396,14 @@ class Exchange:
             if self._is_gone:
                 return "gone"
             may = may_turn_away and self._body.can_repeat
-            passage = Passage(self._client, link, is_new=offered != "", may_turn_away=may)
+            may_ask = bool(offered) and not self._needs
+            passage = Passage(
+                self._client, link, is_new=offered != "", may_turn_away=may, may_ask=may_ask
+            )
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
             end = await passage.end
+            self._needs = passage.refused if end == "needs" else b""
             self._gateway.book.on_try("full" if end == "refused" else end)
             self._lacking = passage if end == "lacking" else None
             if is_program and end == "whole" and passage.is_success:

@@ -130,6 +130,8 @@ class ClientLink(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
         """The client's address, without the port; empty for a unix socket."""
+        self.door = ""
+        """The door at whose own port it came; empty: at none."""
         self.is_closing = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the connection has ended."""
@@ -157,6 +159,11 @@ class ClientLink(asyncio.Protocol):
         if current is None or self.is_closing:
             return False
         return current.is_whole and current.keeps_alive and not current.head.upgrade
+
+    @property
+    def head(self) -> RequestHead | None:
+        """The head of the request that is served; None: none is."""
+        return None if self._current is None else self._current.head
 
     @property
     def has_chunks(self) -> bool:

@@ -9,7 +9,7 @@ its request no wait.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CellwallError
 from cellwall.server.audit.chain import Entry, compact
@@ -52,6 +52,19 @@ class Trail:
     async def ordered(self, caller: Caller | None, peer: str, word: str, node: str) -> None:
         """Write an operator's order to a node. Raises as `Audit.before`."""
         await self._audit.before(_entry(caller, peer, f"node.{word}", f"node:{node}", ""))
+
+    async def changing(  # noqa: PLR0913, PLR0917 - who, and what
+        self,
+        caller: Caller | None,
+        peer: str,
+        request_id: str,
+        action: str,
+        subject: str,
+        facts: dict[str, Any],
+    ) -> None:
+        """Write a change of what gateways keep, which is about to be made. Raises as `ordered`."""
+        entry = _entry(caller, peer, action, subject, request_id)
+        await self._audit.before(entry._replace(details=compact(facts)))
 
 
 def _object(way: Way) -> str:
