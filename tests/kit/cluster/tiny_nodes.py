@@ -48,7 +48,7 @@ async def _closed(server: asyncio.Server) -> None:
     await server.wait_closed()
 
 
-def _serving(table: Table) -> Any:  # noqa: ANN401 - of asyncio
+def _serving(table: Table) -> Any:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.asking import Whole, answer_on
@@ -34,7 +35,8 @@ _LACKS = LACKS.encode()
 _JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 
 
-class Aid(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Aid:
     """What a program's batch does for it."""
 
     count: Callable[[int], None]
@@ -88,9 +90,7 @@ def _line_of(body: bytes) -> bytes:
     return one_line(dict(json.loads(body))).encode()
 
 
-async def _at(
-    book: Book, node: Node, said: Headers, program: bytes, aid: Aid
-) -> Whole | None:
+async def _at(book: Book, node: Node, said: Headers, program: bytes, aid: Aid) -> Whole | None:
     """Run a program at one node, with the secrets that it names; None: nothing has begun there."""
     offered = new_id(node.name)
     answer = await _asked(book, node, offered, said, program, aid)
@@ -100,7 +100,7 @@ async def _at(
     return answer
 
 
-async def _asked(  # noqa: PLR0913 - parts of one request
+async def _asked(
     book: Book, node: Node, offered: str, said: Headers, program: bytes, aid: Aid
 ) -> Whole | None:
     doubt = Doubt(book, node)

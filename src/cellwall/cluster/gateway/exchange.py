@@ -271,6 +271,12 @@ class Exchange:
             if await self._gave_up(use, offered) and has_more:
                 return True
             raise
+        return await self._goes_on(use, doubt, offered, end, has_more=has_more)
+
+    async def _goes_on(
+        self, use: Use, doubt: Doubt, offered: str, end: End, *, has_more: bool
+    ) -> bool:
+        """Report by the end of a request for new work whether another node is to be asked."""
         if end == "refused":
             await self._let_repeat(use, doubt, offered)
             return False
@@ -309,9 +315,7 @@ class Exchange:
             )
         return True
 
-    async def _ask_with_secrets(
-        self, node: Node, use: Use, offered: str, *, has_more: bool
-    ) -> End:
+    async def _ask_with_secrets(self, node: Node, use: Use, offered: str, *, has_more: bool) -> End:
         """Ask a node for new work, and once more with the secrets that it says it needs.
 
         Raises as `_ask`, and what `lend` raises: nothing has begun.

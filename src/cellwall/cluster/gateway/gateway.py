@@ -59,6 +59,7 @@ _log = logging.getLogger("cellwall.gateway")
 _NOTHING: Mapping[str, str] = {}
 _NO_DOORS: Mapping[str, Opened] = {}
 _NODES = "/nodes"
+_OF_SEVERAL = frozenset({"all", "batch", "data"})
 _PLAIN = (b"cellwall-scheme", b"http")
 _JUDGE_S = 0.5
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -141,15 +142,21 @@ class Gateway:
             if head.path.startswith(f"{_NODES}/"):
                 return Listing(self.tasks.spawn(order(self, client, head, caller)))
             return self._own(client, head, head.path)
-        if way.kind == "all" and caller is not None:
-            return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
-        if way.kind == "data" and caller is not None and self.data is not None:
-            return self.data.begin(client, head, way, caller)
-        if way.kind == "batch" and caller is not None:
-            return Batch(self, client, head, caller).begin()
+        if way.kind in _OF_SEVERAL and caller is not None:
+            return self._of_several(client, head, way, caller)
         exchange = Exchange(self, client, head, way, caller)
         self.tasks.spawn(exchange.run())
         return exchange
+
+    def _of_several(
+        self, client: ClientLink, head: RequestHead, way: Way, caller: Caller
+    ) -> Served:
+        """Return what answers a request for which several nodes may be asked."""
+        if way.kind == "data" and self.data is not None:
+            return self.data.begin(client, head, way, caller)
+        if way.kind == "batch":
+            return Batch(self, client, head, caller).begin()
+        return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
 
     def _door_of(self, path: str) -> str:
         """Return the name of the door at which a path is; empty: at none."""

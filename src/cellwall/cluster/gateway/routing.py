@@ -19,15 +19,13 @@ meaning for many machines yet."""
 
 _NEW = frozenset({("POST", "/execute"), ("POST", "/sandboxes")})
 _OWN = frozenset({"/health", "/nodes"})
-_ANY = frozenset(
-    {"/openapi.json", "/docs", "/docs/style.css", "/languages", "/runtimes"}
-)
+_ANY = frozenset({"/openapi.json", "/docs", "/docs/style.css", "/languages", "/runtimes"})
 _ALL = frozenset({"/sandboxes", "/snapshots", "/stats", "/quota"})
 _BATCH = "/executions/batch"
 _KNOWN = frozenset({"/health", "/execute", _BATCH}) | _ANY | _ALL
 _DATA = re.compile(r"/(?:volumes|images|templates)(?:/(?!\.{1,2}(?:/|$))[^/]+){0,2}")
 """Of no part that could lead out of it."""
-_BUILD = re.compile(r"/templates/builds/([^/]+)(?:/.*)?", re.DOTALL)
+_BUILD = re.compile(r"/templates/(build)s/([^/]+)(?:/.*)?", re.DOTALL)
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
 _MCP = "/mcp"
@@ -67,16 +65,11 @@ def way_of(method: str, path: str, session: str = "") -> Way:
         return Way("object", token[:NODE_LENGTH], "token", token, may_have_token=True)
     if path == _MCP:  # without a session it begins one, on any node
         return Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
-    built = _BUILD.fullmatch(path)
-    if built:
-        return Way("object", node_of(built[1]), "build", built[1])
-    if _DATA.fullmatch(path):
-        return Way("data", path=path)
-    found = _OBJECT.fullmatch(path)
+    found = _OBJECT.fullmatch(path) or _BUILD.fullmatch(path)
     if found and found[2] != "batch":
         has_token = _PORTS.match(path) is not None
         return Way("object", node_of(found[2]), found[1], found[2], may_have_token=has_token)
-    return Way("refused")
+    return Way("data", path=path) if _DATA.fullmatch(path) else Way("refused")
 
 
 def _kind_of(method: str, path: str) -> Kind | None:

@@ -57,10 +57,6 @@ class TemplateStore:
         """Return the known templates by name, built or not."""
         return definitions()
 
-    def check(self, name: str) -> None:
-        """Raise `NotFound` unless there is a template of that name, built or not."""
-        self._definition(name)
-
     def find(self, name: str) -> BuiltTemplate | None:
         """Return the built template, or None when it is not built; `NotFound` if unknown."""
         template = self._definition(name)

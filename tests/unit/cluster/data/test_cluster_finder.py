@@ -12,10 +12,10 @@ from cellwall.cluster.gateway.data.finder import IMAGE, TEMPLATE, VOLUME, Finder
 from cellwall.cluster.gateway.data.lead import Lead
 from cellwall.cluster.gateway.data.places import OwnPlaces, Place
 from cellwall.model.errors import Conflict, NodeLost, NodeUnreachable, NotFound, UsageError
-from kit.cluster.tiny_nodes import caller, nodes
+from kit.cluster.tiny_nodes import Table, caller, nodes
 
-HAS = {"/volumes/data": {"name": "data"}, "/templates": {"own": [{"name": "task:1"}]}}
-NONE = {"/templates": {"own": []}}
+HAS: Table = {"/volumes/data": {"name": "data"}, "/templates": {"own": [{"name": "task:1"}]}}
+NONE: Table = {"/templates": {"own": []}}
 ALICE = caller()
 
 

@@ -128,7 +128,7 @@ def test_first_part_of_a_form_is_found_in_pieces() -> None:
         b'--xyz\r\nContent-Disposition: form-data; name="build"\r\n\r\n{"name": "task"}\r\n'
         b'--xyz\r\nContent-Disposition: form-data; name="context"\r\n\r\n' + b"t" * 200_000
     )
-    find, body = FirstPart(media), bytearray()
+    find, body, found = FirstPart(media), bytearray(), None
     for at in range(0, len(form), 7):
         body += form[at : at + 7]
         found = find(body, False)

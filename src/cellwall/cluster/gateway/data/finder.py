@@ -82,9 +82,7 @@ class Finder:
             raise unreachable(each)
         raise _none(IMAGE, image_id, None)
 
-    async def _having(
-        self, caller: Caller, kind: str, name: str
-    ) -> tuple[list[Node], list[str]]:
+    async def _having(self, caller: Caller, kind: str, name: str) -> tuple[list[Node], list[str]]:
         """Return which nodes have it, and the names of those that did not answer."""
         target = "/templates" if kind == TEMPLATE else f"/{kind}s/{name}"
         parts = await of_all(self._book, target, caller.said)

@@ -123,7 +123,11 @@ class Images:
         return name in self._book.lost
 
     async def _of_each(
-        self, visit: Visit, nodes: list[Node], target: Callable[[Node], str], body: bytes | None = None
+        self,
+        visit: Visit,
+        nodes: list[Node],
+        target: Callable[[Node], str],
+        body: bytes | None = None,
     ) -> list[tuple[Node, Whole | CellwallError]]:
         """Ask nodes for the same, or for `target`; return what each says, or why it does not."""
 

@@ -38,7 +38,7 @@ def _uncounted(_size: int) -> None:
     """Count nothing: the answer is small."""
 
 
-async def answer_on(
+async def answer_on(  # noqa: PLR0913 - parts of one request
     link: NodeLink,
     address: Address,
     target: bytes,
