@@ -27,10 +27,10 @@ def caller(tenant: str = "alice") -> Caller:
 @contextlib.asynccontextmanager
 async def nodes(tables: Mapping[str, Table]) -> AsyncIterator[Book]:
     """Give a book of nodes that are ready, by name."""
-    book = Book(13.0)
+    book, ended = Book(13.0), list[asyncio.Task[None]]()
     async with contextlib.AsyncExitStack() as stack:
         for name, table in tables.items():
-            server = await asyncio.start_server(_serving(table), _HOST, 0)
+            server = await asyncio.start_server(_serving(table, ended), _HOST, 0)
             stack.push_async_callback(_closed, server)
             port = server.sockets[0].getsockname()[1]
             node = Node(Links(Address(_HOST, port), None))
@@ -41,6 +41,7 @@ async def nodes(tables: Mapping[str, Table]) -> AsyncIterator[Book]:
         finally:
             for node in book.nodes:
                 node.links.cut()
+            await asyncio.gather(*ended)
 
 
 async def _closed(server: asyncio.Server) -> None:
@@ -48,8 +49,8 @@ async def _closed(server: asyncio.Server) -> None:
     await server.wait_closed()
 
 
-def _serving(table: Table) -> Any:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def _serving(table: Table, ended: list[asyncio.Task[None]]) -> Any:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -59,5 +60,10 @@ def _serving(table: Table) -> Any:
                 writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status, len(body)))
                 writer.write(body)
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.append(asyncio.get_running_loop().create_task(answer(reader, writer)))
 
     return serve
