@@ -242,7 +242,7 @@ def test_secret_is_used_on_both_nodes_and_lies_on_neither(world: World) -> None:
     assert first.status_code == 200, first.text
     manager = world.made.client(1, MANAGER)
     assert manager.get("/secrets").json()["secrets"] == [first.json()]
-    nodes = set()
+    nodes: set[str] = set()
     while len(nodes) < 2:  # a sandbox on each
         answer = manager.post("/sandboxes", json=world.rules())
         assert answer.status_code == 201, answer.text
@@ -341,3 +341,42 @@ def test_gateway_without_a_directory_says_what_it_needs() -> None:
         ):
             assert (answer.status_code, error_of(answer)["code"]) == (409, "conflict"), answer.text
             assert "directory" in error_of(answer)["remedy"]
+
+
+# -- audit -------------------------------------------------------------------------------------
+
+
+def test_gateways_audit_has_changes_before_they_are_made_and_no_value(own: Postgres) -> None:
+    with cluster(1, 0, directory=directory(own)) as made:
+        key = made.folder / "secrets.key"
+        key.write_text(secrets.token_hex(32))
+        key.chmod(0o600)
+        url = f"sqlite:///{made.folder / 'gateway.db'}"
+        made.start_gateway(audit=url, secrets_key_file=str(key))
+        made.wait_ready(1)
+        admin, manager = made.client(key=ADMIN), made.client(key=MANAGER)
+        new = admin.post("/keys", json={"tenant": "moss", "name": "ci"}).json()
+        body = {"value": VALUE, "hosts": ["a.test"]}
+        assert manager.put("/secrets/KEY", json=body).is_success
+        assert manager.delete("/secrets/KEY").is_success
+        assert admin.delete(f"/keys/{new['id']}").is_success
+        assert error_of(manager.get("/audit"))["code"] == "forbidden"
+        page = admin.get("/audit", params={"limit": 1000})
+        found = [each for each in page.json()["records"] if each["action"][:3] in {"key", "sec"}]
+        assert [(each["action"], each["object"], each["tenant"]) for each in found] == [
+            ("key.create", f"key:{new['id']}", "admin"),
+            ("secret.set", "secret:KEY", "manager"),
+            ("secret.remove", "secret:KEY", "manager"),
+            ("key.revoke", f"key:{new['id']}", "admin"),
+        ]
+        assert "moss" in page.text
+        assert VALUE not in page.text
+        assert new["key"] not in page.text
+        first = admin.get("/audit", params={"limit": 1}).json()
+        rest = admin.get("/audit", params={"after": first["next"], "limit": 1000}).json()
+        assert (
+            first["records"] + rest["records"][: len(page.json()["records"]) - 1]
+            == (page.json()["records"])
+        )
+        for query in ("limit=0", "limit=1001", "after=x", "more=1", "limit=1&limit=2"):
+            assert admin.get(f"/audit?{query}").status_code == 400

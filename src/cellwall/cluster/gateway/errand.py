@@ -68,9 +68,7 @@ def _line_of(body: bytes) -> bytes:
     return one_line(dict(json.loads(body))).encode()
 
 
-async def _at(
-    book: Book, node: Node, said: Headers, program: bytes, lend: Lend
-) -> Whole | None:
+async def _at(book: Book, node: Node, said: Headers, program: bytes, lend: Lend) -> Whole | None:
     """Run a program at one node, with the secrets that it names; None: nothing has begun there."""
     offered = new_id(node.name)
     answer = await _asked(book, node, offered, said, program)

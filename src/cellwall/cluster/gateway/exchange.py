@@ -270,9 +270,7 @@ class Exchange:
             raise doubt.not_begun()
         return True
 
-    async def _ask_with_secrets(
-        self, node: Node, use: Use, offered: str, *, has_more: bool
-    ) -> End:
+    async def _ask_with_secrets(self, node: Node, use: Use, offered: str, *, has_more: bool) -> End:
         """Ask a node for new work, and once more with the secrets that it says it needs.
 
         Raises as `_ask`, and what `lend` raises: nothing has begun.

@@ -30,6 +30,10 @@ class _Connecting(Links):
         raise ConnectionRefusedError
 
 
+async def _no_secrets(_node: Node, _offered: str, refusal: bytes) -> None:
+    raise AssertionError(f"nothing was refused: {refusal!r}")
+
+
 def _book(links: Links) -> Book:
     made = Book(13.0, [Node(links)])
     made.answered(made.nodes[0], Told("aaaa", "g", False, "1", 10.0), 0.0)
@@ -41,7 +45,7 @@ def test_node_has_nothing_of_a_client_that_left_while_it_was_connected_to() -> N
         links = _Connecting(asyncio.Event().wait)
         book = _book(links)
         turn = Turns({}, {}, 100).ask("alice")
-        running = asyncio.ensure_future(errand.run(book, [], b"{}", turn))
+        running = asyncio.ensure_future(errand.run(book, [], b"{}", turn, _no_secrets))
         await links.asked.wait()
         assert book.nodes[0].in_flight == 1
         running.cancel()
@@ -57,7 +61,7 @@ def test_node_that_takes_no_connection_has_nothing() -> None:
         book = _book(_Connecting(lambda: asyncio.sleep(0)))
         turn = Turns({}, {}, 100).ask("alice")
         with pytest.raises(CapacityError):
-            await errand.run(book, [], b"{}", turn)
+            await errand.run(book, [], b"{}", turn, _no_secrets)
         assert book.nodes[0].in_flight == 0
 
     asyncio.run(body())
