@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _BELOW = "tests/server/"
 _FAILS: Mapping[str, tuple[str, ...]] = {
-    "a gateway does not serve /keys, /volumes, /secrets, /images, /webhooks, /audit, own templates": (
+    "a gateway does not serve /volumes, /images, /webhooks, own templates": (
         "sandboxes/test_server_images.py::test_sandbox_on_an_image_that_is_pulled_on_demand",
         "sandboxes/test_server_images.py::test_server_without_the_setting_has_no_images",
         "sandboxes/test_server_images.py::test_tenant_sees_only_what_its_tier_may_name",
@@ -26,7 +26,6 @@ _FAILS: Mapping[str, tuple[str, ...]] = {
         "sandboxes/test_server_network.py::test_the_audit_tells_of_each_connection",
         "sandboxes/test_server_network.py::test_what_is_denied_is_refused_and_told",
         "sandboxes/test_server_packages.py::test_installed_into_a_live_sandbox_and_audited",
-        "sandboxes/test_server_ports_attack.py::test_signed_addresses_end_with_the_key_that_signed_them",
         "sandboxes/test_server_volumes.py::test_files_outlive_the_sandbox",
         "sandboxes/test_server_volumes.py::test_tenants_have_volumes_of_their_own",
         "sandboxes/test_server_volumes.py::test_room_of_a_tenant_is_bounded",
@@ -35,20 +34,16 @@ _FAILS: Mapping[str, tuple[str, ...]] = {
         "state/test_server_history.py::test_a_work_area_is_kept_compared_and_rolled_back",
         "mcp/test_mcp_server.py::test_quotas_and_audit_hold_for_tools",
         "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /images/{image_id}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /keys/{key_id}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /secrets/{name}]",
         "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /templates/builds/{build_id}]",
         "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /templates/{name}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /audit]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /keys]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /secrets]",
         "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /webhooks]",
         "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /images]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /keys]",
         "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /templates]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[PUT /secrets/{name}]",
         "doors/e2b/test_e2b_templates.py::test_a_build_that_only_its_template_is_left_of_is_ready",
         "doors/e2b/test_e2b_templates.py::test_a_template_of_another_door_is_used_by_its_name",
+    ),
+    "the gateways of these tests have no directory, so they make no keys; tests/cluster/tenants has those": (
+        "sandboxes/test_server_ports_attack.py::test_signed_addresses_end_with_the_key_that_signed_them",
     ),
     "ids have the name of a node in front, so that its texts are compared with their ids in them": (
         "tenants/test_server_ownership.py::test_things_of_others_are_as_if_there_were_none",
@@ -116,19 +111,17 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "state/test_durable_hibernated.py",
         "nodes/test_durable_tokens.py",
     ),
-    "records are each node's, and a gateway has no /audit": (
+    "records are each node's, and /audit of a gateway has its own": (
         "audit/test_audit_worth.py",
         "audit/test_server_audit.py",
         "audit/test_server_audit_docs.py",
     ),
-    "how a server makes and keeps keys of its own; those of a gateway are in its settings": (
+    "the gateways of these tests have no directory for keys and secrets; tests/cluster/tenants has those": (
         "tenants/test_server_keys.py",
         "tenants/test_server_key_store.py",
-    ),
-    "a gateway does not serve /keys, /volumes, /secrets, /images, /webhooks, /audit, own templates": (
-        "templates/",
         "tenants/test_server_secrets.py",
     ),
+    "a gateway does not serve /volumes, /images, /webhooks, own templates": ("templates/",),
     "it is about servers that are no nodes behind a gateway, and their names": (
         "nodes/test_server_node.py",
     ),

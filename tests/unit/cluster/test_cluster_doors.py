@@ -80,7 +80,7 @@ class _Asked:
 
 @pytest.mark.parametrize("path", ["/node/drain", "/node", "/sandboxes", "/health"])
 def test_request_for_a_door_that_a_node_has_not_reaches_nothing_of_its_own(path: str) -> None:
-    made = NodeFace(*cast("Any", [None] * 6))
+    made = NodeFace(*cast("Any", [None] * 5))
     asked = cast("Any", _Asked(path, cellwall_door="piston"))
     for look in (made.is_open, lambda request: made.principal(request, cast("Any", None))):
         with pytest.raises(HttpError, match="not at this node"):

@@ -81,7 +81,7 @@ def test_answer_for_a_client_that_knows_no_chunks_ends_with_its_connection() -> 
         ("GET", "/sandboxes/short", Way("object", "", "sandbox", "short")),
         ("GET", f"/sandboxes/{ID}/ports/80/", Way("object", NODE, "sandbox", ID, True)),
         ("GET", f"/signed/{NODE}xyz", Way("object", NODE, "token", f"{NODE}xyz", True)),
-        ("GET", "/keys", Way("refused")),
+        ("GET", "/keys", Way("own", thing="key", path="/keys")),
         ("POST", "/executions/batch", Way("batch", path="/executions/batch")),
         ("GET", "/executions/batch", Way("any", path="/executions/batch")),
         ("DELETE", "/templates", Way("data", path="/templates")),

@@ -132,7 +132,7 @@ async def _audited(gateway: Gateway, url: str, server: ServerSettings) -> AsyncI
     try:
         audit = Audit(store, server, Observer(replace(server, metrics_port=None), Redactor()))
         await audit.open({"version": cellwall.__version__, "pid": os.getpid()})
-        gateway.trail = Trail(audit)
+        gateway.trail = Trail(audit, store)
         try:
             yield
         finally:

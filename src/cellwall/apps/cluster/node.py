@@ -13,7 +13,6 @@ from cellwall.cluster.certificates import node_context
 from cellwall.cluster.node.drain import Drain
 from cellwall.cluster.node.face import GatewayKeys, NodeFace
 from cellwall.cluster.node.guard import Heart, guard
-from cellwall.cluster.node.lent import Lent
 from cellwall.cluster.node.offers import Offers
 from cellwall.cluster.node.probe import Probe
 from cellwall.linux.syscalls.libc import do_all
@@ -89,16 +88,15 @@ def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int
     """Serve gateways until a signal ends the server."""
     heart = Heart(beats, settings.fence_s)
     drain, offers, keys = Drain(settings.drain_s, settings.fence_s), Offers(), GatewayKeys()
-    probe, lent = Probe(heart, drain), Lent()
+    probe = Probe(heart, drain)
 
     def face(state: State) -> Face:
         has_doors = bool(loaded.server.doors)
-        lent.open(state)
-        tenants = state.queue.tenants
-        return NodeFace(state.tokens, tenants, heart, offers, keys, lent, has_doors=has_doors)
+        offers.lent.open(state)
+        return NodeFace(state.tokens, state.queue.tenants, heart, offers, keys, has_doors=has_doors)
 
     context = node_context(Path(settings.authority), settings.files)
-    endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints, *lent.endpoints)
+    endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints, *offers.lent.endpoints)
     role = Role(context, face, lambda _state: endpoints, drain, probe.hold)
     # All clients come from the addresses of gateways, which count theirs.
     server = replace(loaded.server, proxies=_EVERYWHERE, doors=_behind(loaded.server))

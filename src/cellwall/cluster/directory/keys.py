@@ -79,7 +79,7 @@ class Keys:
         """`commits` has to be under way."""
         self._commits = commits
 
-    async def put(  # noqa: PLR0913, PLR0917 - the columns
+    async def put(
         self,
         key_id: str,
         digest: str,

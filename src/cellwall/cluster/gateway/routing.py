@@ -29,8 +29,8 @@ _BUILD = re.compile(r"/templates/(build)s/([^/]+)(?:/.*)?", re.DOTALL)
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
 _MCP = "/mcp"
-_KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?")
-"""What gateways keep for tenants."""
+_KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?|/(audit)")
+"""What gateways keep themselves."""
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
 
@@ -41,8 +41,8 @@ class Way(NamedTuple):
     node: str = ""
     """The name of the node that has the object."""
     thing: str = ""
-    """What the object is: `sandbox`, `execution`, `snapshot`, `token`, `session`, `key`, `secret`.
-    """
+    """What the object is: `sandbox`, `execution`, `snapshot`, `token`, `session`, `key`, `secret`,
+    `audit`."""
     name: str = ""
     """The object's id."""
     may_have_token: bool = False
@@ -58,7 +58,7 @@ def way_of(method: str, path: str, session: str = "") -> Way:
         return Way(kind, path=path)
     kept = _KEPT.fullmatch(path)
     if kept:
-        return Way("own", thing=kept[1], name=kept[2] or "", path=path)
+        return Way("own", thing=kept[1] or kept[3], name=kept[2] or "", path=path)
     signed = _SIGNED.fullmatch(path)
     if signed:
         token = signed[1]

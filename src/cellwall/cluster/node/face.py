@@ -17,7 +17,6 @@ from cellwall.server.http.face import OwnFace
 
 if TYPE_CHECKING:
     from cellwall.cluster.node.guard import Heart
-    from cellwall.cluster.node.lent import Lent
     from cellwall.cluster.node.offers import Offers
     from cellwall.engine.scheduling.quotas import Tenants
     from cellwall.server.auth.tokens import Tokens
@@ -41,20 +40,16 @@ class NodeFace(OwnFace):
         heart: Heart,
         offers: Offers,
         keys: GatewayKeys,
-        lent: Lent,
         *,
         has_doors: bool = False,
     ) -> None:
         """`tenants` learns each tenant's tier, `offers` ids of what may begin, `keys` holders.
-
-        `lent` has the secrets that gateways gave for requests.
 
         `has_doors`: whether doors are open, whose requests have come here as well.
         """
         super().__init__(tokens)
         self._has_doors = has_doors
         self._keys = keys
-        self._lent = lent
         self._offers = offers
         self._tenants = tenants
         self._heart = heart
@@ -84,7 +79,7 @@ class NodeFace(OwnFace):
         offered = headers.get("cellwall-id", "")
         if offered:
             self._offers.take(request, offered)
-            request.origin.lent = self._lent.take(tenant, offered)
+            request.origin.lent = self._offers.lent.take(tenant, offered)
         found = Principal(tenant, headers.get("cellwall-key-id", ""), scope)
         self._keys.name(found)
         return found

@@ -92,7 +92,9 @@ def read(body: bytes) -> tuple[Secret, ...]:
     try:
         given = json.loads(body)["secrets"]
     except (ValueError, KeyError, TypeError):
-        raise UsageError("secrets: not what a gateway says", remedy="use the same version") from None
+        raise UsageError(
+            "secrets: not what a gateway says", remedy="use the same version"
+        ) from None
     return secrets_of(given)
 
 

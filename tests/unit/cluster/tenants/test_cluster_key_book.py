@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,7 @@ from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
 from cellwall.store.records.errors import StoreBusy
 from kit.cluster.directories import directory, name_of
 from kit.postgres_server import Postgres, another
+from kit.waiting import wait_until
 
 FIXED = "f" * 43
 
@@ -63,13 +65,11 @@ async def _gates(url: str, count: int = 2) -> AsyncIterator[list[Gate]]:
         await asyncio.wait(tasks)
 
 
-async def _until(fact: object, gate: Gate, key: str) -> None:
-    """Follow the directory until a key is known, or is not."""
+async def _until(fact: Callable[[], bool], gate: Gate) -> None:
+    """Follow the directory until something is so."""
     watching = asyncio.get_running_loop().create_task(gate.book.watch())
     try:
-        async with asyncio.timeout(10):
-            while (gate.ring.find(key) is not None) is not fact:
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, fact, "the gateway knows it")
     finally:
         watching.cancel()
 
@@ -83,7 +83,7 @@ def test_key_that_one_gateway_makes_is_known_to_the_others_and_so_is_its_end(
             key = made["key"]
             assert (made["tenant"], made["scope"], made["name"]) == ("moss", "manage", "ci")
             assert second.ring.find(key) is None  # it has not looked
-            await _until(True, second, key)
+            await _until(lambda: second.ring.find(key) is not None, second)
             for gate in (first, second):
                 found = gate.ring.find(key)
                 assert found is not None
@@ -94,7 +94,7 @@ def test_key_that_one_gateway_makes_is_known_to_the_others_and_so_is_its_end(
             assert await second.book.revoke(made["id"])
             assert second.ring.find(key) is None  # at once, where it was asked for
             assert second.gone == [None]
-            await _until(False, first, key)
+            await _until(lambda: first.ring.find(key) is None, first)
             assert first.gone == [None]
             assert not await first.book.revoke(made["id"])  # it had been
             (listed,) = await first.book.listed()
@@ -145,12 +145,8 @@ def test_key_expires_and_its_requests_are_told(url: str) -> None:
         async with _gates(url, 1) as (gate,):
             key = (await gate.book.create(fresh("moss", "run", None, 0.7)))["key"]
             assert gate.ring.find(key) is not None
-            await _until(False, gate, key)
-            watching = asyncio.get_running_loop().create_task(gate.book.watch())
-            async with asyncio.timeout(10):
-                while not gate.gone:
-                    await asyncio.sleep(0.01)
-            watching.cancel()
+            await _until(lambda: bool(gate.gone), gate)
+            assert gate.ring.find(key) is None
 
     asyncio.run(run())
 
@@ -176,7 +172,9 @@ def test_row_that_cannot_be_and_one_that_is_over_open_nothing() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_directory_that_is_away_takes_no_key_and_no_change(own: Postgres) -> None:
+def test_directory_that_is_away_takes_no_key_and_no_change(
+    own: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
     url = directory(own)
 
     async def run() -> None:
@@ -189,7 +187,8 @@ def test_directory_that_is_away_takes_no_key_and_no_change(own: Postgres) -> Non
                     await gate.book.create(fresh("moss", "run", None, None))
                 with pytest.raises(StoreBusy):
                     await gate.book.revoke(made["id"])
-                await asyncio.sleep(1.2)  # the watch has looked, and found nothing
+                looked = partial(wait_until, lambda: "of late is not known" in caplog.text)
+                await asyncio.to_thread(looked, "it has looked in vain")
                 assert gate.ring.find(made["key"]) is not None
                 assert not watching.done()
                 watching.cancel()

@@ -60,7 +60,13 @@ def test_request_of_a_gateway_has_what_was_lent_and_asks_for_the_rest(origin: Or
 
 @pytest.mark.parametrize(
     "value",
-    [VALUE, {}, {"secrets": VALUE}, {"secrets": [VALUE]}, {"secrets": [{"name": "KEY", "value": f"{VALUE}\n"}]}],
+    [
+        VALUE,
+        {},
+        {"secrets": VALUE},
+        {"secrets": [VALUE]},
+        {"secrets": [{"name": "KEY", "value": f"{VALUE}\n"}]},
+    ],
 )
 def test_what_is_no_gateways_word_is_refused_without_the_value(value: object) -> None:
     with pytest.raises(UsageError) as refused:
@@ -75,7 +81,10 @@ def test_what_is_no_gateways_word_is_refused_without_the_value(value: object) ->
     ("path", "way"),
     [
         ("/keys", Way("own", thing="key", path="/keys")),
-        ("/keys/0123456789ab", Way("own", thing="key", name="0123456789ab", path="/keys/0123456789ab")),
+        (
+            "/keys/0123456789ab",
+            Way("own", thing="key", name="0123456789ab", path="/keys/0123456789ab"),
+        ),
         ("/secrets/A%20B", Way("own", thing="secret", name="A%20B", path="/secrets/A%20B")),
         ("/secrets/a/b", Way("refused")),
         ("/secretsx", Way("refused")),

@@ -1,8 +1,8 @@
-"""The routes of keys and secrets at a gateway, with the bodies and answers of a server's.
+"""The routes of keys, secrets and audit at a gateway, with the bodies and answers of a server's.
 
-A server's routes are `server.routes.keys` and `server.routes.secrets`; their schemas would be a
-fifth of a gateway's memory. The invariant: a key in clear is in the answer that made it, a secret's
-value in the body that set it, and neither in an error, a record or a log.
+A server's routes are `server.routes.keys`, `secrets` and `audit`. The invariant: a key in clear is
+in the answer that made it, a secret's value in the body that set it, and neither in an error, a
+record or a log.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from cellwall.cluster.gateway.tenants.key_book import configured, fresh
 from cellwall.cluster.gateway.tenants.lending import without_directory
@@ -28,6 +28,9 @@ Answer = tuple[int, dict[str, Any]]
 """Status and body."""
 _KEY_ID = re.compile(r"[0-9a-f]{12}")
 _SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_PAGE, _LONGEST_PAGE = 100, 1000
+"""Records of the audit in one answer."""
 _NONE = type(None)
 _KEY: Mapping[str, tuple[type, ...]] = {
     "tenant": (str,),
@@ -57,7 +60,7 @@ async def answer_to(asked: Asked) -> Answer:
             remedy=f"use {allowed}",
             headers={"allow": allowed},
         )
-    if b"?" in asked.head.target:
+    if b"?" in asked.head.target and asked.way.thing != "audit":
         raise UsageError("query: this path takes none", remedy="see /docs for the fields")
     return await route(asked)
 
@@ -124,10 +127,44 @@ async def _remove_secret(asked: Asked) -> Answer:
     return 200, {"message": "removed", "id": name}
 
 
+# -- the gateway's own audit -------------------------------------------------------------------
+
+
+async def _audit(asked: Asked) -> Answer:
+    trail = asked.gateway.trail
+    if trail is None:
+        raise HttpError(
+            404,
+            "not_found",
+            "audit: this gateway keeps none",
+            remedy="name a store for it in [gateway] audit; nodes' records are in their stores",
+        )
+    query = _query(asked.head.target.partition(b"?")[2].decode("latin-1"))
+    after, limit = query.get("after", 0), query.get("limit", _PAGE)
+    if not 1 <= limit <= _LONGEST_PAGE:
+        raise UsageError(f"query: limit: it is 1 to {_LONGEST_PAGE}", remedy="ask for less")
+    return 200, await trail.page(after, limit)
+
+
+def _query(text: str) -> dict[str, int]:
+    """Return a query's numbers by name. Raises UsageError."""
+    found: dict[str, int] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        if name not in {"after", "limit"} or name in found:
+            raise UsageError(
+                f"query: {name[:40]!r} is not known, or comes twice", remedy="see /docs"
+            )
+        if not _NUMBER.fullmatch(value):
+            raise UsageError(f"query: {name}: it is no number", remedy="give digits")
+        found[name] = int(value)
+    return found
+
+
 _ROUTES: Mapping[tuple[str, bool], Mapping[str, Callable[[Asked], Awaitable[Answer]]]] = {
     ("key", False): {"GET": _keys, "POST": _create_key},
     ("key", True): {"DELETE": _revoke_key},
     ("secret", False): {"GET": _secrets},
+    ("audit", False): {"GET": _audit},
     ("secret", True): {"PUT": _put_secret, "DELETE": _remove_secret},
 }
 """By what a path is about, and whether it names one of them."""

@@ -1,4 +1,4 @@
-"""One request for what gateways keep for tenants: its body is small and read whole, then answered.
+"""One request for what gateways keep themselves: its body is small and read whole, then answered.
 
 Begun by `gateway`, which has checked key and scope; `answers` knows what to do. The invariant: a
 change that has begun goes to its end, also if its client has left.
@@ -7,6 +7,7 @@ change that has begun goes to its end, also if its client has left.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.tenants.answers import answer_to
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import RequestHead
+    from cellwall.server.auth.keys import Scope
 
 _MOST_BYTES = 64 * 1024
-_SCOPES = {"key": "admin", "secret": "manage"}
+_SCOPES: Mapping[str, Scope] = {"key": "admin", "secret": "manage", "audit": "admin"}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -30,7 +32,7 @@ def check_scope(way: Way, caller: Caller | None) -> None:
     needed = _SCOPES.get(way.thing)
     if needed is None or way.kind != "own" or caller is None:
         return
-    if not caller.principal.may(needed):  # type: ignore[arg-type] - of the table above
+    if not caller.principal.may(needed):
         raise HttpError(
             403,
             "forbidden",

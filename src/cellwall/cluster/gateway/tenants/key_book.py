@@ -54,7 +54,7 @@ def fresh(tenant: str, scope: str, name: str | None, life_s: float | None) -> Fr
             remedy="give one of up to 100 years, or none at all",
         )
     key = new_key()
-    record = KeyRecord(digest_of(key), tenant, scope)  # type: ignore[arg-type] - it is checked
+    record = KeyRecord(digest_of(key), tenant, scope)  # type: ignore[arg-type]
     return Fresh(record, key, name, life_s)
 
 
@@ -120,8 +120,9 @@ class KeyBook:
         if version < self._version:
             return  # a later answer came first
         self._version, now = version, time.time()
-        self._ring.replace_stored(records := records(rows, now))
-        every = (*self._ring.fixed, *records)
+        found = records(rows, now)
+        self._ring.replace_stored(found)
+        every = (*self._ring.fixed, *found)
         self._ends = sorted(each.expires_at for each in every if each.expires_at is not None)
         self._tell_gone()
 
