@@ -125,8 +125,9 @@ def test_gateway_without_a_directory_makes_one_and_finds_it_after_its_restart(
     for number in range(ROUNDS):
         body = {"name": f"same{number}", "size_mb": 1}
         with ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda _: client.post("/volumes", json=body), range(4)))
-        assert sorted(each.status_code for each in answers) == [201, 409, 409, 409]
+            asked = [pool.submit(client.post, "/volumes", json=body) for _ in range(4)]
+            statuses = sorted(each.result().status_code for each in asked)
+        assert statuses == [201, 409, 409, 409]
     alone.restart_gateway(0)
     alone.wait_ready(2)
     client = alone.client()
@@ -188,20 +189,17 @@ def test_batch_and_background_and_keys_go_to_the_volume(alone: Cluster) -> None:
     assert '"failed":0' in lines[-1], lines
     for name in names:
         key = {"idempotency-key": new_id()}
-        body = {"code": f"{code}; import os; print(os.urandom(8).hex())"}
-        body["volumes"] = {name: "/data:ro"}  # type: ignore[assignment]
+        random = f"{code}; import os; print(os.urandom(8).hex())"
+        body = {"code": random, "volumes": {name: "/data:ro"}}
         first, again = (client.post("/execute", json=body, headers=key) for _ in range(2))
         assert first.json()["stdout"] == again.json()["stdout"], first.text
         assert first.json()["stdout"].startswith(name)
-        begun = client.post("/execute", json={**programs[0], "background": True})
+        later = {"code": code, "volumes": {name: "/data:ro"}, "background": True}
+        begun = client.post("/execute", json=later)
         assert begun.status_code == 202, begun.text
-        place = f"/executions/{begun.json()['execution_id']}"
-        wait_until(
-            lambda place=place: client.get(place).json().get("stdout") == f"{names[0]}\n", "its end"
-        )
-        assert client.delete(f"/volumes/{name}").status_code in (200, 409)
-    for name in names:
-        client.delete(f"/volumes/{name}")
+        place = f"/executions/{begun.json()['execution_id']}?wait=20"
+        assert client.get(place).json()["stdout"] == f"{name}\n"
+        assert client.delete(f"/volumes/{name}").status_code == 200
 
 
 def test_body_that_is_too_long_to_be_sent_twice_is_refused(alone: Cluster) -> None:
@@ -221,7 +219,8 @@ def test_body_that_is_too_long_to_be_sent_twice_is_refused(alone: Cluster) -> No
 
 def test_sdk_works_by_the_gateways_address_alone(two: Cluster) -> None:
     addresses = [f"http://127.0.0.1:{each.port}" for each in two.gateways]
-    with cellwall.connect(addresses[0], ALICE) as one, cellwall.connect(addresses[1], ALICE) as other:
+    first, second = (cellwall.connect(each, ALICE) for each in addresses)
+    with first as one, second as other:
         assert one.volumes.create("data", 8)["size_mb"] == 8
         with other.Sandbox(volumes={"data": "/data"}) as sandbox:
             sandbox.files.write("/data/one", "1")
