@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -146,11 +147,15 @@ def test_template_is_used_where_it_was_built(two: Cluster, stocked: ImageRegistr
     assert two.client(1, BOB).post("/sandboxes", json={"template": "task0:1"}).status_code == 404
     assert {each["name"] for each in other.get("/templates").json()["templates"]} >= {"python"}
     for name in own:
-        wait_until(lambda name=name: one.delete(f"/templates/{name}").status_code == 200, name)
+        wait_until(partial(_is_gone, one, name), f"no sandbox is on {name}")
     assert other.get("/templates/task0:1").status_code == 404
     unknown = other.post("/sandboxes", json={"template": "task0:1"})
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "not_found")
     assert "python" in error_of(unknown)["remedy"]  # as a server says it
+
+
+def _is_gone(client: httpx.Client, name: str) -> bool:
+    return client.delete(f"/templates/{name}").status_code == 200
 
 
 def test_sdk_builds_with_a_context_and_removes(

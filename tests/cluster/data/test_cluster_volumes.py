@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +23,7 @@ from kit.waiting import wait_until
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
 
 FENCE_S = 6.0
-ROOM = {"volumes_mb": 64}
+ROOM: dict[str, Any] = {"volumes_mb": 64}
 ROUNDS = 20
 
 
