@@ -17,7 +17,7 @@ from cellwall.cluster.gateway.wire.asking import Whole, answer_on
 from cellwall.cluster.gateway.wire.passage import NEEDS
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.model.ids import new_id
-from cellwall.server.core.elsewhere import LACKS
+from cellwall.server.core.errors import LACKS
 from cellwall.wire.answer import one_line
 from cellwall.wire.reading import error_of
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.engine.scheduling.quotas import exceeded
 from cellwall.model.errors import Conflict, NotFound, QuotaExceeded, UsageError
-from cellwall.server.core.elsewhere import lacking
+from cellwall.server.core.errors import lacking
 from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import NotFound, QuotaExceeded, UsageError
-from cellwall.server.core.elsewhere import lacking
+from cellwall.server.core.errors import lacking
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine

@@ -19,8 +19,7 @@ from cellwall.cluster.gateway.data.places import OwnPlaces, Place, Places
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import new_id
-from cellwall.server.core.elsewhere import LACKS, lacking
-from cellwall.server.core.errors import HttpError
+from cellwall.server.core.errors import LACKS, HttpError, lacking
 from kit.cluster.directories import directory
 from kit.postgres_server import Postgres
 

@@ -1,7 +1,7 @@
 """Where a request is led that names what only some nodes have: a volume, a template, an image.
 
 A node that lacks it refuses before anything begins, and says what it lacks
-(`server.core.elsewhere`); the request then goes to the node that has it. Used by `exchange` and
+(`server.core.errors`); the request then goes to the node that has it. Used by `exchange` and
 `errand`, once for each such refusal. The invariants: where a request is led it stays, with that
 node's answer; two things on two nodes are a refusal, and never a request that lacks one.
 """

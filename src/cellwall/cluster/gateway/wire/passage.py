@@ -16,7 +16,7 @@ from cellwall.cluster.gateway.wire.heads import (
     response_bytes,
     switching_bytes,
 )
-from cellwall.server.core.elsewhere import LACKS
+from cellwall.server.core.errors import LACKS
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.front import ClientLink
