@@ -162,6 +162,20 @@ def test_copy_lies_beside_its_source_and_two_of_two_nodes_are_refused(alone: Clu
         assert client.delete(f"/volumes/{name}").status_code == 200
 
 
+def test_room_is_each_nodes_and_a_full_one_is_passed_over(alone: Cluster) -> None:
+    client = alone.client()
+    for name in ("first", "second"):
+        _made(client, name, 60)
+    assert len({_node(client, name) for name in ("first", "second")}) == 2
+    for _ in range(4):
+        over = client.post("/volumes", json={"name": "third", "size_mb": 8})
+        assert (over.status_code, error_of(over)["quota"]) == (429, "volumes_mb")
+    assert client.delete("/volumes/first").status_code == 200
+    _made(client, "third", 8)
+    for name in ("second", "third"):
+        assert client.delete(f"/volumes/{name}").status_code == 200
+
+
 def test_absent_volume_is_not_found_and_another_tenants_is_absent(alone: Cluster) -> None:
     client, bob = alone.client(), alone.client(key=BOB)
     _made(client, "mine")

@@ -127,6 +127,17 @@ def test_node_that_lacks_again_what_it_was_found_to_have_answers_itself() -> Non
     _run(work)
 
 
+@pytest.mark.parametrize(
+    "lacked", ["volume:", "volume:../node", "volume:a b", "key:data", "volume:a?b", "volume:."]
+)
+def test_what_a_node_may_not_say_leads_nowhere(lacked: str) -> None:
+    async def whole() -> None:
+        async with nodes({"aaaa": {lacked.replace("volume:", "/volumes/"): {}, **HAS}}) as book:
+            assert await Lead(Finder(book, OwnPlaces()), ALICE).take(lacked) is None
+
+    asyncio.run(whole())
+
+
 @pytest.mark.parametrize("name", ["", "UP", "a b", "a/b", "a\r\nx: y", ":1"])
 def test_what_can_be_no_template_is_not_looked_for(name: str) -> None:
     with pytest.raises(UsageError):

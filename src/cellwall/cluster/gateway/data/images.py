@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _JOINT = "."
 """Between the ids of one pull's parts."""
 _MOST_PARTS = 1000
+_IN_USE = 409
 
 
 class Images:
@@ -74,7 +75,9 @@ class Images:
         said = [(node, each) for node, each in parts if not isinstance(each, CellwallError)]
         refused = [(node, each) for node, each in said if each.status not in (200, 404)]
         gone = [node.name for node, each in said if each.status == 200]
-        if refused:
+        if refused and not gone and refused[0][1].status != _IN_USE:
+            visit.pass_on(refused[0][1])  # each refuses alike
+        elif refused:
             _refuse(visit, *refused[0], gone)
         elif not gone and missing:
             raise unreachable(missing[0])

@@ -8,6 +8,7 @@ node's answer; two things on two nodes are a refusal, and never a request that l
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import Conflict, NotFound
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.data.finder import Finder
 
+_FORM = re.compile(r"(volume|template|image):([A-Za-z0-9][A-Za-z0-9._:-]{0,199})")
 _MOST = 8
 """More than a request names of such things."""
 
@@ -35,12 +37,16 @@ class Lead:
     async def take(self, lacked: str) -> Node | None:
         """Take what a node lacks; return the node to ask; None: no node has it.
 
+        SECURITY: a node says it, and other nodes are asked for it in the caller's name.
         Raises Conflict if it was led to this node for another thing, NodeLost, NodeUnreachable.
         """
-        kind, _, name = lacked.partition(":")
         self._left -= 1
         if lacked == self._thing or not self._left:
             return None  # it was there a moment ago
+        said = _FORM.fullmatch(lacked)
+        if said is None:
+            return None
+        kind, name = said.groups()
         try:
             node = await self._finder.node_of(self._caller, kind, name)
         except NotFound:

@@ -56,6 +56,7 @@ class Templates:
 
     async def remove(self, visit: Visit, name: str) -> None:
         """`DELETE /templates/{name}`; of one that is lost the name is free again."""
+        _check_scope(visit)  # before a name is freed by it
         stem = _stem(name)
         place = await self._places.find(visit.tenant, _thing(stem))
         try:
@@ -77,10 +78,7 @@ class Templates:
 
     async def build(self, visit: Visit) -> None:
         """`POST /templates`."""
-        if not visit.caller.principal.may("manage"):  # before a name is claimed for it
-            raise HttpError(
-                403, "forbidden", "key: manage is needed for that", remedy="use another key"
-            )
+        _check_scope(visit)  # before a name is claimed for it
         media = visit.head.first(b"content-type")
         is_form = media.partition(";")[0].strip().lower() == "multipart/form-data"
         try:
@@ -124,6 +122,14 @@ def _operators(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         known = merged.setdefault(each["name"], each)
         known["built"] = known["built"] and each["built"]
     return list(merged.values())
+
+
+def _check_scope(visit: Visit) -> None:
+    """Raise HttpError for a key of less than `manage`, as the node does."""
+    if not visit.caller.principal.may("manage"):
+        raise HttpError(
+            403, "forbidden", "key: manage is needed for that", remedy="use another key"
+        )
 
 
 def _stem(name: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.data.bodies import name_in
-from cellwall.cluster.gateway.data.calls import NotBegun, of_all
+from cellwall.cluster.gateway.data.calls import NotBegun, call, of_all
 from cellwall.cluster.gateway.data.finder import VOLUME
 from cellwall.cluster.gateway.routing import Way
 from cellwall.model.errors import CapacityError, Conflict, NodeLost, NodeUnreachable
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.asking import Whole
 
 _TRIES = 3
+_TAKEN = 409
 _FULL = frozenset({429, 503})
 """Statuses of a node that has no room for one more, or cannot have volumes."""
 
@@ -116,9 +117,16 @@ class Volumes:
                 raise
             await self._places.forget(visit.tenant, _thing(name), place)
             return None, True
-        if answer.status >= 400 and place is not None and is_new:
-            await self._places.forget(visit.tenant, _thing(name), place)
-        return answer, is_new and answer.status in _FULL
+        is_free = False
+        if place is not None and answer.status >= 400 and answer.status != _TAKEN:
+            is_free = is_new or await self._is_absent(visit, node, name)
+            if is_free:
+                await self._places.forget(visit.tenant, _thing(name), place)
+        return answer, is_free and answer.status in _FULL
+
+    async def _is_absent(self, visit: Visit, node: Node, name: str) -> bool:
+        """Report whether a node says that it has no volume of a name that was claimed before."""
+        return (await call(node, "GET", f"/volumes/{name}", visit.said)).status == 404
 
     async def _claimed(self, visit: Visit, name: str, node: Node) -> tuple[Node, Place | None]:
         """Claim a name for a node; return the node that has it, and the place that was claimed.
