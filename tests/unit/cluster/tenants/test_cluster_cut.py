@@ -22,6 +22,7 @@ from cellwall.server.core.settings import ServerSettings
 ENDED, STAYS = "e" * 43, "s" * 43
 RECORDS = {key: KeyRecord(digest_of(key), "alice") for key in (ENDED, STAYS)}
 HOST = "127.0.0.1"
+_ID = "aaaa" + "b" * 26
 
 
 def _token(key: str) -> str:
@@ -35,11 +36,11 @@ def _request(path: str, *headers: str) -> bytes:
 
 
 def _asked_with(key: str) -> dict[str, bytes]:
-    box = "/sandboxes/" + "aaaa" + "b" * 26
+    box = f"/sandboxes/{_ID}"
     switch = ("connection: upgrade", "upgrade: websocket", "sec-websocket-key: x")
     return {
         "key": _request(f"{box}/files", f"x-api-key: {key}"),
-        "bearer": _request("/executions/aaaab/events", f"authorization: Bearer {key}"),
+        "bearer": _request(f"/executions/{_ID}/events", f"authorization: Bearer {key}"),
         "signed": _request(f"/signed/{_token(key)}"),
         "port": _request(f"{box}/ports/80/", f"x-cellwall-token: {_token(key)}"),
         "socket": _request(f"{box}/terminal", *switch, f"sec-websocket-protocol: key.{key}"),
