@@ -49,7 +49,8 @@ class Counting:
         self, verb: str, body: bytes, asked: Callable[[], str]
     ) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold places for copies; the parameters are those of `Quotas.copies`."""
-        assert self._quotas is not None
+        if self._quotas is None:
+            return contextlib.nullcontext()
         return self._quotas.copies(self._tenant, verb, body, asked)
 
     async def take(self, path: str, offered: str, node: str) -> None:
