@@ -321,12 +321,14 @@ class _Coming:
         try:
             self._batch.count_unsent(more)
         except CapacityError:
+            self.is_over()  # at once, so that others have the room
             raise _unread() from None
         self._size += more
 
     def is_over(self) -> None:
         """Count it no longer: it counts as a whole from now on, or has failed."""
-        self._batch.count_unsent(-self._size)
+        size, self._size = self._size, 0
+        self._batch.count_unsent(-size)
 
 
 def _unread() -> Interrupted:

@@ -1,8 +1,8 @@
 """Where requests with an idempotency key went: a repeat goes to the same node, which knows it.
 
 In this gateway's memory, where it is alone; `agreed.claims` is the same for several. The
-invariant: a key has one node and one id at a time, and goes to another node only after it is certain
-that nothing began, or ever will, under that id.
+invariant: a key has one node and one id at a time, and goes to another node only after it is
+certain that nothing began, or ever will, under that id.
 """
 
 from __future__ import annotations
