@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 import threading
@@ -13,8 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from cellwall.apps.cli.commands import app_of
+from cellwall.apps.cluster import directory_keys
+from cellwall.model.errors import NotFound
 from cellwall.model.ids import new_id, node_of
+from cellwall.store.records.errors import StoreBroken
 from kit.cluster.directories import directory, name_of, stop
 from kit.cluster.processes import Cluster, cluster
 from kit.outside.name_server import NameServer
@@ -138,6 +144,29 @@ def test_key_made_at_one_gateway_works_at_the_other_and_ends_at_both(world: Worl
     text = world.postgres.sql(dump, name_of(world.made.directory))
     assert made["id"] in text
     assert key not in text
+
+
+def test_the_command_line_makes_and_ends_keys_of_the_directory(world: World) -> None:
+    url = world.made.directory
+
+    def keys(*words: str) -> str:
+        result = CliRunner().invoke(app_of(["keys"]), ["keys", *words, "--directory", url])
+        assert result.exception is None, result.exception
+        return result.stdout
+
+    key = keys("create", "--tenant", "fern", "--scope", "manage", "--expires", "1h").strip()
+    for gateway in (0, 1):
+        _within(world, gateway, key, 200)
+    shown = next(each for each in json.loads(keys("ls", "--json")) if each["tenant"] == "fern")
+    assert (shown["scope"], shown["state"]) == ("manage", "accepted")
+    assert keys("revoke", shown["id"]) == f"{shown['id']} revoked\n"
+    for gateway in (0, 1):
+        _within(world, gateway, key, 401)
+    assert keys("revoke", shown["id"]) == f"{shown['id']} had been revoked\n"
+    with pytest.raises(NotFound):
+        directory_keys.revoke(url, "0" * 12)
+    with pytest.raises(StoreBroken, match="does not exist"):
+        directory_keys.rows(url.replace("/test", "/nowhere"))
 
 
 def test_keys_are_refused_as_a_server_refuses_them(world: World) -> None:
