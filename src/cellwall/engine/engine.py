@@ -69,7 +69,7 @@ class Templates(Protocol):
         """Return the known templates by name."""
 
     def find(self, name: str) -> BuiltTemplate | None:
-        """Return the built template, or None when it is not built."""
+        """Return the built template, or None when it is not built; `NotFound` if unknown."""
 
     def build(self, name: str) -> BuiltTemplate:
         """Build the template and return it."""
@@ -203,6 +203,11 @@ class Engine:
                 built = await asyncio.to_thread(self._find_or_build, name)
                 self._built[name] = built
         return built
+
+    def check_template(self, name: str) -> None:
+        """Raise NotFound unless the operator has a template of that name, built or not."""
+        if name not in self._built:
+            self._templates.find(name)
 
     def _find_or_build(self, name: str) -> BuiltTemplate:
         return self._templates.find(name) or self._templates.build(name)

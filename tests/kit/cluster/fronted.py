@@ -187,7 +187,7 @@ def _sections(port: int) -> str:
         )
 
     front = f'nodes = ["{_HOST}:{port}"]\nprobe_s = 1.0\n'
-    return of("node", papers.node, "") + of("gateway", papers.gateway, front)
+    return of("node", papers.node, "drain_s = 0.0\n") + of("gateway", papers.gateway, front)
 
 
 @functools.cache

@@ -16,44 +16,27 @@ if TYPE_CHECKING:
 
 _BELOW = "tests/server/"
 _FAILS: Mapping[str, tuple[str, ...]] = {
-    "a gateway does not serve /keys, /volumes, /secrets, /images, /webhooks, /audit, own templates": (
+    "what ran is in the audits of nodes, and the gateways of these tests keep none": (
         "sandboxes/test_server_images.py::test_sandbox_on_an_image_that_is_pulled_on_demand",
-        "sandboxes/test_server_images.py::test_server_without_the_setting_has_no_images",
-        "sandboxes/test_server_images.py::test_tenant_sees_only_what_its_tier_may_name",
-        "sandboxes/test_server_images.py::test_keys_that_pull_and_remove",
-        "sandboxes/test_server_images.py::test_image_in_use_is_not_removed",
-        "sandboxes/test_server_images.py::test_images_have_so_much_room_and_those_used_least_recently_go",
         "sandboxes/test_server_network.py::test_the_audit_tells_of_each_connection",
         "sandboxes/test_server_network.py::test_what_is_denied_is_refused_and_told",
         "sandboxes/test_server_packages.py::test_installed_into_a_live_sandbox_and_audited",
-        "sandboxes/test_server_ports_attack.py::test_signed_addresses_end_with_the_key_that_signed_them",
         "sandboxes/test_server_volumes.py::test_files_outlive_the_sandbox",
-        "sandboxes/test_server_volumes.py::test_tenants_have_volumes_of_their_own",
-        "sandboxes/test_server_volumes.py::test_room_of_a_tenant_is_bounded",
-        "sandboxes/test_server_volumes.py::test_operator_that_permits_none",
-        "sandboxes/test_server_volumes.py::test_sdk",
         "state/test_server_history.py::test_a_work_area_is_kept_compared_and_rolled_back",
+        "templates/test_server_templates.py::test_audit_has_builds_and_removals",
         "mcp/test_mcp_server.py::test_quotas_and_audit_hold_for_tools",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /images/{image_id}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /keys/{key_id}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /secrets/{name}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /templates/builds/{build_id}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /templates/{name}]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /audit]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /keys]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /secrets]",
+    ),
+    "a gateway does not serve /webhooks": (
         "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /webhooks]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /images]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /keys]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[POST /templates]",
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[PUT /secrets/{name}]",
-        "doors/e2b/test_e2b_templates.py::test_a_build_that_only_its_template_is_left_of_is_ready",
-        "doors/e2b/test_e2b_templates.py::test_a_template_of_another_door_is_used_by_its_name",
+    ),
+    "the gateways of these tests have no directory, so they make no keys; tests/cluster/tenants has those": (
+        "sandboxes/test_server_ports_attack.py::test_signed_addresses_end_with_the_key_that_signed_them",
     ),
     "ids have the name of a node in front, so that its texts are compared with their ids in them": (
         "tenants/test_server_ownership.py::test_things_of_others_are_as_if_there_were_none",
     ),
     "an id of no node is refused before a node is asked": (
+        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[DELETE /templates/builds/{build_id}]",
         "http/test_server_bad_input.py::test_no_route_takes_a_query_that_it_does_not_have",
     ),
     "a refused body is dropped up to 8 MiB, and its connection has no other request": (
@@ -116,17 +99,14 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "state/test_durable_hibernated.py",
         "nodes/test_durable_tokens.py",
     ),
-    "records are each node's, and a gateway has no /audit": (
+    "records are each node's, and /audit of a gateway has its own": (
         "audit/test_audit_worth.py",
         "audit/test_server_audit.py",
         "audit/test_server_audit_docs.py",
     ),
-    "how a server makes and keeps keys of its own; those of a gateway are in its settings": (
+    "the gateways of these tests have no directory for keys and secrets; tests/cluster/tenants has those": (
         "tenants/test_server_keys.py",
         "tenants/test_server_key_store.py",
-    ),
-    "a gateway does not serve /keys, /volumes, /secrets, /images, /webhooks, /audit, own templates": (
-        "templates/",
         "tenants/test_server_secrets.py",
     ),
     "it is about servers that are no nodes behind a gateway, and their names": (

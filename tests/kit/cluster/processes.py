@@ -89,9 +89,14 @@ class Cluster:
     _clients: list[httpx.Client] = field(default_factory=list)
 
     def start_node(
-        self, name: str, fence_s: float = 10.0, more: str = "", drain_s: float = 3600.0
+        self,
+        name: str,
+        fence_s: float = 10.0,
+        more: str = "",
+        drain_s: float = 3600.0,
+        **server: object,
     ) -> Process:
-        """Start a node, or start it again at its port."""
+        """Start a node, or start it again at its port; `server`: settings of `[server]`."""
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         files = self._files(name)
@@ -101,6 +106,7 @@ class Cluster:
             f'key = "{files.key}"\nfence_s = {fence_s}\ndrain_s = {drain_s}',
             host=self._host(name),
             port=self.ports.setdefault(name, _unused_port()),  # the same after a fence
+            **server,
         )
         env = {**self._environ(name), "CELLWALL_STATE_DIR": str(state_of(folder))}
         made = _started(folder, "node", text, env, self._entering(name))
@@ -269,11 +275,14 @@ def cluster(
     directory: str = "",
     tiers: str = "",
     drain_s: float = 3600.0,
+    at_node: Mapping[str, object] | None = None,
+    more: str = "",
     **choices: float,
 ) -> Iterator[Cluster]:
     """Run a cluster for the length of a block, on `machines` of its own if there are some.
 
-    `at_gateway`: settings of `[server]`; `tiers`: sections of all settings.
+    `at_gateway`, `at_node`: settings of `[server]`; `more`: sections of the nodes', `tiers`: of all
+    settings.
     """
     folder = Path(tempfile.mkdtemp())
     try:
@@ -282,7 +291,8 @@ def cluster(
         try:
             for number in range(nodes):
                 fence_s = choices.get("fence_s", 10.0)
-                made.start_node(f"node-{number}", fence_s, drain_s=drain_s)
+                own = dict[str, Any](at_node or {})
+                made.start_node(f"node-{number}", fence_s, more, drain_s, **own)
             for _ in range(gateways):
                 fence_s, probe_s = choices.get("fence_s", 10.0), choices.get("probe_s", 0.2)
                 made.start_gateway(fence_s, probe_s, **dict[str, Any](at_gateway or {}))

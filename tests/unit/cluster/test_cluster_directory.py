@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
+from cellwall.cluster.directory import schema
 from cellwall.cluster.directory.claims import Claim, Claims
 from cellwall.cluster.directory.connection import check_url, connected, shown
 from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.keys import Keys
 from cellwall.cluster.directory.roll import NameTaken, Roll
 from cellwall.cluster.directory.schema import VERSION, check_version, init
 from cellwall.cluster.directory.sums import Sums
@@ -92,11 +95,30 @@ def test_role_of_gateways_changes_rows_and_nothing_else(postgres: Postgres) -> N
     )
     for statement in forbidden:
         assert asyncio.run(_is_refused(url, statement)), statement
-    for table in ("gateways", "nodes", "replays", "tenants", "sandboxes", "shares"):
+    tables = ("gateways", "nodes", "replays", "tenants", "sandboxes", "shares")
+    for table in (*tables, "keys", "changes", "secrets"):
         for statement in (f"SELECT * FROM directory.{table}", f"DELETE FROM directory.{table}"):
             assert not asyncio.run(_is_refused(url, statement)), statement
     # The control: the owner may do what the role may not.
     assert not asyncio.run(_is_refused(owner, forbidden[1]))
+
+
+def test_tables_of_the_first_version_become_the_newest_and_keep_their_rows(
+    postgres: Postgres,
+) -> None:
+    owner = postgres.database()
+    first = Path(schema.__file__).with_name("v0001.sql").read_text(encoding="utf-8")
+    row = "INSERT INTO directory.replays VALUES ('t', 'k', '', 'aaaa', 'o1', 0, clock_timestamp())"
+    postgres.sql(f"{first}; {row}", name_of(owner))
+    asyncio.run(init(owner, ROLE))
+
+    async def run() -> None:
+        async with _commits(as_role(owner)) as commits:
+            again = await Claims(commits).claim("t", "k", Claim(b"", "bbbb", "o2"))
+            assert again == Claim(b"", "aaaa", "o1")
+            assert await Keys(commits).all() == (0, [])
+
+    asyncio.run(run())
 
 
 def test_database_with_tables_of_others_is_refused(postgres: Postgres) -> None:

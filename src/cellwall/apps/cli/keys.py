@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from cellwall.store.store import Store
 
 T = TypeVar("T")
+Directory = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Directory of a cluster's gateways, in the store's place."),
+]
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LIFE = re.compile(r"([0-9]{1,6})([smhdw])")
 
@@ -37,7 +41,7 @@ app = typer.Typer(
 
 
 @app.command("create")
-def create(
+def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     tenant: Annotated[str, typer.Option(help="Whose key it is.")] = "default",
     scope: Annotated[str, typer.Option(help="run, manage or admin.")] = "run",
     name: Annotated[str | None, typer.Option(help="What it is for; for your own eyes.")] = None,
@@ -46,6 +50,7 @@ def create(
     ] = None,
     store: Where = None,
     config: Config = None,
+    directory: Directory = None,
 ) -> None:
     """Make a key and print it, this once."""
     life_s = None if expires is None else life(expires)
@@ -55,7 +60,12 @@ def create(
 
         return await stored_keys.create(opened, tenant, scope, name, life_s)
 
-    row, key = _with_store(store, config, made)
+    if directory is None:
+        row, key = _with_store(store, config, made)
+    else:
+        from cellwall.apps.cluster import directory_keys
+
+        row, key = directory_keys.create(directory, tenant, scope, name, life_s)
     from cellwall.server.auth.keys import in_e2b_form
 
     until = "until it is revoked" if row.expires_at is None else f"until {_time(row.expires_at)}"
@@ -69,13 +79,20 @@ def list_all(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     store: Where = None,
     config: Config = None,
+    directory: Directory = None,
 ) -> None:
     """List the keys of the store, also the revoked ones; never the keys themselves."""
 
     async def listed(opened: Store) -> list[KeyRow]:
         return await opened.keys()
 
-    found = [_shown(row) for row in _with_store(store, config, listed)]
+    if directory is None:
+        rows = _with_store(store, config, listed)
+    else:
+        from cellwall.apps.cluster import directory_keys
+
+        rows = directory_keys.rows(directory)
+    found = [_shown(row) for row in rows]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -88,16 +105,22 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="As `cellwall keys ls` shows it.")],
     store: Where = None,
     config: Config = None,
+    directory: Directory = None,
 ) -> None:
-    """Revoke a key; a running server refuses it within a second."""
+    """Revoke a key; a running server, and every gateway, refuses it within a second."""
 
     async def revoked(opened: Store) -> KeyRow:
         from cellwall.server.auth import stored_keys
 
         return await stored_keys.revoke(opened, key_id)
 
-    row = _with_store(store, config, revoked)
-    typer.echo(f"{key_id} revoked" if row.revoked_at is None else f"{key_id} had been revoked")
+    if directory is None:
+        is_new = _with_store(store, config, revoked).revoked_at is None
+    else:
+        from cellwall.apps.cluster import directory_keys
+
+        is_new = directory_keys.revoke(directory, key_id)
+    typer.echo(f"{key_id} revoked" if is_new else f"{key_id} had been revoked")
 
 
 def life(text: str) -> float:

@@ -5,25 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.directory.claims import Claims
 from cellwall.cluster.directory.connection import check_url
 from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.keys import Keys
+from cellwall.cluster.directory.places import PlaceRows
 from cellwall.cluster.directory.roll import Roll
+from cellwall.cluster.directory.secrets import Secrets
 from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.directory.sums import Sums
 from cellwall.cluster.gateway.agreed.claims import AgreedReplays
 from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
+from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.quotas import Quotas
 from cellwall.cluster.gateway.agreed.running import Running
+from cellwall.cluster.gateway.data.data import Data
+from cellwall.cluster.gateway.tenants.key_book import KeyBook
+from cellwall.cluster.gateway.tenants.lending import Keeps
+from cellwall.cluster.gateway.tenants.vault import Vault
 from cellwall.engine.scheduling.quotas import Tenants
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.settings import GatewaySettings
     from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.secrets.sealing import Seal
 
 _SWEEP_S = 60.0
 
@@ -34,7 +44,8 @@ async def agreeing(
 ) -> AsyncIterator[None]:
     """Agree with other gateways for the length of a block, which begins once losses are known.
 
-    Where `over` is set before, the block begins at once. Raises the errors of `Losses.begin`.
+    So are the keys then. Where `over` is set before, the block begins at once. Raises the errors of
+    `Losses.begin` and `KeyBook.begin`, and UsageError for the key of secrets.
     """
     url = check_url(settings.directory)
     name = settings.name or f"{socket.gethostname()}:{server.port}"
@@ -46,21 +57,35 @@ async def agreeing(
     tenants = Tenants(server.tiers, server.tenants)
     gateway.quotas = Quotas(Sums(commits), tenants, gateway.book)
     gateway.running = Running(Shares(commits), tenants, gateway.tasks)
-    if not await _has_begun(losses, over):
+    gateway.data = Data(gateway, AgreedPlaces(PlaceRows(commits)))
+    keys = KeyBook(Keys(commits), gateway.keyring, gateway.cut)
+    gateway.keeps = Keeps(keys, Vault(Secrets(commits), _seal(server)))
+    if not await _has_begun(losses.begin(), over):
         yield
         return
     for work in (losses.run(over.set), commits.run(), _sweep(claims)):
         gateway.tasks.spawn(work)
     try:
+        if await _has_begun(keys.begin(), over):
+            gateway.tasks.spawn(keys.watch())
         yield
     finally:
         await roll.leave()
 
 
-async def _has_begun(losses: Losses, over: asyncio.Event) -> bool:
-    """Wait until losses are known; False: the gateway is to end before that."""
+def _seal(server: ServerSettings) -> Seal | None:
+    """Return the seal of tenants' secrets; None: the operator gives no key for it."""
+    if not server.secrets_key_file:
+        return None
+    from cellwall.server.secrets.sealing import Seal  # some MiB, for those that want it
+
+    return Seal.of_file(Path(server.secrets_key_file), may_make=False)
+
+
+async def _has_begun(beginning: Coroutine[Any, Any, None], over: asyncio.Event) -> bool:
+    """Wait until what has to be known is known; False: the gateway is to end before that."""
     loop = asyncio.get_running_loop()
-    begin, ending = loop.create_task(losses.begin()), loop.create_task(over.wait())
+    begin, ending = loop.create_task(beginning), loop.create_task(over.wait())
     await asyncio.wait((begin, ending), return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
     if not begin.done():

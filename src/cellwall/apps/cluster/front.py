@@ -21,12 +21,15 @@ Listen = Callable[[socket.socket, Begin], Coroutine[Any, Any, None]]
 
 
 @contextlib.asynccontextmanager
-async def front(server: ServerSettings) -> AsyncIterator[Listen]:
-    """Yield what accepts clients on a socket; at the end of the block they are let go."""
+async def front(server: ServerSettings, living: set[ClientLink]) -> AsyncIterator[Listen]:
+    """Yield what accepts clients on a socket; at the end of the block they are let go.
+
+    `living` has their connections meanwhile.
+    """
     ClientLink.header_s, ClientLink.keep_alive_s = server.header_s, server.keep_alive_s
     ClientLink.most = server.most_connections
     ClientLink.addresses = Addresses(server.most_connections_per_address, server.proxy_networks)
-    loop, living, tls = asyncio.get_running_loop(), set[ClientLink](), _tls(server)
+    loop, tls = asyncio.get_running_loop(), _tls(server)
     listeners: list[asyncio.Server] = []
 
     async def listen(sock: socket.socket, begin: Begin) -> None:

@@ -27,6 +27,8 @@ from cellwall.apps.listeners import (
     tcp_address_of,
 )
 from cellwall.cluster.gateway.book import Book, Node
+from cellwall.cluster.gateway.data.data import Data
+from cellwall.cluster.gateway.data.places import OwnPlaces
 from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.model.errors import UsageError
 from cellwall.surface.shared.tasks import Tasks
@@ -79,6 +81,7 @@ async def _serve(
         loop.add_signal_handler(number, over.set)
     book = Book(settings.lost_after_s)
     gateway = Gateway(server, keys, book, opened_doors(server), settings.gateways)
+    gateway.data = Data(gateway, OwnPlaces())
     async with contextlib.AsyncExitStack() as stack:
         sock = stack.enter_context(listening_on(server))
         door_socks = stack.enter_context(listening_for_doors(server))
@@ -89,7 +92,7 @@ async def _serve(
         async with _agreeing(settings, server, gateway, over):
             if over.is_set():  # before it knew what is lost
                 return
-            async with front(server) as listen:
+            async with front(server, gateway.clients) as listen:
                 await listen(sock, gateway.begin)
                 for name, each in door_socks.items():
                     await listen(each, partial(gateway.begin_at, name))
@@ -131,7 +134,7 @@ async def _audited(gateway: Gateway, url: str, server: ServerSettings) -> AsyncI
     try:
         audit = Audit(store, server, Observer(replace(server, metrics_port=None), Redactor()))
         await audit.open({"version": cellwall.__version__, "pid": os.getpid()})
-        gateway.trail = Trail(audit)
+        gateway.trail = Trail(audit, store)
         try:
             yield
         finally:

@@ -92,10 +92,11 @@ def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int
 
     def face(state: State) -> Face:
         has_doors = bool(loaded.server.doors)
+        offers.lent.open(state)
         return NodeFace(state.tokens, state.queue.tenants, heart, offers, keys, has_doors=has_doors)
 
     context = node_context(Path(settings.authority), settings.files)
-    endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints)
+    endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints, *offers.lent.endpoints)
     role = Role(context, face, lambda _state: endpoints, drain, probe.hold)
     # All clients come from the addresses of gateways, which count theirs.
     server = replace(loaded.server, proxies=_EVERYWHERE, doors=_behind(loaded.server))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway import errand
 from cellwall.cluster.gateway.routing import Way
+from cellwall.cluster.gateway.tenants.lending import lend
 from cellwall.cluster.gateway.wire.heads import (
     LAST_CHUNK,
     ResponseHead,
@@ -29,7 +30,9 @@ from cellwall.server.core.errors import failure
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
+    from cellwall.cluster.gateway.book import Node
     from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import RequestHead
@@ -216,8 +219,13 @@ class Batch:
                     await turn.come()
                     if not self._has_room.is_set():
                         continue
-                    book = self._gateway.book
-                    return await errand.run(book, self._said, program, turn, coming.count)
+                    return await errand.run(
+                        self._gateway.book,
+                        self._said,
+                        program,
+                        turn,
+                        errand.Aid(coming.count, self._lend, self._begin_lead),
+                    )
             except CapacityError as error:
                 if turn is not None and error.code != CapacityError.code:
                     raise  # a quota of the tenant's, at a node
@@ -236,6 +244,15 @@ class Batch:
             self._unsent_bytes -= more
             self._recount()
             raise
+
+    def _begin_lead(self) -> Lead | None:
+        """Begin to lead a program that names what the node that was asked lacks."""
+        data = self._gateway.data
+        return None if data is None else data.lead(self._caller)
+
+    async def _lend(self, node: Node, offered: str, refusal: bytes) -> None:
+        """Give a node the secrets that it asks for."""
+        await lend(self._gateway.keeps, node, offered, self._caller, refusal)
 
     def _failure(self, index: int, error: Exception) -> bytes:
         self._failed += 1

@@ -8,50 +8,71 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.asking import Whole, answer_on
+from cellwall.cluster.gateway.wire.passage import NEEDS
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.model.ids import new_id
+from cellwall.server.core.errors import LACKS
 from cellwall.wire.answer import one_line
 from cellwall.wire.reading import error_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.wire.heads import Headers
     from cellwall.cluster.gateway.wire.node_link import NodeLink
     from cellwall.cluster.gateway.work.turns import Turn
 
+Lend = Callable[["Node", str, bytes], Awaitable[None]]
+"""Gives a node the secrets that its refusal of an id asks for."""
 _TRIES = 3
+_LACKS = LACKS.encode()
 _JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 
 
-async def run(
-    book: Book, said: Headers, program: bytes, turn: Turn, count: Callable[[int], None]
-) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Aid:
+    """What a program's batch does for it."""
+
+    count: Callable[[int], None]
+    """Hears of the answer's bytes as they come, and raises what the program ends as if there is no
+    room for them."""
+    lend: Lend
+    begin_lead: Callable[[], Lead | None]
+    """Leads to what a node lacks."""
+
+
+async def run(book: Book, said: Headers, program: bytes, turn: Turn, aid: Aid) -> bytes:
     """Return the execution of a program whose turn has come, as JSON on one line.
 
-    `count` hears of the answer's bytes as they come, and raises what the program ends as if there
-    is no room for them. Raises CapacityError if no node takes it now, and the error of what became
-    of it: that of the node's answer, NodeLost, Interrupted, NodeUnreachable.
+    Raises CapacityError if no node takes it now, and the error of what became of it: that of the
+    node's answer, NodeLost, Interrupted, NodeUnreachable.
     """
     asked: set[Node] = set()
     full: CellwallError | None = None
+    lead: Lead | None = None
     for _ in range(_TRIES):
         try:
-            node = book.choose(asked)
+            node = None if lead is None else lead.node
+            node = node or book.choose(asked)
         except CapacityError as error:
             raise full or error from None
         asked.add(node)
         turn.at(node)
-        answer = await _at(book, node, said, program, count)
+        answer = await _at(book, node, said, program, aid)
         if answer is None:
             continue
         if answer.status == 200:
             return _line_of(answer.body)
+        lacked = dict(answer.headers).get(_LACKS, b"").decode("latin-1")
+        lead = lead or (aid.begin_lead() if lacked else None)
+        if lacked and lead is not None and await lead.take(lacked) is not None:
+            continue
         failure = error_of(json.loads(answer.body)["error"], answer.status)
         if not isinstance(failure, CapacityError):
             raise failure
@@ -69,11 +90,20 @@ def _line_of(body: bytes) -> bytes:
     return one_line(dict(json.loads(body))).encode()
 
 
-async def _at(
-    book: Book, node: Node, said: Headers, program: bytes, count: Callable[[int], None]
+async def _at(book: Book, node: Node, said: Headers, program: bytes, aid: Aid) -> Whole | None:
+    """Run a program at one node, with the secrets that it names; None: nothing has begun there."""
+    offered = new_id(node.name)
+    answer = await _asked(book, node, offered, said, program, aid)
+    if answer is not None and answer.status == NEEDS:
+        await aid.lend(node, offered, answer.body)
+        answer = await _asked(book, node, offered, said, program, aid)
+    return answer
+
+
+async def _asked(
+    book: Book, node: Node, offered: str, said: Headers, program: bytes, aid: Aid
 ) -> Whole | None:
-    """Run a program at one node; None: nothing has begun there."""
-    doubt, offered = Doubt(book, node), new_id(node.name)
+    doubt = Doubt(book, node)
     headers = [*said, *_JSON, (b"cellwall-id", offered.encode())]
     node.in_flight += 1
     node.programs += 1
@@ -83,7 +113,7 @@ async def _at(
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         address = node.links.address
-        answer = await answer_on(link, address, b"/execute", headers, program, count)
+        answer = await answer_on(link, address, b"/execute", headers, program, aid.count)
         book.on_try("full" if answer.status == 503 else "whole")
         if answer.status == 200:
             node.pace.took(loop.time() - began_s, loop.time())

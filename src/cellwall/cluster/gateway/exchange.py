@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
+from cellwall.cluster.gateway.tenants.lending import lend
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
@@ -19,11 +20,14 @@ from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
 from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
-from cellwall.server.core.errors import status_of
+from cellwall.server.core.errors import HttpError, status_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.replays import Use
     from cellwall.cluster.gateway.routing import Way
@@ -46,7 +50,8 @@ class Exchange:
 
     __slots__ = (
         "_body", "_caller", "_client", "_counting", "_gateway", "_head", "_in_line", "_is_gone",
-        "_node", "_own_status", "_status", "_tenant", "_turn", "_way", "request_id",
+        "_lacking", "_lead", "_needs", "_node", "_own_status", "_status", "_tenant", "_turn",
+        "_way", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +72,7 @@ class Exchange:
         self._tenant = "" if caller is None else caller.principal.tenant
         self._body = Body(client, head, Held(gateway.bodies, self._tenant))
         quotas = None if caller is None else gateway.quotas
-        self._counting = Counting(quotas, self._tenant, head)
+        self._counting = Counting(quotas, self._tenant, head, way)
         self._turn: Turn | None = None
         self._in_line: asyncio.Task[None] | None = None
         """The task of `run` while it waits for a place."""
@@ -77,7 +82,18 @@ class Exchange:
         """Status of the gateway's own answer; 0: it gave none."""
         self._node = ""
         """Name of the node that was asked last."""
+        self._needs = b""
+        """A node's refusal that asks for secrets; they are lent once."""
         self._is_gone = False
+        self._lead: Lead | None = None
+        """Where it is led, once a node has said what it lacks."""
+        self._lacking: Passage | None = None
+        """The refusal that says so, which no client has seen."""
+
+    @property
+    def status(self) -> int:
+        """Status of its answer, from a node or from here; 0: there is none."""
+        return self._status or self._own_status
 
     # -- of the client ---------------------------------------------------------------------
 
@@ -116,7 +132,9 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
-                await self._in_place()
+                await self._in_place(self._at_a_chosen_node)
+            elif self._way.makes == "program":
+                await self._in_place(self._at_one_node)
             elif self._counting.copying:
                 async with await self._copies():
                     await self._at_one_node()
@@ -133,17 +151,17 @@ class Exchange:
             self._body.release()
             self._client.done()
 
-    async def _in_place(self) -> None:
-        """Hold a place for a program while it is asked for; a sandbox needs none."""
+    async def _in_place(self, ask: Callable[[], Awaitable[None]]) -> None:
+        """Hold a place for a program while nodes are asked; a sandbox needs none."""
         running = self._gateway.running
-        needs_none = self._caller is None or self._way.path == SANDBOXES or self._is_gone
+        needs_none = not self._tenant or self._way.path == SANDBOXES or self._is_gone
         if running is None or needs_none:
-            await self._in_turn()
+            await self._in_turn(ask)
             return
         self._in_line = asyncio.current_task()
         async with running.place(self._tenant):
             self._in_line = None
-            await self._in_turn()
+            await self._in_turn(ask)
 
     async def _copies(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold places in the tenant's quota for the copies that a request makes."""
@@ -190,6 +208,8 @@ class Exchange:
             return book.of(way.node, way.thing, way.name)
         node = book.choose(asked) if self._has_other(asked) else book.choose()
         asked.add(node)
+        if self._turn is not None:
+            self._turn.at(node)
         return node
 
     def _note(self) -> None:
@@ -207,13 +227,13 @@ class Exchange:
                 self.request_id,
             )
 
-    async def _in_turn(self) -> None:
+    async def _in_turn(self, ask: Callable[[], Awaitable[None]]) -> None:
         """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
         if self._is_gone:
             return
         self._turn = turn = self._gateway.turns.ask(self._tenant)
         if turn.has_come or await turn.come():
-            await self._at_a_chosen_node()
+            await ask()
 
     async def _at_a_chosen_node(self) -> None:
         """Ask nodes for new work until one takes it, or certainly has begun it."""
@@ -228,10 +248,11 @@ class Exchange:
         left = _TRIES
         while not self._is_gone:
             left -= 1
-            known = use.node
-            node = book.of(known, "request", "") if known else book.choose(asked)
+            known, led = use.node, None if self._lead is None else self._lead.node
+            node = book.of(known, "request", "") if known else led or book.choose(asked)
             asked.add(node)
-            has_more = left > 0 and (use.may_move if known else self._has_other(asked))
+            may_move = use.may_move if known else led is None and self._has_other(asked)
+            has_more = left > 0 and may_move
             if not await self._was_refused(node, use, has_more=has_more):
                 return
 
@@ -259,12 +280,20 @@ class Exchange:
         if self._way.path == SANDBOXES:
             await self._count(use, doubt, node, offered)
         try:
-            end = await self._ask(node, offered, may_turn_away=has_more)
+            end = await self._ask_with_secrets(node, use, offered, has_more=has_more)
         except NodeUnreachable:
             self._gateway.book.on_try("refused")
             if await self._gave_up(use, offered) and has_more:
                 return True
             raise
+        return await self._goes_on(use, doubt, offered, end, has_more=has_more)
+
+    async def _goes_on(
+        self, use: Use, doubt: Doubt, offered: str, end: End, *, has_more: bool
+    ) -> bool:
+        """Report by the end of a request for new work whether another node is to be asked."""
+        if end == "lacking":
+            return not await self._is_free(use, doubt, offered, "full") or await self._is_led()
         if end not in {"lost", "full"}:
             if self._status >= 400:
                 await self._let_go(use, doubt, offered, end)
@@ -274,6 +303,53 @@ class Exchange:
         if not has_more or not self._body.can_repeat:
             raise doubt.not_begun()
         return True
+
+    async def _is_led(self) -> bool:
+        """Take what a node lacks; report whether another node has it, else that is the answer.
+
+        Raises HttpError if the request cannot be sent again, and what `Lead.take` raises.
+        """
+        passage, data, caller = self._lacking, self._gateway.data, self._caller
+        if passage is None or data is None or caller is None:
+            return False
+        if self._lead is None:
+            self._lead = data.lead(caller)
+        if await self._lead.take(passage.lacks) is None:
+            passage.pass_on()
+            self._status = passage.status
+            return False
+        if not self._body.can_repeat:
+            raise HttpError(
+                413,
+                "too_large",
+                f"body: {passage.lacks[:80]} is on another node, and so much is not sent twice",
+                remedy="send at most 8 MiB with it, and large files to the sandbox afterwards",
+            )
+        return True
+
+    async def _ask_with_secrets(self, node: Node, use: Use, offered: str, *, has_more: bool) -> End:
+        """Ask a node for new work, and once more with the secrets that it says it needs.
+
+        Raises as `_ask`, and what `lend` raises: nothing has begun.
+        """
+        self._needs = b""
+        end = await self._ask(node, offered, may_turn_away=has_more)
+        if end != "needs":
+            return end
+        try:
+            if not self._body.can_repeat:
+                raise CapacityError(
+                    "body: there is no room to keep it until its node has the secrets it names",
+                    retry_after_s=1.0,
+                    remedy="send at most 8 MiB with them, or try again",
+                )
+            await lend(self._gateway.keeps, node, offered, self._caller, self._needs)
+        except NodeUnreachable:
+            raise
+        except CellwallError:
+            await self._gave_up(use, offered)
+            raise
+        return await self._ask(node, offered, may_turn_away=has_more)
 
     async def _is_free(self, use: Use, doubt: Doubt, offered: str, end: End) -> bool:
         """Report whether nothing began, or ever will, under an id; False: another request did it.
@@ -339,11 +415,16 @@ class Exchange:
             if self._is_gone:
                 return "gone"
             may = may_turn_away and self._body.can_repeat
-            passage = Passage(self._client, link, is_new=offered != "", may_turn_away=may)
+            may_ask = bool(offered) and not self._needs
+            passage = Passage(
+                self._client, link, is_new=offered != "", may_turn_away=may, may_ask=may_ask
+            )
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
             end = await passage.end
+            self._needs = passage.refused if end == "needs" else b""
             self._gateway.book.on_try("full" if end == "refused" else end)
+            self._lacking = passage if end == "lacking" else None
             if is_program and end == "whole" and passage.is_success:
                 now_s = asyncio.get_running_loop().time()
                 node.pace.took(now_s - began_s, now_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from cellwall.cluster.gateway.exchange import Exchange
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import Way, way_of
+from cellwall.cluster.gateway.tenants.asked import Asked, check_scope
 from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
 from cellwall.cluster.gateway.wire.listing import Listing
 from cellwall.cluster.gateway.work.orders import order
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.running import Running
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.data.data import Data
     from cellwall.cluster.gateway.doors.opened import Opened
+    from cellwall.cluster.gateway.tenants.lending import Keeps
     from cellwall.cluster.gateway.wire.front import ClientLink, Served
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.cluster.gateway.work.tally import Tally
@@ -51,9 +55,11 @@ if TYPE_CHECKING:
     from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
 
+_log = logging.getLogger("cellwall.gateway")
 _NOTHING: Mapping[str, str] = {}
 _NO_DOORS: Mapping[str, Opened] = {}
 _NODES = "/nodes"
+_OF_SEVERAL = frozenset({"all", "batch", "data"})
 _PLAIN = (b"cellwall-scheme", b"http")
 _JUDGE_S = 0.5
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -79,13 +85,19 @@ class Gateway:
         book.on_change = lambda: self.turns.resize(book.nodes)
         self.tasks = Tasks()
         self._settings = settings
-        self._keys = keys
+        self.keyring = keys
         self._failures = Failures()
         self.replays: Replays | AgreedReplays = Replays()
         self.quotas: Quotas | None = None
         """What is counted over nodes; None: each node holds a tenant's quotas for itself."""
         self.running: Running | None = None
         """The same for programs under way."""
+        self.data: Data | None = None
+        """What answers for volumes, images and templates; None: nothing does."""
+        self.keeps: Keeps | None = None
+        """Keys and secrets that all gateways keep; None: there is no directory for them."""
+        self.clients: set[ClientLink] = set()
+        """The connections of clients."""
         self._doors = doors
         self.bodies = BodyBudget(most_bytes(settings))
         """What is held of bodies: of those that another node may need, and of batches."""
@@ -124,17 +136,27 @@ class Gateway:
         self, client: ClientLink, head: RequestHead, way: Way, caller: Caller | None
     ) -> Served:
         """Return what answers a request that may be."""
+        if way.kind == "own" and way.thing and caller is not None:
+            return Asked(self, client, head, way, caller)
         if way.kind == "own":
             if head.path.startswith(f"{_NODES}/"):
                 return Listing(self.tasks.spawn(order(self, client, head, caller)))
             return self._own(client, head, head.path)
-        if way.kind == "all" and caller is not None:
-            return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
-        if way.kind == "batch" and caller is not None:
-            return Batch(self, client, head, caller).begin()
+        if way.kind in _OF_SEVERAL and caller is not None:
+            return self._of_several(client, head, way, caller)
         exchange = Exchange(self, client, head, way, caller)
         self.tasks.spawn(exchange.run())
         return exchange
+
+    def _of_several(
+        self, client: ClientLink, head: RequestHead, way: Way, caller: Caller
+    ) -> Served:
+        """Return what answers a request for which several nodes may be asked."""
+        if way.kind == "data" and self.data is not None:
+            return self.data.begin(client, head, way, caller)
+        if way.kind == "batch":
+            return Batch(self, client, head, caller).begin()
+        return Listing(self.tasks.spawn(self._list(client, head, way, caller)))
 
     def _door_of(self, path: str) -> str:
         """Return the name of the door at which a path is; empty: at none."""
@@ -148,6 +170,7 @@ class Gateway:
     ) -> Served:
         """Begin the way of a request that came to a door's own port."""
         self.requests += 1
+        client.door = name
         return self._at_door(name, client, head, fault, 0)
 
     def _at_door(
@@ -163,7 +186,7 @@ class Gateway:
             way = self._way_at(door, head, prefix)
             scheme = b"https" if settings.is_tls else b"http"
             caller = door.caller(
-                head, client.peer, scheme, self._keys, settings.tenants, self._failures
+                head, client.peer, scheme, self.keyring, settings.tenants, self._failures
             )
         except CellwallError as error:
             return self._refused(client, head, error, None)
@@ -212,12 +235,38 @@ class Gateway:
         return given if _REQUEST_ID.fullmatch(given) else new_id()
 
     def _caller(self, client: ClientLink, head: RequestHead, way: Way, path: str) -> Caller | None:
-        if path in PUBLIC or check_token(head, way, self._keys):
+        if path in PUBLIC or check_token(head, way, self.keyring):
             return None
-        made = caller_of(head, client.peer, self._keys, self._settings.tenants, self._failures)
+        made = caller_of(head, client.peer, self.keyring, self._settings.tenants, self._failures)
         if not self._settings.is_tls:  # nodes sign addresses for the client
             made.said.append(_PLAIN)
         return made
+
+    # -- keys that are accepted no longer --------------------------------------------------
+
+    def cut(self) -> None:
+        """Cut the requests under way whose key is accepted no longer, as if their client left."""
+        gone = [client for client in self.clients if not self._may_go_on(client)]
+        for client in gone:
+            client.abort()
+        if gone:
+            _log.warning("cut %d requests: their keys are no longer accepted", len(gone))
+
+    def _may_go_on(self, client: ClientLink) -> bool:
+        """Report whether the request on a connection, if there is one, would still be let in."""
+        head = client.head
+        if head is None:
+            return True
+        name = client.door or self._door_of(head.path)
+        if name:
+            return self._doors[name].has_accepted(head, self.keyring)
+        way = way_of(head.method.decode("latin-1"), head.path, head.first(b"mcp-session-id"))
+        try:
+            if head.path not in PUBLIC and not check_token(head, way, self.keyring):
+                caller_of(head, client.peer, self.keyring, self._settings.tenants, Failures())
+        except CellwallError:
+            return False
+        return True
 
     def _check_host(self, head: RequestHead) -> None:
         host = head.first(b"host")
@@ -308,6 +357,7 @@ def _check_way(way: Way, path: str, caller: Caller | None) -> None:
     is_operators = path == _NODES or path.startswith(f"{_NODES}/")
     if is_operators and (caller is None or not caller.principal.may("admin")):
         raise HttpError(403, "forbidden", "key: admin is needed for that", remedy="use another key")
+    check_scope(way, caller)
     if way.kind == "refused":
         raise _nothing_there()
 

@@ -11,24 +11,26 @@ from typing import Literal, NamedTuple
 
 from cellwall.model.ids import NODE_LENGTH, node_of
 
-Kind = Literal["own", "object", "new", "batch", "any", "all", "refused"]
+Kind = Literal["own", "object", "new", "batch", "any", "all", "data", "refused"]
 """`own`: the gateway answers; `object`: the node that has it; `new`: a node is chosen, and may be
 chosen again; `batch`: many of these; `any`: each node answers alike; `all`: the answers of all
-nodes together; `refused`: it has no meaning for many machines yet."""
+nodes together; `data`: of what is named without its node (`data.Data`); `refused`: it has no
+meaning for many machines yet."""
 
 _NEW = frozenset({("POST", "/execute"), ("POST", "/sandboxes")})
 _OWN = frozenset({"/health", "/nodes"})
-_ANY = frozenset(
-    {"/openapi.json", "/docs", "/docs/style.css", "/templates", "/languages", "/runtimes"}
-)
+_ANY = frozenset({"/openapi.json", "/docs", "/docs/style.css", "/languages", "/runtimes"})
 _ALL = frozenset({"/sandboxes", "/snapshots", "/stats", "/quota"})
 _BATCH = "/executions/batch"
 _KNOWN = frozenset({"/health", "/execute", _BATCH}) | _ANY | _ALL
-_NOT_YET = frozenset({("POST", "/templates")})
-"""What a server alone has there."""
+_DATA = re.compile(r"/(?:volumes|images|templates)(?:/(?!\.{1,2}(?:/|$))[^/]+){0,2}")
+"""Of no part that could lead out of it."""
+_BUILD = re.compile(r"/templates/(build)s/([^/]+)(?:/.*)?", re.DOTALL)
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
 _MCP = "/mcp"
+_KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?|/(audit)")
+"""What gateways keep themselves."""
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
 
@@ -39,7 +41,8 @@ class Way(NamedTuple):
     node: str = ""
     """The name of the node that has the object."""
     thing: str = ""
-    """What the object is: `sandbox`, `execution`, `snapshot`, `token`, `session`."""
+    """What the object is: `sandbox`, `execution`, `snapshot`, `token`, `session`, `key`, `secret`,
+    `audit`."""
     name: str = ""
     """The object's id."""
     may_have_token: bool = False
@@ -53,17 +56,20 @@ def way_of(method: str, path: str, session: str = "") -> Way:
     kind = _kind_of(method, path)
     if kind is not None:
         return Way(kind, path=path)
+    kept = _KEPT.fullmatch(path)
+    if kept:
+        return Way("own", thing=kept[1] or kept[3], name=kept[2] or "", path=path)
     signed = _SIGNED.fullmatch(path)
     if signed:
         token = signed[1]
         return Way("object", token[:NODE_LENGTH], "token", token, may_have_token=True)
     if path == _MCP:  # without a session it begins one, on any node
         return Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
-    found = _OBJECT.fullmatch(path)
+    found = _OBJECT.fullmatch(path) or _BUILD.fullmatch(path)
     if found and found[2] != "batch":
         has_token = _PORTS.match(path) is not None
         return Way("object", node_of(found[2]), found[1], found[2], may_have_token=has_token)
-    return Way("refused")
+    return Way("data", path=path) if _DATA.fullmatch(path) else Way("refused")
 
 
 def _kind_of(method: str, path: str) -> Kind | None:
@@ -77,4 +83,4 @@ def _kind_of(method: str, path: str) -> Kind | None:
     if method in {"GET", "HEAD"} and path in _ALL:
         return "all"
     # With another method than those of the path any node says so.
-    return "any" if path in _KNOWN and (method, path) not in _NOT_YET else None
+    return "any" if path in _KNOWN else None

@@ -79,6 +79,7 @@ class NodeFace(OwnFace):
         offered = headers.get("cellwall-id", "")
         if offered:
             self._offers.take(request, offered)
+            request.origin.lent = self._offers.lent.take(tenant, offered)
         found = Principal(tenant, headers.get("cellwall-key-id", ""), scope)
         self._keys.name(found)
         return found

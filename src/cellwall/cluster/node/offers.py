@@ -10,6 +10,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+from cellwall.cluster.node.lent import Lent
 from cellwall.server.core.errors import HttpError
 from cellwall.server.http.endpoint import Answer, Endpoint
 
@@ -32,6 +33,8 @@ class Offers:
         self._under_way: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
         """The id of each; repeats under one idempotency key have the same."""
         self._refused: OrderedDict[str, None] = OrderedDict()
+        self.lent = Lent()
+        """The secrets that gateways gave for what may begin."""
 
     def take(self, request: Request, offered: str) -> None:
         """Note a request that would begin something under an id. Raises HttpError."""

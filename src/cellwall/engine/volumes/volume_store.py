@@ -97,6 +97,10 @@ class VolumeStore:
             disk_bytes=image.stat().st_blocks * 512,
         )
 
+    def check(self, name: str, owner: str = "") -> None:
+        """Raise NotFound unless there is a volume of that name."""
+        self._path(name, owner)
+
     def remove(self, name: str, owner: str = "") -> None:
         """Remove a volume and all that is in it. Raises NotFound, Conflict if it is in use."""
         folder = self._path(name, owner)

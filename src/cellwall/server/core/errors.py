@@ -55,6 +55,10 @@ class HttpError(CellwallError):
 
 
 _HOST_PATH = re.compile(r"(?<![\w/])/(?:[\w.+@-]+/)+[\w.+@-]*")
+LACKS = "cellwall-lacks"
+"""Header by which a node says what it lacks, and no client sees: kind and name, as `volume:data`.
+"""
+_FORM = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _BROKEN = "a sandbox could not be built or spoken to; it was destroyed"
 
 _STATUS: dict[type[CellwallError], int] = {
@@ -91,6 +95,21 @@ def stopping() -> CapacityError:
         "server: it stops, and begins nothing new",
         retry_after_s=5,
         remedy="try again when it is back",
+    )
+
+
+def lacking(error: CellwallError, kind: str, name: str) -> HttpError:
+    """Return a node's refusal of what names a thing that is not here: its gateway knows by it.
+
+    `error`: what a server alone raises. Raised before anything begins. SECURITY: the name is a
+    caller's; what can be the name of nothing is not said in a header.
+    """
+    return HttpError(
+        status_of(error),
+        error.code,
+        error.message,
+        remedy=error.remedy,
+        headers={LACKS: f"{kind}:{name}"} if _FORM.fullmatch(name) else {},
     )
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import NotFound, UsageError
+from cellwall.server.core.errors import lacking
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -57,8 +58,17 @@ class ImageDoor:
                 remedy="leave it out, or ask the operator to list it in the setting images",
             )
         meant = self._parsed(image)
+        if self._may_be_elsewhere(tenant, meant):
+            raise lacking(_not_permitted(image), "image", image)
         if not (self._is_allowed(tenant, meant) or self._is_known(tenant, meant)):
             raise _not_permitted(image)
+
+    def _may_be_elsewhere(self, tenant: str, meant: Reference) -> bool:
+        """Report whether this is a node, and `meant` the id of an image that it has not."""
+        from cellwall.images.reference import ById
+
+        is_id = bool(self._engine.settings.node) and isinstance(meant, ById)
+        return is_id and not self._is_known(tenant, meant)
 
     async def wait_here(self, image: str | None, *, is_patient: bool = False) -> None:
         """Return when a permitted image is on this machine; the first who asks begins its pull.

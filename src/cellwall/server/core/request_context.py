@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cellwall.model.secret import Secret
 
 
 @dataclass(slots=True)
@@ -29,6 +32,8 @@ class Origin:
     offered_id: str = ""
     """Id that the execution or sandbox it asks for gets; empty: a fresh one. Only a listener that
     is there for such offers sets it, never a part of a request of ours or a foreign protocol's."""
+    lent: tuple[Secret, ...] | None = None
+    """Secrets that came with it, which alone it may name; None: names are those of the store."""
 
 
 ORIGIN: ContextVar[Origin | None] = ContextVar("cellwall_origin", default=None)

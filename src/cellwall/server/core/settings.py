@@ -99,7 +99,8 @@ class ServerSettings:
     `false`: each write goes to the database alone. PostgreSQL never has one."""
     secrets_key_file: str = ""
     """Path of the file with the key of stored secrets, 64 hexadecimal digits, which the server's
-    user alone may read; empty: `secrets.key` in the state directory, made at its first use."""
+    user alone may read; empty: `secrets.key` in the state directory, made at its first use. At
+    gateways with a directory: one file for all of them; empty: no secrets are set there."""
     webhooks: bool = False
     """Callers may name a URL that is told of the end of an execution; only public addresses."""
     webhook_networks: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.engine.scheduling.quotas import exceeded
 from cellwall.model.errors import Conflict, NotFound, QuotaExceeded, UsageError
+from cellwall.server.core.errors import lacking
 from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
@@ -85,12 +86,13 @@ class TemplateDoor:
         """Return the fields of a request on a template of the tenant's own; None for others.
 
         `pinned`: the image that the name meant before. Raises `UsageError` if the request names an
-        image as well.
+        image as well, and at a node HttpError for a name that another node may have.
         """
         if template == _BASE or not self._settings.templates_mb:
             return None
         found = pinned or self._image_of(tenant, template)
         if found is None:
+            self._check_known(template)
             return None
         if image is not None:
             raise UsageError(
@@ -98,6 +100,14 @@ class TemplateDoor:
                 remedy="name a template or an image",
             )
         return {"image": found, "template": _BASE}
+
+    def _check_known(self, template: str) -> None:
+        """Raise HttpError at a node whose operator has no template of that name."""
+        if self._engine.settings.node:
+            try:
+                self._engine.check_template(template)
+            except NotFound as error:
+                raise lacking(error, "template", template.partition(":")[0]) from None
 
     def _image_of(self, tenant: str, template: str) -> str | None:
         """Return the image of the tenant's template, unless the operator has one of that name."""

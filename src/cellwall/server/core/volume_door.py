@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import QuotaExceeded, UsageError
+from cellwall.model.errors import NotFound, QuotaExceeded, UsageError
+from cellwall.server.core.errors import lacking
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -30,13 +31,25 @@ class VolumeDoor:
         self._most_mb = settings.volumes_mb
         self._making = asyncio.Lock()
 
-    def check(self, volumes: Mapping[str, str] | None) -> None:
-        """Raise `UsageError` for volumes that cannot be, or where the operator permits none."""
+    def check(self, tenant: str, volumes: Mapping[str, str] | None) -> None:
+        """Raise `UsageError` for volumes that cannot be, or where the operator permits none.
+
+        A node raises HttpError for one that is not here: another may have it.
+        """
         if volumes:
             from cellwall.model.volume import mounts_of  # most requests have none
 
             self._check_permitted()
-            mounts_of(volumes)
+            for each in mounts_of(volumes):
+                self._check_here(tenant, each.name)
+
+    def _check_here(self, tenant: str, name: str) -> None:
+        if not self._engine.settings.node:
+            return
+        try:
+            self._engine.volumes.check(name, tenant)
+        except NotFound as error:
+            raise lacking(error, "volume", name) from None
 
     def _check_permitted(self) -> None:
         if not self._most_mb:

@@ -110,7 +110,7 @@ def order(  # noqa: PLR0913 - parts of the server, and the request
     engine.check_packages(request.packages)
     if own is None:
         doors.images.check(caller.owner, body.image, body.user)
-    doors.volumes.check(body.volumes)
+    doors.volumes.check(caller.owner, body.volumes)
 
     async def work(
         on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from cellwall.engine.attempts.attempt import BeforeCode
     from cellwall.engine.scheduling.fair_queue import FairQueue, Place
+    from cellwall.model.secret import Secret
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.ledger import Ledger
     from cellwall.server.executions.order import Order
@@ -126,6 +127,8 @@ class Executions:
             return self.start(order).id
         self._check_open(order)
         item = Queued(self._id_of(order), order.owner, self._on_turn)
+        origin = ORIGIN.get()
+        item.lent = None if origin is None else origin.lent
         item.waiting = self._queue.ask(order.owner, order.cost, item.on_turn)
         self._queued[item.id] = item
         try:
@@ -166,7 +169,7 @@ class Executions:
         if record is None:
             record = self._add(item.id, item.owner, "", {})
         record.turn = Turn(place)
-        record.task = self._tasks.spawn(self._run(record, self._resume(record)))
+        record.task = self._tasks.spawn(self._run(record, self._resume(record, item.lent)))
 
     def _add(
         self, execution_id: str, owner: str, request_id: str, asked: Mapping[str, Any]
@@ -259,10 +262,10 @@ class Executions:
             # Also for an execution that was refused a sandbox: its end must be found.
             record.is_on_disk = await acceptance.settled()
 
-    async def _resume(self, record: ExecutionRecord) -> None:
-        """Do an execution that is on disk only."""
+    async def _resume(self, record: ExecutionRecord, lent: tuple[Secret, ...] | None) -> None:
+        """Do an execution that is on disk only, but for the secrets that came with it."""
         # The task that gave up a place begins this one, so the context is another request's.
-        ORIGIN.set(Origin("", record.owner))
+        ORIGIN.set(Origin("", record.owner, lent=lent))
         record.is_on_disk = True
         before, mine = self._latest, asyncio.get_running_loop().create_future()
         self._latest = mine

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cellwall.engine.scheduling.fair_queue import Place, Waiting
+    from cellwall.model.secret import Secret
     from cellwall.server.executions.record import ExecutionRecord
 
     OnTurn = Callable[["Queued", Place], None]
@@ -57,7 +58,7 @@ class Turn:
 class Queued:
     """An execution that waits in the background, without a task; its body is in the store."""
 
-    __slots__ = ("_on_turn", "id", "is_accepted", "owner", "place", "record", "waiting")
+    __slots__ = ("_on_turn", "id", "is_accepted", "lent", "owner", "place", "record", "waiting")
 
     def __init__(self, execution_id: str, owner: str, on_turn: OnTurn) -> None:
         self.id = execution_id
@@ -67,6 +68,8 @@ class Queued:
         self.record: ExecutionRecord | None = None
         """Record of the execution if a caller follows it."""
         self.is_accepted = False
+        self.lent: tuple[Secret, ...] | None = None
+        """Secrets that came with its request (`Origin.lent`), which are in no store."""
         self._on_turn = on_turn
 
     def on_turn(self, place: Place) -> None:

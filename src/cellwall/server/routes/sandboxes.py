@@ -13,6 +13,7 @@ from cellwall.engine.policy.arguments import check_tools, may_call
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
+from cellwall.server.core.named_secrets import secrets_of
 from cellwall.server.executions.idempotency import gone
 from cellwall.server.executions.order import Order
 from cellwall.server.executions.promised import bind
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
+    from cellwall.model.secret import Secret
     from cellwall.server.core.request import Request
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.idempotency import Use
@@ -87,6 +89,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     state = request.state
     limits, clipped = decode.limits(body, state.engine.settings.limits, state.settings.most)
     language = decode.language(body)
+    secrets = secrets_of(body.secrets)
     state.headroom.check()
     state.kept.check(request.owner, 0)
     name, own = body.template, state.templates.rooted(request.owner, body.template, body.image)
@@ -94,14 +97,14 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
         state.images.check(request.owner, body.image, body.user)
     else:
         body = body.model_copy(update=own)
-    state.volumes.check(body.volumes)
+    state.volumes.check(request.owner, body.volumes)
     await state.images.wait_here(body.image)
     offered_id = request.origin.offered_id
     state.sandboxes.begin(offered_id)
     state.observer.created(request.owner)
     record: SandboxRecord | None = None
     try:
-        made = await _promised(request, body, limits)
+        made = await _promised(request, body, limits, secrets)
         facts = {
             "name": body.name,
             "language": language,
@@ -120,7 +123,9 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     return record
 
 
-async def _promised(request: Request, body: SandboxBody, limits: Limits) -> AsyncSandbox:
+async def _promised(
+    request: Request, body: SandboxBody, limits: Limits, secrets: list[str | Secret] | None
+) -> AsyncSandbox:
     """Return a sandbox whose limits are reserved from before its creation until its end."""
     state = request.state
     promise = state.queue.hold(request.owner, Cost.of(limits))
@@ -137,7 +142,7 @@ async def _promised(request: Request, body: SandboxBody, limits: Limits) -> Asyn
             start=body.start,
             profile=body.profile,
             network=value_of(body.network),
-            secrets=body.secrets or None,
+            secrets=secrets,
             packages=body.packages,
             image=body.image,
             user=body.user,

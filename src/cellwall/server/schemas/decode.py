@@ -16,6 +16,7 @@ from cellwall.engine.programs.requests import Request
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.server.core.named_secrets import secrets_of
 from cellwall.server.schemas.network import value_of
 from cellwall.server.schemas.requests import CommandBody, ExecuteBody, SandboxBody
 
@@ -189,7 +190,7 @@ def request(
         compile_limits=compiling,
         tenant=owner,
         network=value_of(body.network),
-        secrets=body.secrets or None,
+        secrets=secrets_of(body.secrets),
         packages=body.packages,
         volumes=body.volumes,
         image=body.image,

@@ -30,8 +30,11 @@ class _Connecting(Links):
         raise ConnectionRefusedError
 
 
-def _uncounted(_size: int) -> None:
-    """Count nothing."""
+async def _lend(_node: Node, _offered: str, _refusal: bytes) -> None:
+    """Give nothing."""
+
+
+_ALONE = errand.Aid(lambda _size: None, _lend, lambda: None)
 
 
 def _book(links: Links) -> Book:
@@ -45,7 +48,7 @@ def test_node_has_nothing_of_a_client_that_left_while_it_was_connected_to() -> N
         links = _Connecting(asyncio.Event().wait)
         book = _book(links)
         turn = Turns({}, {}, 100).ask("alice")
-        running = asyncio.ensure_future(errand.run(book, [], b"{}", turn, _uncounted))
+        running = asyncio.ensure_future(errand.run(book, [], b"{}", turn, _ALONE))
         await links.asked.wait()
         assert book.nodes[0].in_flight == 1
         running.cancel()
@@ -61,7 +64,7 @@ def test_node_that_takes_no_connection_has_nothing() -> None:
         book = _book(_Connecting(lambda: asyncio.sleep(0)))
         turn = Turns({}, {}, 100).ask("alice")
         with pytest.raises(CapacityError):
-            await errand.run(book, [], b"{}", turn, _uncounted)
+            await errand.run(book, [], b"{}", turn, _ALONE)
         assert book.nodes[0].in_flight == 0
 
     asyncio.run(body())

@@ -81,6 +81,14 @@ class Opened:
             said += [(PROTOCOLS, rest) for rest in [rest_of_protocols(head)] if rest]
         return Caller(found or _STRANGER, said, frozenset(dropped))
 
+    def has_accepted(self, head: RequestHead, keys: KeyRing) -> bool:
+        """Report whether the key or the tokens of a request, if it has any, are accepted still."""
+        presented = self._presented(head)
+        if presented is not None and keys.find(presented) is not None:
+            return True
+        tokens = [head.named.get(name) for name in _TOKENS]
+        return presented is None and all(_is_of_accepted(each, keys) for each in tokens)
+
     def _presented(self, head: RequestHead) -> str | None:
         """Return the key that the door's clients present; None: there is none."""
         for name in self.key_headers:

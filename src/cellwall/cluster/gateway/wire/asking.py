@@ -38,21 +38,24 @@ def _uncounted(_size: int) -> None:
     """Count nothing: the answer is small."""
 
 
-async def answer_on(
+async def answer_on(  # noqa: PLR0913 - parts of one request
     link: NodeLink,
     address: Address,
     target: bytes,
     said: Headers,
     body: bytes | None = None,
     count: Callable[[int], None] = _uncounted,
+    *,
+    method: bytes = b"",
 ) -> Whole:
-    """Ask on a connection, with POST if there is a body. Raises ConnectionError if it ends.
+    """Ask on a connection, by itself with POST if there is a body, and else with GET.
 
     `count` hears of each piece of the answer's body, in bytes, before it is kept; what it raises
-    of ours ends the answer.
+    of ours ends the answer. Raises ConnectionError if the connection ends.
     """
     answer = _Answer(count)
-    lines = [b"%s %s HTTP/1.1\r\n" % (b"GET" if body is None else b"POST", target)]
+    method = method or (b"GET" if body is None else b"POST")
+    lines = [b"%s %s HTTP/1.1\r\n" % (method, target)]
     lines.append(b"host: %s\r\n" % str(address).encode())
     lines += [b"%s: %s\r\n" % each for each in said]
     if body is not None:

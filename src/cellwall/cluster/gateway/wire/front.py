@@ -140,6 +140,8 @@ class ClientLink(asyncio.Protocol):
         """When the client has to have sent something, on the loop's clock; 0: at no time."""
         self.peer = ""
         """The client's address, without the port; empty for a unix socket."""
+        self.door = ""
+        """The door at whose own port it came; empty: at none."""
         self.is_closing = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the connection has ended."""
@@ -167,6 +169,11 @@ class ClientLink(asyncio.Protocol):
         if current is None or self.is_closing:
             return False
         return current.is_whole and current.keeps_alive and not current.head.upgrade
+
+    @property
+    def head(self) -> RequestHead | None:
+        """The head of the request that is served; None: none is."""
+        return None if self._current is None else self._current.head
 
     @property
     def has_chunks(self) -> bool:

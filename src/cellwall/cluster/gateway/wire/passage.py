@@ -16,19 +16,26 @@ from cellwall.cluster.gateway.wire.heads import (
     response_bytes,
     switching_bytes,
 )
+from cellwall.server.core.errors import LACKS
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import ResponseHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
 
-End = Literal["whole", "full", "refused", "lost", "cut", "gone"]
+End = Literal["whole", "full", "refused", "needs", "lacking", "lost", "cut", "gone"]
 """`whole`: the answer was passed on; `full`: the node has no room, and nothing was passed on;
-`refused`: the node has no room, and that is the client's answer;
+`refused`: the node has no room, and that is the client's answer; `needs`: it asks for secrets, and
+nothing was passed on; `lacking`: what the request names is not on the node, and nothing was passed;
 `lost`: the connection ended before an answer began; `cut`: it ended in the middle of one, and the
 client was cut off; `gone`: the client has left."""
 
+NEEDS = 428
+"""Status by which a node asks for secrets, in answers to new work alone."""
 _FULL = b'"code":"capacity"'
+_LACKS = LACKS.encode()
+_LACKING = frozenset({400, 404})
+"""Statuses of refusals that may say what a node lacks."""
 _REFUSAL_BYTES = 64 * 1024
 
 
@@ -41,9 +48,19 @@ class Passage:
     )  # fmt: skip
 
     def __init__(
-        self, client: ClientLink, link: NodeLink, *, is_new: bool, may_turn_away: bool
+        self,
+        client: ClientLink,
+        link: NodeLink,
+        *,
+        is_new: bool,
+        may_turn_away: bool,
+        may_ask: bool = False,
     ) -> None:
-        """`is_new`: a node may have no room for it; `may_turn_away`: that is not the answer."""
+        """`is_new`: a node may have no room for it; `may_turn_away`: that is not the answer.
+
+        `may_ask`: nor is one that asks for secrets.
+        """
+        self._may_ask = may_ask
         self._client = client
         self._link = link
         self._is_new = is_new
@@ -57,12 +74,19 @@ class Passage:
         self.is_tunnel = False
         self.status = 0
         """Status of the answer that was passed on; 0: none was."""
+        self.lacks = ""
+        """What the node lacks that the request names; empty: nothing."""
         self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
 
     @property
     def is_success(self) -> bool:
         """Whether the answer that was passed on is one."""
         return self.status == 200
+
+    @property
+    def refused(self) -> bytes:
+        """The answer that was not passed on, as far as it came."""
+        return bytes(self._refused)
 
     # -- to the node -----------------------------------------------------------------------
 
@@ -105,6 +129,10 @@ class Passage:
             self._client.switch()
         elif head.status == 503 and self._is_new:
             self._refusal = head  # its body says whether it is full
+        elif head.status in _LACKING and self._is_new and head.first(_LACKS):
+            self.lacks, self._refusal = head.first(_LACKS), head
+        elif head.status == NEEDS and self._may_ask:
+            self._refusal = head
         else:
             self._pass_head(head)
 
@@ -138,6 +166,9 @@ class Passage:
         """Take the end of the answer."""
         is_full = False
         if self._refusal is not None and not self._has_begun:
+            if self.lacks or self._refusal.status == NEEDS:
+                self._over("lacking" if self.lacks else "needs")
+                return
             is_full = _FULL in self._refused
             if is_full and self._may_turn_away:
                 self._over("full")
@@ -146,10 +177,16 @@ class Passage:
         self._write(LAST_CHUNK if self._in_chunks else b"")
         self._over("refused" if is_full else "whole")
 
+    def pass_on(self) -> None:
+        """Have the refusal of what is `lacking` as the client's answer after all."""
+        self._pass_refusal()
+        self._write(LAST_CHUNK if self._in_chunks else b"")
+
     def _pass_refusal(self) -> None:
         refusal, data = self._refusal, bytes(self._refused)
         self._refusal = None
         if refusal is not None:
+            refusal.headers = [each for each in refusal.headers if each[0] != _LACKS]
             self._pass_head(refusal)
             self.on_data(data)
 

@@ -8,8 +8,9 @@ its request no wait.
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CellwallError
 from cellwall.server.audit.chain import Entry, compact
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.routing import Way
     from cellwall.server.audit.writer import Audit
+    from cellwall.store.store import Store
 
 _ACCESS = frozenset({401, 403, 429})
 """Statuses of what is refused for who asks."""
@@ -27,9 +29,17 @@ _ACCESS = frozenset({401, 403, 429})
 class Trail:
     """What one gateway writes down."""
 
-    def __init__(self, audit: Audit) -> None:
-        """`audit` is open."""
+    def __init__(self, audit: Audit, store: Store) -> None:
+        """`audit` is open, in that store."""
         self._audit = audit
+        self._store = store
+
+    async def page(self, after: int, limit: int) -> dict[str, Any]:
+        """Return so many records behind the place `after`, oldest first, as a server shows them."""
+        rows = await self._store.audit(after, limit + 1)
+        page = rows[:limit]
+        records = [{**json.loads(row.record), "hash": row.hash.hex()} for row in page]
+        return {"records": records, "next": page[-1].seq if len(rows) > limit else None}
 
     def passed(
         self, caller: Caller | None, peer: str, way: Way, node: str, status: int, request_id: str
@@ -52,6 +62,19 @@ class Trail:
     async def ordered(self, caller: Caller | None, peer: str, word: str, node: str) -> None:
         """Write an operator's order to a node. Raises as `Audit.before`."""
         await self._audit.before(_entry(caller, peer, f"node.{word}", f"node:{node}", ""))
+
+    async def changing(
+        self,
+        caller: Caller | None,
+        peer: str,
+        request_id: str,
+        action: str,
+        subject: str,
+        facts: dict[str, Any],
+    ) -> None:
+        """Write a change of what gateways keep, which is about to be made. Raises as `ordered`."""
+        entry = _entry(caller, peer, action, subject, request_id)
+        await self._audit.before(entry._replace(details=compact(facts)))
 
 
 def _object(way: Way) -> str:

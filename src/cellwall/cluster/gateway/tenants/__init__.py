@@ -1,0 +1,1 @@
+"""What gateways keep for tenants in the directory: keys of callers, and secrets, sealed."""
