@@ -155,7 +155,10 @@ OF_SANDBOX = Way("object", "a7c2", "sandbox", ID)
 @pytest.mark.parametrize(
     ("method", "path", "headers", "way"),
     [
-        ("POST", "/v2/sandboxes", {}, Way("any")),
+        ("POST", "/v2/sandboxes", {}, Way("any", makes="sandbox")),
+        ("POST", "/sandboxes", {}, Way("any", makes="sandbox")),
+        ("POST", f"/sandboxes/{ID}/f%6frk", {}, OF_SANDBOX._replace(makes="fork")),
+        ("POST", f"/sandboxes/{ID}/fork", {}, OF_SANDBOX._replace(makes="fork")),
         ("GET", "/v2/sandboxes?limit=3", {}, Way("all", thing="array", path="/v2/sandboxes")),
         ("GET", f"/sandboxes/{ID}", {}, OF_SANDBOX),
         ("POST", f"//v2/sandboxes/{ID}/connect", {}, OF_SANDBOX),
@@ -178,10 +181,20 @@ def test_requests_of_e2b_go_where_their_sandbox_is(
     assert E2B.way_of(method, path, said) == way
 
 
+@pytest.mark.parametrize("name", ["ragflow", "dify", "fusion", "piston"])
+def test_programs_of_a_door_count_and_its_questions_do_not(name: str) -> None:
+    way_at = DOORS[name].way_of
+    assert way_at("POST", "/run", {}) == Way("any", makes="program")
+    assert way_at("GET", "/api/v2/connect", {}) == Way("any", makes="program")
+    assert way_at("GET", "/api/v2/runtimes", {}) == Way("any")
+
+
 def test_submissions_go_where_their_token_says() -> None:
     way_at = DOORS["judge0"].way_of
     mine, other = new_token("a7c2"), new_token("zzzz")
-    assert way_at("POST", "/submissions?wait=true", {}).kind == "any"
+    assert way_at("POST", "/submissions?wait=true", {}) == Way("any", makes="program")
+    assert way_at("POST", "/submissions?wait=false", {}) == Way("any")
+    assert way_at("POST", "/submissions/batch?wait=true", {}) == Way("any")
     assert way_at("GET", f"/submissions/{mine}?fields=*", {})[:2] == ("object", "a7c2")
     assert way_at("GET", f"/submissions/batch?tokens={mine},{mine}", {})[:2] == ("object", "a7c2")
     assert way_at("GET", f"/submissions/batch?tokens={mine},{other}", {}).kind == "refused"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from cellwall.apps.doors.e2b.addressing import place_of
 from cellwall.apps.doors.judge0 import tokens
 from cellwall.cluster.gateway.doors.opened import Opened
-from cellwall.cluster.gateway.routing import Way
+from cellwall.cluster.gateway.routing import Makes, Way
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import node_of
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     WayOf = Callable[[str, str, Mapping[bytes, bytes]], Way]
 
 _ANY = Way("any")
+_PROGRAM = Way("any", makes="program")
 _NOWHERE = Way("refused")
 _OF_ONE = Way("all")
 """Things that lie on one node and do not say on which: there are none where there are several."""
@@ -77,7 +78,13 @@ def _ways(name: str, domain: str | None) -> WayOf:
         return _of_judge0
     if name == "e2b":
         return _of_e2b(domain)
-    return lambda _method, _path, _headers: _ANY  # each request is a program of its own
+    return _of_programs
+
+
+def _of_programs(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
+    """Return where a request goes: to any node, with a program or with a question."""
+    is_socket = path.partition("?")[0].rstrip("/").endswith("/connect")  # Piston's
+    return _PROGRAM if method == "POST" or is_socket else _ANY
 
 
 def _of_judge0(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
@@ -92,7 +99,10 @@ def _of_judge0(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
     nodes = {tokens.node_of(each) for each in named} - {""}
     if len(nodes) > 1:
         return _NOWHERE
-    return Way("object", nodes.pop(), "submission", named[0]) if nodes else _ANY
+    if nodes:
+        return Way("object", nodes.pop(), "submission", named[0])
+    is_waiting = method == "POST" and parse_qs(query).get("wait", [""])[-1] == "true"
+    return _PROGRAM if is_waiting and where == "/submissions" else _ANY
 
 
 def _of_e2b(domain: str | None) -> WayOf:
@@ -101,9 +111,13 @@ def _of_e2b(domain: str | None) -> WayOf:
         path = "/" + target.partition("?")[0].lstrip("/")
         sandbox = _sandbox(path, headers, domain)
         if sandbox:
-            return Way("object", node_of(sandbox), "sandbox", sandbox)
+            is_fork = method == "POST" and unquote(path).endswith(f"/{sandbox}/fork")
+            makes: Makes = "fork" if is_fork else ""
+            return Way("object", node_of(sandbox), "sandbox", sandbox, makes=makes)
         if method == "GET" and path in _E2B_LISTS:
             return Way("all", thing="array", path=path)
+        if method == "POST" and path in _E2B_LISTS:
+            return Way("any", makes="sandbox")
         return _ANY if _E2B_ANYWHERE.fullmatch(path) else _OF_ONE
 
     return of

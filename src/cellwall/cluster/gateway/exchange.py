@@ -22,6 +22,8 @@ from cellwall.server.core.body_budget import Held
 from cellwall.server.core.errors import status_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.gateway import Gateway
@@ -62,7 +64,7 @@ class Exchange:
         self._tenant = "" if caller is None else caller.principal.tenant
         self._body = Body(client, head, Held(gateway.bodies, self._tenant))
         quotas = None if caller is None else gateway.quotas
-        self._counting = Counting(quotas, self._tenant, head)
+        self._counting = Counting(quotas, self._tenant, head, way)
         self._turn: Turn | None = None
         self._in_line: asyncio.Task[None] | None = None
         """The task of `run` while it waits for a place."""
@@ -111,10 +113,9 @@ class Exchange:
         """Bring the request to a node, and its answer back."""
         try:
             if self._way.kind == "new":
-                self._in_line = asyncio.current_task()
-                async with self._place():
-                    self._in_line = None
-                    await self._in_turn()
+                await self._in_line_for(self._at_a_chosen_node)
+            elif self._way.makes == "program":
+                await self._in_line_for(self._at_one_node)
             else:
                 async with await self._copies():
                     await self._at_one_node()
@@ -129,9 +130,16 @@ class Exchange:
             self._body.release()
             self._client.done()
 
+    async def _in_line_for(self, ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask nodes once there is a place for a program, and once it is the tenant's turn."""
+        self._in_line = asyncio.current_task()
+        async with self._place():
+            self._in_line = None
+            await self._in_turn(ask)
+
     def _place(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold a place for a program; a sandbox needs none."""
-        if self._caller is None or self._way.path == SANDBOXES or self._is_gone:
+        if not self._tenant or self._way.path == SANDBOXES or self._is_gone:
             return contextlib.nullcontext()
         return self._gateway.place(self._tenant)
 
@@ -183,6 +191,8 @@ class Exchange:
             return book.of(way.node, way.thing, way.name)
         node = book.choose(asked) if self._has_other(asked) else book.choose()
         asked.add(node)
+        if self._turn is not None:
+            self._turn.at(node)
         return node
 
     def _note(self) -> None:
@@ -200,13 +210,13 @@ class Exchange:
                 self.request_id,
             )
 
-    async def _in_turn(self) -> None:
+    async def _in_turn(self, ask: Callable[[], Awaitable[None]]) -> None:
         """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
         if self._is_gone:
             return
         self._turn = turn = self._gateway.turns.ask(self._tenant)
         if turn.has_come or await turn.come():
-            await self._at_a_chosen_node()
+            await ask()
 
     async def _at_a_chosen_node(self) -> None:
         """Ask nodes for new work until one takes it, or certainly has begun it."""

@@ -31,6 +31,10 @@ _SIGNED = re.compile(r"/signed/([^/]+)")
 _MCP = "/mcp"
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
+Makes = Literal["", "program", "sandbox", "fork"]
+"""What a request of a door makes that counts in its tenant's quotas over all nodes: a program which
+its client waits for, a sandbox, as many copies as its body says; empty: nothing."""
+
 
 class Way(NamedTuple):
     """Where a request goes."""
@@ -46,6 +50,7 @@ class Way(NamedTuple):
     """Whether a token of the node's may stand for a key."""
     path: str = ""
     """Where new work, or a list, was asked for."""
+    makes: Makes = ""
 
 
 def way_of(method: str, path: str, session: str = "") -> Way:

@@ -17,6 +17,7 @@ from cellwall.model.errors import CapacityError
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.quotas import Quotas
+    from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.heads import RequestHead
 
 SANDBOXES = "/sandboxes"
@@ -27,21 +28,27 @@ _COPYING = re.compile(r"/sandboxes/[^/]+/(fork)|/snapshots/[^/]+/(restore)")
 class Counting:
     """See the module."""
 
-    __slots__ = ("_counted", "_head", "_quotas", "_tenant")
+    __slots__ = ("_counted", "_head", "_quotas", "_tenant", "_way")
 
-    def __init__(self, quotas: Quotas | None, tenant: str, head: RequestHead) -> None:
+    def __init__(self, quotas: Quotas | None, tenant: str, head: RequestHead, way: Way) -> None:
         """`quotas`: None counts nothing."""
         self._quotas = quotas
         self._tenant = tenant
         self._head = head
+        self._way = way
         self._counted = ""
         """Id of the sandbox that is counted by this request."""
 
     @property
     def copying(self) -> str:
-        """How the request makes copies that count, `fork` or `restore`; empty: it makes none."""
+        """How the request makes sandboxes whose ids a node draws; empty: it makes none.
+
+        `fork`: as many as its body says; `restore`: one.
+        """
         if self._quotas is None or self._head.method != b"POST":
             return ""
+        if self._way.makes:
+            return {"sandbox": "restore", "fork": "fork"}.get(self._way.makes, "")
         found = _COPYING.fullmatch(unquote(self._head.path))
         return "" if found is None else found[1] or found[2]
 
@@ -49,7 +56,8 @@ class Counting:
         self, verb: str, body: bytes, asked: Callable[[], str]
     ) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold places for copies; the parameters are those of `Quotas.copies`."""
-        assert self._quotas is not None
+        if self._quotas is None:
+            return contextlib.nullcontext()
         return self._quotas.copies(self._tenant, verb, body, asked)
 
     async def take(self, path: str, offered: str, node: str) -> None:
