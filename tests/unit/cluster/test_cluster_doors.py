@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from cellwall.cluster.gateway.doors.opened import Opened
 from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.wire.heads import RequestHead, request_bytes
 from cellwall.cluster.node.face import NodeFace
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import NodeLost, UsageError
 from cellwall.server.auth.keys import Failures, KeyRecord, KeyRing, digest_of, in_e2b_form
 from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.errors import HttpError
@@ -214,3 +215,30 @@ def test_session_of_mcp_goes_where_it_is() -> None:
     session = "a7c2" + "0" * 32
     assert way_of("POST", "/mcp").kind == "any"
     assert way_of("DELETE", "/mcp", session) == Way("object", "a7c2", "session", session)
+
+
+LOST = NodeLost("execution: its node is lost", remedy="run it again")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "headers", "status", "said"),
+    [
+        ("e2b", f"/sandboxes/{ID}", {}, 404, {"code": 404}),
+        ("e2b", "/files", {b"e2b-sandbox-id": ID.encode()}, 502, {"sandboxId": ID, "code": 502}),
+        ("piston", "/api/v2/execute", {}, 410, {"message": str(LOST)}),
+        ("fusion", "/run_code", {}, 200, {"status": "SandboxError", "message": str(LOST)}),
+        ("fusion", "/run_jupyter", {}, 200, {"status": "SandboxError"}),
+        ("fusion", "/v1/ping", {}, 410, {"detail": str(LOST)}),
+        ("judge0", "/submissions", {}, 410, {"error": str(LOST)}),
+        ("dify", "/v1/sandbox/run", {}, 410, {"code": -400, "message": str(LOST)}),
+        ("ragflow", "/run", {}, 200, {"status": "program_runner_error"}),
+        ("ragflow", "/other", {}, 410, {"detail": str(LOST)}),
+    ],
+)
+def test_gateway_tells_of_a_lost_node_as_the_door_would(
+    name: str, path: str, headers: dict[bytes, bytes], status: int, said: dict[str, object]
+) -> None:
+    shaped = DOORS[name].shaped(LOST, path, headers)
+    value = json.loads(shaped.body)
+    assert shaped.status == status
+    assert {key: value[key] for key in said} == said

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote
 
 from cellwall.apps.doors.e2b.addressing import place_of
 from cellwall.apps.doors.judge0 import tokens
-from cellwall.cluster.gateway.doors.opened import Opened
+from cellwall.cluster.gateway.doors.opened import Opened, Shaped
 from cellwall.cluster.gateway.routing import Makes, Way
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import node_of
@@ -20,9 +20,11 @@ from cellwall.model.ids import node_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cellwall.apps.doors.refusal import Refusal
     from cellwall.server.core.door_settings import DoorSettings
     from cellwall.server.core.settings import ServerSettings
 
+    Shapes = Callable[[Exception, str, Mapping[bytes, bytes]], Shaped]
     WayOf = Callable[[str, str, Mapping[bytes, bytes]], Way]
 
 _ANY = Way("any")
@@ -67,10 +69,58 @@ def _opened(name: str, door: DoorSettings) -> Opened:
         name,
         _KEYS[name],
         _ways(name, domain),
+        _shapes(name, domain),
         has_tokens=name == "e2b",
         is_whole=name == "piston",
         tenant=door.tenant,
     )
+
+
+def _shapes(name: str, domain: str | None) -> Shapes:
+    """Return what makes of an error the answer that the door would give."""
+    refusal = _refusals(name, domain)
+
+    def shaped(error: Exception, path: str, headers: Mapping[bytes, bytes]) -> Shaped:
+        made = refusal(error, path, headers)
+        return Shaped(made.status, made.body, made.media_type, made.headers)
+
+    return shaped
+
+
+def _refusals(
+    name: str, domain: str | None
+) -> Callable[[Exception, str, Mapping[bytes, bytes]], Refusal]:
+    """Return the door's own function; only what is open is imported."""
+    if name == "e2b":
+        from cellwall.apps.doors.e2b import answers as e2b
+
+        def of_e2b(error: Exception, path: str, headers: Mapping[bytes, bytes]) -> Refusal:
+            place = place_of(_in_text(headers), domain)
+            sandbox_id = "" if place is None else place.sandbox_id
+            return e2b.refusal(error, "/" + path.lstrip("/"), sandbox_id)
+
+        return of_e2b
+    if name == "ragflow":
+        from cellwall.apps.doors.ragflow import answers as ragflow
+
+        return lambda error, path, _: ragflow.refusal(error, is_of_run=path == "/run")
+    if name == "fusion":
+        from cellwall.apps.doors.fusion import answers as fusion
+
+        return lambda error, path, _: fusion.refusal(error, path)
+    of_error = _refusal_of(name)
+    return lambda error, _path, _headers: of_error(error)
+
+
+def _refusal_of(name: str) -> Callable[[Exception], Refusal]:
+    """Return the function of a door whose refusals say nothing of the request."""
+    if name == "dify":
+        from cellwall.apps.doors.dify.answers import refusal
+    elif name == "piston":
+        from cellwall.apps.doors.piston.answers import refusal
+    else:
+        from cellwall.apps.doors.judge0.refusals import refusal
+    return refusal
 
 
 def _ways(name: str, domain: str | None) -> WayOf:
@@ -123,10 +173,13 @@ def _of_e2b(domain: str | None) -> WayOf:
     return of
 
 
+def _in_text(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
+
+
 def _sandbox(path: str, headers: Mapping[bytes, bytes], domain: str | None) -> str:
     """Return the sandbox that a request names: by Host or header, by its path, or by a token."""
-    named = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
-    place = place_of(named, domain)
+    place = place_of(_in_text(headers), domain)
     if place is not None:
         return place.sandbox_id
     found = _E2B_SANDBOX.fullmatch(path)

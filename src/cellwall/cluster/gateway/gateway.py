@@ -17,6 +17,7 @@ import cellwall
 from cellwall.cluster.gateway.batch import Batch
 from cellwall.cluster.gateway.callers import caller_of, check_token
 from cellwall.cluster.gateway.door_lists import array
+from cellwall.cluster.gateway.doors.opened import Shaped
 from cellwall.cluster.gateway.exchange import Exchange
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
@@ -154,6 +155,7 @@ class Gateway:
     ) -> Served:
         """Begin the way of a request of a foreign protocol; `prefix`: length of the door's path."""
         door, settings = self._doors[name], self._settings
+        head.door, head.door_path = name, head.path[prefix:]
         try:
             if fault is not None:
                 raise fault
@@ -271,8 +273,12 @@ class Gateway:
     def refuse(
         self, client: ClientLink, head: RequestHead, error: Exception, request_id: str
     ) -> None:
-        """Answer with the error envelope."""
+        """Answer with the error envelope, or as the door does at which the request came."""
         log_failure(error, request_id)
+        if head.door:
+            shaped = self._doors[head.door].shaped(error, head.door_path, head.named)
+            self._answer(client, head, shaped, request_id)
+            return
         body = envelope(error, request_id)
         status, more = status_of(error), headers_of(error)
         self.answer(client, head, status, body, request_id, more)
@@ -287,9 +293,15 @@ class Gateway:
         more: Mapping[str, str] = _NOTHING,
     ) -> None:
         """Answer with JSON."""
-        self.counted(head, status)
         data = one_line(value).encode()
-        headers: Headers = [(b"content-type", b"application/json")]
+        self._answer(client, head, Shaped(status, data, "application/json", more), request_id)
+
+    def _answer(
+        self, client: ClientLink, head: RequestHead, shaped: Shaped, request_id: str
+    ) -> None:
+        status, data, media_type, more = shaped
+        self.counted(head, status)
+        headers: Headers = [(b"content-type", media_type.encode())]
         headers.append((b"x-request-id", request_id.encode()))
         headers += [
             (name.encode(), text.encode()) for name, text in more.items() if name != "connection"

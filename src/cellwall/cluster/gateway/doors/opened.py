@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.cluster.gateway.callers import (
     PROTOCOLS,
@@ -37,6 +37,15 @@ _STRANGER = Principal("", "", "run")
 """The caller of a request without a key: the door decides what it may have."""
 
 
+class Shaped(NamedTuple):
+    """What a client is answered: a refusal in its protocol's shape, or JSON."""
+
+    status: int
+    body: bytes
+    media_type: str
+    headers: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """One door that the operator has opened at the gateway."""
@@ -46,6 +55,8 @@ class Opened:
     """Headers that have its clients' key, in the order in which it looks at them."""
     way_of: Callable[[str, str, Mapping[bytes, bytes]], Way]
     """Function that returns where a request goes: its method, its path in the door, its headers."""
+    shaped: Callable[[Exception, str, Mapping[bytes, bytes]], Shaped]
+    """Function that returns an error as the door answers it: a path in the door, headers."""
     has_tokens: bool = False
     """Whether its clients have tokens beside keys, which nodes check."""
     is_whole: bool = False

@@ -38,6 +38,10 @@ class RequestHead:
     """Bytes of its body; None: it comes in chunks."""
     named: dict[bytes, bytes] = field(default_factory=dict, repr=False)
     """The last value of each header."""
+    door: str = ""
+    """Name of the door at which it came; empty: at none."""
+    door_path: str = ""
+    """Its path in the door."""
 
     @property
     def path(self) -> str:
