@@ -12,8 +12,9 @@ from urllib.parse import parse_qs, unquote
 
 from cellwall.apps.doors.e2b.addressing import place_of
 from cellwall.apps.doors.judge0 import tokens
-from cellwall.cluster.gateway.doors.opened import Opened, Shaped
+from cellwall.cluster.gateway.doors.opened import Opened
 from cellwall.cluster.gateway.routing import Makes, Way
+from cellwall.cluster.gateway.wire.heads import Shaped
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import node_of
 

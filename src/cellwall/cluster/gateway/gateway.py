@@ -17,12 +17,11 @@ import cellwall
 from cellwall.cluster.gateway.batch import Batch
 from cellwall.cluster.gateway.callers import caller_of, check_token
 from cellwall.cluster.gateway.door_lists import array
-from cellwall.cluster.gateway.doors.opened import Shaped
 from cellwall.cluster.gateway.exchange import Exchange
 from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import Way, way_of
-from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
+from cellwall.cluster.gateway.wire.heads import ResponseHead, Shaped, framing_for, response_bytes
 from cellwall.cluster.gateway.wire.listing import Listing
 from cellwall.cluster.gateway.work.orders import order
 from cellwall.cluster.gateway.work.outliers import judge

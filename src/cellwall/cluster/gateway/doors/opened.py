@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.callers import (
     PROTOCOLS,
@@ -24,7 +24,7 @@ from cellwall.server.core.request import refused_key
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.routing import Way
-    from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
+    from cellwall.cluster.gateway.wire.heads import Headers, RequestHead, Shaped
     from cellwall.server.auth.keys import Failures, KeyRing
 
 _WORD = b"-"
@@ -35,15 +35,6 @@ _TOKENS = (b"x-access-token", b"e2b-traffic-access-token")
 _TOKEN = re.compile(rb"cws_[a-z0-9]{1,64}_([0-9a-f]{12})_[0-9a-f]{64}")
 _STRANGER = Principal("", "", "run")
 """The caller of a request without a key: the door decides what it may have."""
-
-
-class Shaped(NamedTuple):
-    """What a client is answered: a refusal in its protocol's shape, or JSON."""
-
-    status: int
-    body: bytes
-    media_type: str
-    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ that a client said about who it is goes on as the gateway's own word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import NamedTuple
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, with their values, in order."""
@@ -65,6 +66,15 @@ class ResponseHead:
     def first(self, name: bytes) -> str:
         """Return a header's value; empty if it is not there."""
         return next((value.decode("latin-1") for key, value in self.headers if key == name), "")
+
+
+class Shaped(NamedTuple):
+    """What a client is answered here: a refusal in its protocol's shape, or JSON."""
+
+    status: int
+    body: bytes
+    media_type: str
+    headers: Mapping[str, str]
 
 
 def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
