@@ -88,7 +88,9 @@ def test_sandboxes_of_e2b_are_found_by_header_token_and_host(
     made = [alice.post("/e2b/v2/sandboxes", json={"templateID": "base"}) for _ in range(4)]
     assert {each.status_code for each in made} == {201}, made[0].text
     facts = [each.json() for each in made]
-    listed = alice.get("/e2b/v2/sandboxes").json()
+    answer = alice.get("/e2b/v2/sandboxes")
+    assert answer.status_code == 200, answer.text
+    listed = answer.json()
     assert {each["sandboxID"] for each in listed} == {each["sandboxID"] for each in facts}
     stranger = two.client(key=None)
     for each in facts:

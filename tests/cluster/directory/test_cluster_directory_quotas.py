@@ -17,7 +17,7 @@ from cellwall.model.ids import new_id, node_of
 from kit.cluster.directories import directory
 from kit.cluster.processes import Cluster, cluster
 from kit.postgres_server import Postgres
-from kit.servers import BOB, run_cell
+from kit.servers import ALICE, BOB, run_cell
 from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(240)]
@@ -28,7 +28,7 @@ CLIENTS = 200
 ROUNDS = int(os.environ.get("CELLWALL_TEST_ROUNDS", "10"))
 TIERS = (
     f"[tiers.default]\nsandboxes = {SANDBOXES}\nrunning = {RUNNING}\n"
-    "[tiers.free]\n[tenants]\nbob = 'free'\n"
+    "[tiers.free]\n[tenants]\nbob = 'free'\n[doors.e2b]\n[doors.fusion]\n"
 )
 
 
@@ -222,3 +222,40 @@ def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Clust
 
         wait_until(look, "more than the other tenant may")
         assert all(each.status_code == 200 for each in free)
+
+
+def test_sandboxes_of_a_door_are_counted_with_the_others(two: Cluster) -> None:
+    clients = [two.client(number % 2) for number in range(8)]
+    ways = [("/e2b/v2/sandboxes", {"templateID": "base"}), ("/sandboxes", {})]
+    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(16) as pool:
+
+        def make(number: int) -> int:
+            path, body = ways[number % 2]
+            return clients[number % 8].post(path, json=body).status_code
+
+        answers = list(pool.map(make, range(4 * SANDBOXES)))
+    assert set(answers) == {201, 429}
+    live = _live(clients[0])
+    assert (witness.most, len(live), answers.count(201)) == (SANDBOXES,) * 3
+    forked = clients[1].post(f"/e2b/sandboxes/{live[0]}/fork", json={"count": 2})
+    assert forked.status_code == 429, forked.text
+    for each in live:
+        clients[0].delete(f"/sandboxes/{each}")
+
+
+def test_programs_of_a_door_are_counted_with_the_others(two: Cluster) -> None:
+    clients = [two.client(number % 2) for number in range(8)]
+    bearer = {"authorization": f"Bearer {ALICE}"}
+    code = "import time; time.sleep(0.1); print(42)"
+
+    def run(number: int) -> str:
+        client = clients[number % 8]
+        if number % 2:
+            return str(client.post("/execute", json={"code": code}).json().get("stdout"))
+        asked = {"code": code, "language": "python"}
+        answer = client.post("/fusion/run_code", json=asked, headers=bearer).json()
+        return str(answer["run_result"]["stdout"])
+
+    with _Witness(two, "running") as witness, ThreadPoolExecutor(32) as pool:
+        assert set(pool.map(run, range(CLIENTS // 2))) == {"42\n"}
+    assert (witness.most, witness.looks > 10) == (RUNNING, True)

@@ -76,7 +76,7 @@ class ApiServer:
         server.shutdown()
         server.server_close()
         with self.changed:
-            for each in self.open:
+            for each in list(self.open):  # one that ends meanwhile leaves it
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
             self.changed.notify_all()

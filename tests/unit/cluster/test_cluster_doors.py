@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from cellwall.cluster.gateway.doors.opened import Opened
 from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.wire.heads import RequestHead, request_bytes
 from cellwall.cluster.node.face import NodeFace
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import NodeLost, UsageError
 from cellwall.server.auth.keys import Failures, KeyRecord, KeyRing, digest_of, in_e2b_form
 from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.errors import HttpError
@@ -155,7 +156,10 @@ OF_SANDBOX = Way("object", "a7c2", "sandbox", ID)
 @pytest.mark.parametrize(
     ("method", "path", "headers", "way"),
     [
-        ("POST", "/v2/sandboxes", {}, Way("any")),
+        ("POST", "/v2/sandboxes", {}, Way("any", makes="sandbox")),
+        ("POST", "/sandboxes", {}, Way("any", makes="sandbox")),
+        ("POST", f"/sandboxes/{ID}/f%6frk", {}, OF_SANDBOX._replace(makes="fork")),
+        ("POST", f"/sandboxes/{ID}/fork", {}, OF_SANDBOX._replace(makes="fork")),
         ("GET", "/v2/sandboxes?limit=3", {}, Way("all", thing="array", path="/v2/sandboxes")),
         ("GET", f"/sandboxes/{ID}", {}, OF_SANDBOX),
         ("POST", f"//v2/sandboxes/{ID}/connect", {}, OF_SANDBOX),
@@ -178,10 +182,20 @@ def test_requests_of_e2b_go_where_their_sandbox_is(
     assert E2B.way_of(method, path, said) == way
 
 
+@pytest.mark.parametrize("name", ["ragflow", "dify", "fusion", "piston"])
+def test_programs_of_a_door_count_and_its_questions_do_not(name: str) -> None:
+    way_at = DOORS[name].way_of
+    assert way_at("POST", "/run", {}) == Way("any", makes="program")
+    assert way_at("GET", "/api/v2/connect", {}) == Way("any", makes="program")
+    assert way_at("GET", "/api/v2/runtimes", {}) == Way("any")
+
+
 def test_submissions_go_where_their_token_says() -> None:
     way_at = DOORS["judge0"].way_of
     mine, other = new_token("a7c2"), new_token("zzzz")
-    assert way_at("POST", "/submissions?wait=true", {}).kind == "any"
+    assert way_at("POST", "/submissions?wait=true", {}) == Way("any", makes="program")
+    assert way_at("POST", "/submissions?wait=false", {}) == Way("any")
+    assert way_at("POST", "/submissions/batch?wait=true", {}) == Way("any")
     assert way_at("GET", f"/submissions/{mine}?fields=*", {})[:2] == ("object", "a7c2")
     assert way_at("GET", f"/submissions/batch?tokens={mine},{mine}", {})[:2] == ("object", "a7c2")
     assert way_at("GET", f"/submissions/batch?tokens={mine},{other}", {}).kind == "refused"
@@ -201,3 +215,30 @@ def test_session_of_mcp_goes_where_it_is() -> None:
     session = "a7c2" + "0" * 32
     assert way_of("POST", "/mcp").kind == "any"
     assert way_of("DELETE", "/mcp", session) == Way("object", "a7c2", "session", session)
+
+
+LOST = NodeLost("execution: its node is lost", remedy="run it again")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "headers", "status", "said"),
+    [
+        ("e2b", f"/sandboxes/{ID}", {}, 404, {"code": 404}),
+        ("e2b", "/files", {b"e2b-sandbox-id": ID.encode()}, 502, {"sandboxId": ID, "code": 502}),
+        ("piston", "/api/v2/execute", {}, 410, {"message": str(LOST)}),
+        ("fusion", "/run_code", {}, 200, {"status": "SandboxError", "message": str(LOST)}),
+        ("fusion", "/run_jupyter", {}, 200, {"status": "SandboxError"}),
+        ("fusion", "/v1/ping", {}, 410, {"detail": str(LOST)}),
+        ("judge0", "/submissions", {}, 410, {"error": str(LOST)}),
+        ("dify", "/v1/sandbox/run", {}, 410, {"code": -400, "message": str(LOST)}),
+        ("ragflow", "/run", {}, 200, {"status": "program_runner_error"}),
+        ("ragflow", "/other", {}, 410, {"detail": str(LOST)}),
+    ],
+)
+def test_gateway_tells_of_a_lost_node_as_the_door_would(
+    name: str, path: str, headers: dict[bytes, bytes], status: int, said: dict[str, object]
+) -> None:
+    shaped = DOORS[name].shaped(LOST, path, headers)
+    value = json.loads(shaped.body)
+    assert shaped.status == status
+    assert {key: value[key] for key in said} == said

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from cellwall.apps.doors.e2b.addressing import place_of
 from cellwall.apps.doors.judge0 import tokens
 from cellwall.cluster.gateway.doors.opened import Opened
-from cellwall.cluster.gateway.routing import Way
+from cellwall.cluster.gateway.routing import Makes, Way
+from cellwall.cluster.gateway.wire.heads import Shaped
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import node_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cellwall.apps.doors.refusal import Refusal
     from cellwall.server.core.door_settings import DoorSettings
     from cellwall.server.core.settings import ServerSettings
 
+    Shapes = Callable[[Exception, str, Mapping[bytes, bytes]], Shaped]
     WayOf = Callable[[str, str, Mapping[bytes, bytes]], Way]
 
 _ANY = Way("any")
+_PROGRAM = Way("any", makes="program")
 _NOWHERE = Way("refused")
 _OF_ONE = Way("all")
 """Things that lie on one node and do not say on which: there are none where there are several."""
@@ -66,10 +70,58 @@ def _opened(name: str, door: DoorSettings) -> Opened:
         name,
         _KEYS[name],
         _ways(name, domain),
+        _shapes(name, domain),
         has_tokens=name == "e2b",
         is_whole=name == "piston",
         tenant=door.tenant,
     )
+
+
+def _shapes(name: str, domain: str | None) -> Shapes:
+    """Return what makes of an error the answer that the door would give."""
+    refusal = _refusals(name, domain)
+
+    def shaped(error: Exception, path: str, headers: Mapping[bytes, bytes]) -> Shaped:
+        made = refusal(error, path, headers)
+        return Shaped(made.status, made.body, made.media_type, made.headers)
+
+    return shaped
+
+
+def _refusals(
+    name: str, domain: str | None
+) -> Callable[[Exception, str, Mapping[bytes, bytes]], Refusal]:
+    """Return the door's own function; only what is open is imported."""
+    if name == "e2b":
+        from cellwall.apps.doors.e2b import answers as e2b
+
+        def of_e2b(error: Exception, path: str, headers: Mapping[bytes, bytes]) -> Refusal:
+            place = place_of(_in_text(headers), domain)
+            sandbox_id = "" if place is None else place.sandbox_id
+            return e2b.refusal(error, "/" + path.lstrip("/"), sandbox_id)
+
+        return of_e2b
+    if name == "ragflow":
+        from cellwall.apps.doors.ragflow import answers as ragflow
+
+        return lambda error, path, _: ragflow.refusal(error, is_of_run=path == "/run")
+    if name == "fusion":
+        from cellwall.apps.doors.fusion import answers as fusion
+
+        return lambda error, path, _: fusion.refusal(error, path)
+    of_error = _refusal_of(name)
+    return lambda error, _path, _headers: of_error(error)
+
+
+def _refusal_of(name: str) -> Callable[[Exception], Refusal]:
+    """Return the function of a door whose refusals say nothing of the request."""
+    if name == "dify":
+        from cellwall.apps.doors.dify.answers import refusal
+    elif name == "piston":
+        from cellwall.apps.doors.piston.answers import refusal
+    else:
+        from cellwall.apps.doors.judge0.refusals import refusal
+    return refusal
 
 
 def _ways(name: str, domain: str | None) -> WayOf:
@@ -77,7 +129,13 @@ def _ways(name: str, domain: str | None) -> WayOf:
         return _of_judge0
     if name == "e2b":
         return _of_e2b(domain)
-    return lambda _method, _path, _headers: _ANY  # each request is a program of its own
+    return _of_programs
+
+
+def _of_programs(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
+    """Return where a request goes: to any node, with a program or with a question."""
+    is_socket = path.partition("?")[0].rstrip("/").endswith("/connect")  # Piston's
+    return _PROGRAM if method == "POST" or is_socket else _ANY
 
 
 def _of_judge0(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
@@ -92,7 +150,10 @@ def _of_judge0(method: str, path: str, headers: Mapping[bytes, bytes]) -> Way:
     nodes = {tokens.node_of(each) for each in named} - {""}
     if len(nodes) > 1:
         return _NOWHERE
-    return Way("object", nodes.pop(), "submission", named[0]) if nodes else _ANY
+    if nodes:
+        return Way("object", nodes.pop(), "submission", named[0])
+    is_waiting = method == "POST" and parse_qs(query).get("wait", [""])[-1] == "true"
+    return _PROGRAM if is_waiting and where == "/submissions" else _ANY
 
 
 def _of_e2b(domain: str | None) -> WayOf:
@@ -101,18 +162,25 @@ def _of_e2b(domain: str | None) -> WayOf:
         path = "/" + target.partition("?")[0].lstrip("/")
         sandbox = _sandbox(path, headers, domain)
         if sandbox:
-            return Way("object", node_of(sandbox), "sandbox", sandbox)
+            is_fork = method == "POST" and unquote(path).endswith(f"/{sandbox}/fork")
+            makes: Makes = "fork" if is_fork else ""
+            return Way("object", node_of(sandbox), "sandbox", sandbox, makes=makes)
         if method == "GET" and path in _E2B_LISTS:
             return Way("all", thing="array", path=path)
+        if method == "POST" and path in _E2B_LISTS:
+            return Way("any", makes="sandbox")
         return _ANY if _E2B_ANYWHERE.fullmatch(path) else _OF_ONE
 
     return of
 
 
+def _in_text(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
+
+
 def _sandbox(path: str, headers: Mapping[bytes, bytes], domain: str | None) -> str:
     """Return the sandbox that a request names: by Host or header, by its path, or by a token."""
-    named = {key.decode("latin-1"): value.decode("latin-1") for key, value in headers.items()}
-    place = place_of(named, domain)
+    place = place_of(_in_text(headers), domain)
     if place is not None:
         return place.sandbox_id
     found = _E2B_SANDBOX.fullmatch(path)

@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 _encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
+def encoded(value: object) -> bytes:
+    """Return a JSON value as bytes."""
+    return _encoded(value).encode()
+
+
 async def answer(
     request: Request, value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> None:
     """Send one JSON value."""
-    await request.answer_bytes(_encoded(value).encode(), "application/json", status, headers)
+    await request.answer_bytes(encoded(value), "application/json", status, headers)
 
 
 async def refuse(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cellwall.apps.doors import exchange
+from cellwall.apps.doors.refusal import Refusal
 from cellwall.model.errors import AccessDenied, CellwallError
-from cellwall.server.core.errors import status_of
+from cellwall.server.core.errors import headers_of, status_of
 
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
@@ -98,14 +99,15 @@ def _is_small(given: object) -> bool:
     return True
 
 
-def refusal(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return status and body of an error, in FastAPI's shape."""
+def refusal(error: Exception) -> Refusal:
+    """Return an error in FastAPI's shape."""
+    headers = headers_of(error)
     if isinstance(error, Unprocessable):
-        return 422, {"detail": error.detail}
+        return Refusal(422, {"detail": error.detail}, headers)
     status = 403 if isinstance(error, AccessDenied) else status_of(error)
     if isinstance(error, CellwallError) and status < 500 and status not in _PLAIN:
-        return status, {"detail": str(error)}
-    return status, {"detail": _PLAIN.get(status, shown(error))}
+        return Refusal(status, {"detail": str(error)}, headers)
+    return Refusal(status, {"detail": _PLAIN.get(status, shown(error))}, headers)
 
 
 def shown(error: Exception) -> str:

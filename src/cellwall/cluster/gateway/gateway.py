@@ -23,7 +23,7 @@ from cellwall.cluster.gateway.lists import listed
 from cellwall.cluster.gateway.replays import Replays
 from cellwall.cluster.gateway.routing import Way, way_of
 from cellwall.cluster.gateway.tenants.asked import Asked, check_scope
-from cellwall.cluster.gateway.wire.heads import ResponseHead, framing_for, response_bytes
+from cellwall.cluster.gateway.wire.heads import ResponseHead, Shaped, framing_for, response_bytes
 from cellwall.cluster.gateway.wire.listing import Listing
 from cellwall.cluster.gateway.work.orders import order
 from cellwall.cluster.gateway.work.outliers import judge
@@ -170,7 +170,6 @@ class Gateway:
     ) -> Served:
         """Begin the way of a request that came to a door's own port."""
         self.requests += 1
-        client.door = name
         return self._at_door(name, client, head, fault, 0)
 
     def _at_door(
@@ -179,6 +178,7 @@ class Gateway:
         """Begin the way of a request of a foreign protocol; `prefix`: length of the door's path."""
         door, settings = self._doors[name], self._settings
         head.kind = "door"
+        head.door, head.door_path = name, head.path[prefix:]
         try:
             if fault is not None:
                 raise fault
@@ -257,9 +257,8 @@ class Gateway:
         head = client.head
         if head is None:
             return True
-        name = client.door or self._door_of(head.path)
-        if name:
-            return self._doors[name].has_accepted(head, self.keyring)
+        if head.door:
+            return self._doors[head.door].has_accepted(head, self.keyring)
         way = way_of(head.method.decode("latin-1"), head.path, head.first(b"mcp-session-id"))
         try:
             if head.path not in PUBLIC and not check_token(head, way, self.keyring):
@@ -321,8 +320,12 @@ class Gateway:
     def refuse(
         self, client: ClientLink, head: RequestHead, error: Exception, request_id: str
     ) -> None:
-        """Answer with the error envelope."""
+        """Answer with the error envelope, or as the door does at which the request came."""
         log_failure(error, request_id)
+        if head.door:
+            shaped = self._doors[head.door].shaped(error, head.door_path, head.named)
+            self._answer(client, head, shaped, request_id)
+            return
         body = envelope(error, request_id)
         status, more = status_of(error), headers_of(error)
         self.answer(client, head, status, body, request_id, more)
@@ -337,9 +340,15 @@ class Gateway:
         more: Mapping[str, str] = _NOTHING,
     ) -> None:
         """Answer with JSON."""
-        self.counted(head, status)
         data = one_line(value).encode()
-        headers: Headers = [(b"content-type", b"application/json")]
+        self._answer(client, head, Shaped(status, data, "application/json", more), request_id)
+
+    def _answer(
+        self, client: ClientLink, head: RequestHead, shaped: Shaped, request_id: str
+    ) -> None:
+        status, data, media_type, more = shaped
+        self.counted(head, status)
+        headers: Headers = [(b"content-type", media_type.encode())]
         headers.append((b"x-request-id", request_id.encode()))
         headers += [
             (name.encode(), text.encode()) for name, text in more.items() if name != "connection"

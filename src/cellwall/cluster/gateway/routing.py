@@ -33,6 +33,10 @@ _KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?|/(audit)")
 """What gateways keep themselves."""
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
+Makes = Literal["", "program", "sandbox", "fork"]
+"""What a request of a door makes that counts in its tenant's quotas over all nodes: a program which
+its client waits for, a sandbox, as many copies as its body says; empty: nothing."""
+
 
 class Way(NamedTuple):
     """Where a request goes."""
@@ -49,6 +53,7 @@ class Way(NamedTuple):
     """Whether a token of the node's may stand for a key."""
     path: str = ""
     """Where new work, or a list, was asked for."""
+    makes: Makes = ""
 
 
 def way_of(method: str, path: str, session: str = "") -> Way:

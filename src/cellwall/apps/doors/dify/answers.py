@@ -10,9 +10,10 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.doors.dify.binding import BindingError
+from cellwall.apps.doors.refusal import Refusal
 from cellwall.model.errors import AccessDenied, CapacityError, CellwallError
 from cellwall.model.outcome import Verdict
-from cellwall.server.core.errors import status_of
+from cellwall.server.core.errors import HttpError, headers_of, status_of
 
 if TYPE_CHECKING:
     from cellwall.model.execution import Execution
@@ -82,9 +83,17 @@ def _end_of(execution: Execution) -> tuple[int, str]:
     return execution.status, ""
 
 
-def refusal(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return status and body of an error."""
-    status = status_of(error)
+def refusal(error: Exception) -> Refusal:
+    """Return an error; one without a key has no body, one for an unknown path is text."""
+    status, headers = status_of(error), headers_of(error)
+    if isinstance(error, HttpError) and error.status == 401:
+        return Refusal(401, None, headers)
+    if status in {404, 405}:
+        return Refusal(404, None, headers, "404 page not found", "text/plain")
+    return Refusal(*_failed(error, status), headers)
+
+
+def _failed(error: Exception, status: int) -> tuple[int, dict[str, Any]]:
     if isinstance(error, BindingError):
         return error.status, failure(-400, str(error))
     if isinstance(error, CapacityError):

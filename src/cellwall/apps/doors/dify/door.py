@@ -14,7 +14,7 @@ from cellwall.apps.doors.dify import answers
 from cellwall.apps.doors.dify.binding import DEPENDENCIES, RUN, bound
 from cellwall.apps.doors.door import PublicRoute, Route, Visit
 from cellwall.apps.doors.options import check_none
-from cellwall.server.core.errors import HttpError, headers_of, status_of
+from cellwall.apps.doors.refusal import send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,14 +56,7 @@ class Dify:
 
     async def refuse(self, request: Request, error: Exception) -> None:
         """Answer with an error; one without a key gets no body, one for an unknown path is text."""
-        headers = headers_of(error)
-        if isinstance(error, HttpError) and error.status == 401:
-            await request.answer_bytes(b"", "application/json", 401, headers)
-        elif status_of(error) in {404, 405}:
-            await request.answer_bytes(b"404 page not found", "text/plain", 404, headers)
-        else:
-            status, body = answers.refusal(error)
-            await exchange.refuse(request, body, status, headers)
+        await send(request, answers.refusal(error))
 
     async def aclose(self) -> None:
         """Do nothing: there is no state."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors import exchange
+from cellwall.apps.doors.refusal import Refusal, send
 from cellwall.model.errors import (
     AccessDenied,
     CapacityError,
@@ -90,31 +90,41 @@ async def empty(request: Request) -> None:
 
 async def refuse(request: Request, error: Exception) -> None:
     """Answer with an error, in the shape of the plane that the path belongs to."""
-    if isinstance(error, NotYours) and PLACE in request.scope:
-        error = Gone(request.scope[PLACE].sandbox_id)
-    if isinstance(error, NodeLost) and PLACE in request.scope:
-        error = Gone(request.scope[PLACE].sandbox_id, is_lost=True)
+    place = request.scope.get(PLACE)
+    sandbox_id = "" if place is None else place.sandbox_id
+    made = refusal(error, request.scope["path"], sandbox_id, request.scope.get(REFUSAL, ""))
+    await send(request, made)
+
+
+def refusal(error: Exception, path: str, sandbox_id: str = "", about_key: str = "") -> Refusal:
+    """Return an error in the shape of the plane that a path belongs to.
+
+    `sandbox_id`: of the sandbox that Host or a header names; `about_key`: what is wrong with a
+    signature.
+    """
+    if isinstance(error, NotYours) and sandbox_id:
+        error = Gone(sandbox_id)
+    if isinstance(error, NodeLost) and sandbox_id:
+        error = Gone(sandbox_id, is_lost=True)
     if isinstance(error, Gone):
-        await exchange.refuse(request, error.as_json(), error.status, {})
-        return
-    path: str = request.scope["path"]
-    status, message = _told(error, request)
+        return Refusal(error.status, error.as_json())
+    status, message = _told(error, about_key, is_placed=bool(sandbox_id))
     headers = dict(headers_of(error)) | _retry(status, error)
     body: dict[str, Any] = {"code": status, "message": message}
     if path.startswith(_RPC):
         body["code"] = _WORDS.get(status, "internal")
-    await exchange.refuse(request, body, status, headers)
+    return Refusal(status, body, headers)
 
 
-def _told(error: Exception, request: Request) -> tuple[int, str]:
+def _told(error: Exception, about_key: str, *, is_placed: bool) -> tuple[int, str]:
     status = 403 if isinstance(error, AccessDenied) else status_of(error)
-    about = envelope(error, request.request_id)["error"]
+    about = envelope(error, "")["error"]
     message = str(about["message"])
     if about["remedy"] is not None:
         message = f"{message}; {about['remedy']}"
     if status == 401:
-        message = request.scope.get(REFUSAL, message)
-    if isinstance(error, SandboxUnavailable) and PLACE not in request.scope:
+        message = about_key or message
+    if isinstance(error, SandboxUnavailable) and not is_placed:
         status = 404
     if isinstance(error, QuotaExceeded) and status == 429 and error.quota in _SANDBOX_QUOTAS:
         message = f"{_FULL}: {message}"

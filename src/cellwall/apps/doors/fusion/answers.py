@@ -9,8 +9,10 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors import exchange
+from cellwall.apps.doors import exchange, validation
+from cellwall.apps.doors.refusal import Refusal
 from cellwall.apps.doors.stages import FAILURES, TIMES, ended_in_compile
+from cellwall.model.errors import NodeLost
 from cellwall.model.outcome import Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import Compilation, Execution
     from cellwall.model.outcome import Outcome
 
+RUN_CODE, RUN_NOTEBOOK = "/run_code", "/run_jupyter"
 Answer = dict[str, Any]
 _LIMITS = frozenset(
     {Verdict.MEMORY, Verdict.OUTPUT, Verdict.DISK, Verdict.PROCESSES, Verdict.SYSCALL}
@@ -55,6 +58,15 @@ def code_failure(message: str) -> Answer:
         "executor_pod_name": None,
         "files": {},
     }
+
+
+def refusal(error: Exception, path: str) -> Refusal:
+    """Return an error as FastAPI does; a program whose node is lost is one that could not run."""
+    if isinstance(error, NodeLost) and path == RUN_CODE:
+        return Refusal(200, code_failure(str(error)))
+    if isinstance(error, NodeLost) and path == RUN_NOTEBOOK:
+        return Refusal(200, notebook_answer("SandboxError", None, [], {}, str(error)))
+    return validation.refusal(error)
 
 
 def notebook_answer(

@@ -15,8 +15,8 @@ from cellwall.apps.doors.fusion import answers
 from cellwall.apps.doors.fusion.bodies import CodeBody, NotebookBody, program_of
 from cellwall.apps.doors.fusion.notebook import run_notebook
 from cellwall.apps.doors.options import check_none
+from cellwall.apps.doors.refusal import send
 from cellwall.model.errors import AccessDenied, CapacityError, CellwallError, NodeUnreachable
-from cellwall.server.core.errors import headers_of
 from cellwall.server.http.face import presented_key
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Fusion:
     def __init__(self) -> None:
         """Keep the table of routes."""
         self.routes = (
-            Route("POST", "/run_code", _run_code),
-            Route("POST", "/run_jupyter", _run_jupyter),
+            Route("POST", answers.RUN_CODE, _run_code),
+            Route("POST", answers.RUN_NOTEBOOK, _run_jupyter),
             PublicRoute("GET", "/v1/ping", _ping),
         )
 
@@ -46,8 +46,7 @@ class Fusion:
 
     async def refuse(self, request: Request, error: Exception) -> None:
         """Answer with an error as FastAPI does."""
-        status, body = validation.refusal(error)
-        await exchange.refuse(request, body, status, headers_of(error))
+        await send(request, answers.refusal(error, request.scope["path"]))
 
     async def aclose(self) -> None:
         """Do nothing: there is no state."""

@@ -17,6 +17,7 @@ from cellwall.apps.doors.judge0.configuration import configuration
 from cellwall.apps.doors.judge0.fields import Invalid, asked_of
 from cellwall.apps.doors.judge0.judge import Judge
 from cellwall.apps.doors.judge0.languages import STATUSES, JudgeLanguage, served, status_of
+from cellwall.apps.doors.judge0.refusals import refusal
 from cellwall.apps.doors.judge0.submissions import (
     ALL_FIELDS,
     DEFAULT_FIELDS,
@@ -25,9 +26,9 @@ from cellwall.apps.doors.judge0.submissions import (
     Unencodable,
 )
 from cellwall.apps.doors.options import check_none
-from cellwall.model.errors import AccessDenied, CapacityError, CellwallError, NotFound, UsageError
-from cellwall.server.core.errors import HttpError, headers_of
-from cellwall.server.core.errors import status_of as http_status_of
+from cellwall.apps.doors.refusal import send
+from cellwall.model.errors import CapacityError, NotFound, UsageError
+from cellwall.server.core.errors import HttpError
 from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
@@ -87,22 +88,7 @@ class Judge0:
 
     async def refuse(self, request: Request, error: Exception) -> None:
         """Answer with an error; one without a key gets no body."""
-        status, headers = http_status_of(error), headers_of(error)
-        if isinstance(error, HttpError) and error.status in {401, 403}:
-            await request.answer_bytes(b"", "application/json", error.status, headers)
-            return
-        if isinstance(error, Invalid):
-            await exchange.refuse(request, error.faults, 422, headers)
-            return
-        if isinstance(error, CapacityError):
-            status, text = 503, "queue is full"
-        elif isinstance(error, AccessDenied):
-            status, text = 403, str(error)
-        elif isinstance(error, CellwallError) and (status < 500 or status == 507):
-            text = str(error)
-        else:
-            status, text = 500, "internal error"
-        await exchange.refuse(request, {"error": text}, status, headers)
+        await send(request, refusal(error))
 
     async def aclose(self) -> None:
         """Watch no submission any longer."""

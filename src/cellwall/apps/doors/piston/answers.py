@@ -9,8 +9,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from cellwall.apps.doors.refusal import Refusal
 from cellwall.apps.doors.stages import FAILURES, ended_in_compile
+from cellwall.model.errors import AccessDenied, CellwallError
 from cellwall.model.outcome import Verdict
+from cellwall.server.core.errors import headers_of, status_of
 
 if TYPE_CHECKING:
     from cellwall.apps.doors.piston.runtimes import PistonRuntime
@@ -100,3 +103,15 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
+
+
+def refusal(error: Exception) -> Refusal:
+    """Return an error as `{"message": …}`; a failure of the server has no text."""
+    status = 403 if isinstance(error, AccessDenied) else status_of(error)
+    if status in {404, 405}:
+        text, status = "Not Found", 404
+    elif isinstance(error, CellwallError) and (status < 500 or status in {503, 507}):
+        text = str(error)
+    else:
+        text, status = "Internal Server Error", 500
+    return Refusal(status, {"message": text}, headers_of(error))

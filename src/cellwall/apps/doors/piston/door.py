@@ -13,14 +13,15 @@ from cellwall.apps.doors import exchange
 from cellwall.apps.doors.door import PublicRoute, Route, Visit
 from cellwall.apps.doors.installed import InstalledTools
 from cellwall.apps.doors.options import check_none
-from cellwall.apps.doors.piston.answers import answer_of
+from cellwall.apps.doors.piston.answers import answer_of, refusal
 from cellwall.apps.doors.piston.connect import connect
 from cellwall.apps.doors.piston.jobs import BadJob, job_of, named
 from cellwall.apps.doors.piston.runtimes import Runtimes
+from cellwall.apps.doors.refusal import send
 from cellwall.apps.doors.stages import text_of
 from cellwall.apps.doors.tool_versions import shown
-from cellwall.model.errors import AccessDenied, CellwallError, NotFound
-from cellwall.server.core.errors import HttpError, headers_of, status_of
+from cellwall.model.errors import NotFound
+from cellwall.server.core.errors import HttpError
 from cellwall.server.http.face import presented_key
 
 if TYPE_CHECKING:
@@ -63,16 +64,7 @@ class Piston:
 
     async def refuse(self, request: Request, error: Exception) -> None:
         """Answer with an error as `{"message": …}`; a failure of the server has no text."""
-        status, headers = status_of(error), headers_of(error)
-        if isinstance(error, AccessDenied):
-            status = 403
-        if status in {404, 405}:
-            text, status = "Not Found", 404
-        elif isinstance(error, CellwallError) and (status < 500 or status in {503, 507}):
-            text = str(error)
-        else:
-            text, status = "Internal Server Error", 500
-        await exchange.refuse(request, {"message": text}, status, headers)
+        await send(request, refusal(error))
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to give back."""

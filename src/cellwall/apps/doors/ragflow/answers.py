@@ -9,10 +9,12 @@ from __future__ import annotations
 import mimetypes
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.doors import exchange
+from cellwall.apps.doors import exchange, validation
 from cellwall.apps.doors.ragflow.programs import ARTIFACTS
+from cellwall.apps.doors.refusal import Refusal
 from cellwall.model.errors import CapacityError, CellwallError, QuotaExceeded, UsageError
 from cellwall.model.outcome import Verdict
+from cellwall.server.core.errors import HttpError, headers_of, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 MOST_ARTIFACTS = 10
 ARTIFACT_BYTES = 10 * 1024 * 1024
 _ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".svg", ".pdf", ".csv", ".json", ".html"})
+_NO_KEY = {"detail": "Missing or invalid sandbox executor API token"}
 _BUSY = "Container pool is busy"
 _RATE = "Too many requests, please try again later"
 _TIME = ("resource_limit_exceeded", -124, "Execution timeout", "resource_limit_type", "time")
@@ -92,7 +95,18 @@ def failure(exit_code: int, stderr: str, detail: str) -> dict[str, Any]:
     }
 
 
-def refused(error: Exception) -> dict[str, Any] | None:
+def refusal(error: Exception, *, is_of_run: bool) -> Refusal:
+    """Return an error: of a run as an answer about it, of anything else as FastAPI's."""
+    if isinstance(error, HttpError) and error.status == 401:
+        return Refusal(401, _NO_KEY, headers_of(error))
+    if is_of_run and not isinstance(error, (HttpError, validation.Unprocessable)):
+        about = None if status_of(error) in {404, 405} else _refused(error)
+        if about is not None:
+            return Refusal(200, about)
+    return validation.refusal(error)
+
+
+def _refused(error: Exception) -> dict[str, Any] | None:
     """Return the answer about a failure of the server; None if the error is the client's."""
     if isinstance(error, QuotaExceeded):
         return failure(-429, _RATE, _RATE)

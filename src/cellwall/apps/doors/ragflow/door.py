@@ -13,7 +13,7 @@ from cellwall.apps.doors.door import PublicRoute, Route, Visit
 from cellwall.apps.doors.options import check_none
 from cellwall.apps.doors.ragflow import answers
 from cellwall.apps.doors.ragflow.programs import RunBody, program_of
-from cellwall.server.core.errors import HttpError, headers_of, status_of
+from cellwall.apps.doors.refusal import send
 from cellwall.server.http.face import bearer_of
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Request
     from cellwall.server.http.face import Find
     from cellwall.server.state import State
-
-_NO_KEY = {"detail": "Missing or invalid sandbox executor API token"}
 
 
 class Ragflow:
@@ -46,17 +44,7 @@ class Ragflow:
 
     async def refuse(self, request: Request, error: Exception) -> None:
         """Answer with an error: of a run as an answer about it, of anything else as FastAPI's."""
-        headers = headers_of(error)
-        if isinstance(error, HttpError) and error.status == 401:
-            await exchange.refuse(request, _NO_KEY, 401, headers)
-            return
-        is_of_run = request.is_body_read and status_of(error) not in {404, 405}
-        about = answers.refused(error) if is_of_run else None
-        if about is not None and not isinstance(error, (HttpError, validation.Unprocessable)):
-            await exchange.answer(request, about)
-            return
-        status, body = validation.refusal(error)
-        await exchange.refuse(request, body, status, headers)
+        await send(request, answers.refusal(error, is_of_run=request.is_body_read))
 
     async def aclose(self) -> None:
         """Do nothing: there is no state."""

@@ -21,6 +21,7 @@ def copies_in(body: bytes) -> int:
     try:
         value = json.loads(body or b"{}", object_pairs_hook=_without_repeats)
         number = value.get("count", 1)
+        number = 1 if number is None else number  # as E2B's door reads it
     except (ValueError, AttributeError, RecursionError):
         raise UsageError("fork: the body is no JSON object", remedy="see /docs") from None
     if type(number) is not int or not 1 <= number <= MOST_FORKS:

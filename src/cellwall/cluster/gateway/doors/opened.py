@@ -24,7 +24,7 @@ from cellwall.server.core.request import refused_key
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.routing import Way
-    from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
+    from cellwall.cluster.gateway.wire.heads import Headers, RequestHead, Shaped
     from cellwall.server.auth.keys import Failures, KeyRing
 
 _WORD = b"-"
@@ -46,6 +46,8 @@ class Opened:
     """Headers that have its clients' key, in the order in which it looks at them."""
     way_of: Callable[[str, str, Mapping[bytes, bytes]], Way]
     """Function that returns where a request goes: its method, its path in the door, its headers."""
+    shaped: Callable[[Exception, str, Mapping[bytes, bytes]], Shaped]
+    """Function that returns an error as the door answers it: a path in the door, headers."""
     has_tokens: bool = False
     """Whether its clients have tokens beside keys, which nodes check."""
     is_whole: bool = False

@@ -140,8 +140,6 @@ class ClientLink(asyncio.Protocol):
         """When the client has to have sent something, on the loop's clock; 0: at no time."""
         self.peer = ""
         """The client's address, without the port; empty for a unix socket."""
-        self.door = ""
-        """The door at whose own port it came; empty: at none."""
         self.is_closing = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the connection has ended."""

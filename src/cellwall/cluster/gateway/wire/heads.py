@@ -8,9 +8,10 @@ that a client said about who it is goes on as the gateway's own word.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import NamedTuple
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, with their values, in order."""
@@ -43,6 +44,10 @@ class RequestHead:
     """The last value of each header."""
     kind: str = ""
     """What it is counted as: the kind of its way, or `door`."""
+    door: str = ""
+    """Name of the door at which it came; empty: at none."""
+    door_path: str = ""
+    """Its path in the door."""
 
     @property
     def path(self) -> str:
@@ -66,6 +71,15 @@ class ResponseHead:
     def first(self, name: bytes) -> str:
         """Return a header's value; empty if it is not there."""
         return next((value.decode("latin-1") for key, value in self.headers if key == name), "")
+
+
+class Shaped(NamedTuple):
+    """What a client is answered here: a refusal in its protocol's shape, or JSON."""
+
+    status: int
+    body: bytes
+    media_type: str
+    headers: Mapping[str, str]
 
 
 def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:

@@ -43,8 +43,8 @@ class Passage:
     """See the module."""
 
     __slots__ = (
-        "_client", "_has_begun", "_held", "_in_chunks", "_is_new", "_link", "_may_turn_away",
-        "_refusal", "_refused", "end", "is_tunnel", "status",
+        "_client", "_has_begun", "_held", "_in_chunks", "_is_new", "_link", "_may_ask",
+        "_may_turn_away", "_refusal", "_refused", "end", "is_tunnel", "lacks", "status",
     )  # fmt: skip
 
     def __init__(
