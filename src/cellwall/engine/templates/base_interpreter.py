@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -79,8 +80,10 @@ def _candidates() -> Iterator[str]:
 def _paths() -> Iterator[str]:
     """Yield where candidates may be; mostly the first one will do, and no folder is listed."""
     yield _SYSTEM_PYTHON
-    names = (name for name in os.listdir("/usr/bin") if name.startswith("python3."))
-    numbered = [name for name in names if name[8:].isdigit()]
+    listed: list[str] = []
+    with suppress(OSError):
+        listed = os.listdir("/usr/bin")
+    numbered = [name for name in listed if name.startswith("python3.") and name[8:].isdigit()]
     for name in sorted(numbered, key=lambda each: -int(each[8:])):
         yield f"/usr/bin/{name}"
     yield getattr(sys, "_base_executable", None) or sys.executable

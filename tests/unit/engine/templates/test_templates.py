@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from cellwall.engine.templates import base_interpreter as base_interpreter_module
 from cellwall.engine.templates import definitions as template_definitions
 from cellwall.engine.templates.base_interpreter import base_interpreter
 from cellwall.engine.templates.defaults import DEFAULTS
@@ -287,6 +289,18 @@ def test_python_requirement(requirement: str, version: tuple[int, ...], accepted
 def test_impossible_python_names_what_was_tried() -> None:
     with pytest.raises(HostUnsupported, match=r">=4\.0.*/python3"):
         base_interpreter(Template(name="x", python=">=4.0"))
+
+
+def test_base_interpreter_is_found_where_there_is_no_usr_bin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(base_interpreter_module.os, "listdir", absent)
+    assert list(base_interpreter_module._paths())[-1] == (
+        getattr(sys, "_base_executable", None) or sys.executable
+    )
 
 
 def test_base_interpreter_below_usr_needs_no_mount() -> None:
