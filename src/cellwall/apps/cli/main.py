@@ -11,6 +11,7 @@ import atexit
 import gc
 import os
 import sys
+import threading
 from contextlib import suppress
 
 from cellwall.apps.cli import run_words
@@ -38,11 +39,17 @@ def main() -> None:
     except _Ended as ended:
         # Its engine is closed, and its threads have ended. To take the interpreter apart, module by
         # module, would take as long as to start four.
+        # Threading's hooks come first, as ever: at the end of thread pools, and `at_exit` of ours.
+        getattr(threading, "_shutdown", _nothing)()
         atexit._run_exitfuncs()
         own_streams.leave()
         os._exit(ended.status)
     finally:
         own_streams.leave()
+
+
+def _nothing() -> None:
+    """Where this Python has no hooks of threads."""
 
 
 def _command(words: list[str]) -> None:
