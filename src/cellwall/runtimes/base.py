@@ -506,6 +506,9 @@ class AnswersFirst(Protocol):
     def take_head_start(self, begun: AheadOfEngine) -> None:
         """Take over what was started for it; what is another runtime's is left alone."""
 
+    async def probe_for_faults(self) -> list[Finding]:
+        """Do what `probe` does, but leave out what is never a fault."""
+
 
 @runtime_checkable
 class KeepsReady(Protocol):

@@ -153,7 +153,10 @@ class Runtimes:
         asked_at, faults = self._faults.get(runtime.name, (-_FAULTS_KEPT_S, []))
         now = time.monotonic()
         if runtime.name not in self._faults or (faults and now - asked_at > _FAULTS_KEPT_S):
-            faults = [f for f in await runtime.probe() if f.grade == "FAIL"]
+            probe = runtime.probe
+            if self._answers_first and isinstance(runtime, AnswersFirst):
+                probe = runtime.probe_for_faults
+            faults = [f for f in await probe() if f.grade == "FAIL"]
             self._faults[runtime.name] = (now, faults)
         return faults
 

@@ -251,12 +251,19 @@ class JailRuntime:
 
     async def probe(self) -> list[Finding]:
         """Check each host feature in throw-away processes."""
-        found = await asyncio.to_thread(probe.run, for_faults=self.answers_first)
-        findings = [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
-        if not self.answers_first:  # the first answer does not wait for what it does not need
-            findings.append(await asyncio.to_thread(network_listeners.finding))
-            findings.append(freezing.finding(self.layout))
+        findings = await self._probed(for_faults=False)
+        findings.append(await asyncio.to_thread(network_listeners.finding))
+        findings.append(freezing.finding(self.layout))
         return findings
+
+    async def probe_for_faults(self) -> list[Finding]:
+        """Check only the features without which nothing starts: a first answer waits for it."""
+        return await self._probed(for_faults=True)
+
+    @staticmethod
+    async def _probed(*, for_faults: bool) -> list[Finding]:
+        found = await asyncio.to_thread(probe.run, for_faults=for_faults)
+        return [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
 
     async def warm(self, template: BuiltTemplate) -> None:
         """Start the template's fork-server if it does not run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import resource
 import signal
@@ -14,6 +15,11 @@ from cellwall.jail.inspect import host_facts, probe
 from cellwall.jail.inspect.probe_counts import Counts, judge
 from cellwall.linux import trial
 from cellwall.model.errors import HostUnsupported
+
+
+def test_what_a_first_answer_leaves_out_never_finds_a_fault() -> None:
+    assert "FAIL" in inspect.getsource(probe._machine)  # the control
+    assert [each.__name__ for each in probe.NEVER_FAULTS if "FAIL" in inspect.getsource(each)] == []
 
 
 @pytest.mark.parametrize(
