@@ -146,7 +146,8 @@ def test_boot_id_is_a_file_of_its_own_under_a_mount_that_is_read_last(
     found = list(made(FACTS, SHAPE._replace(image=image)).steps)
     path = f"{plan.ROOT}/proc/sys/kernel/random/boot_id"
     (written,) = (n for n, step in enumerate(found) if isinstance(step, steps.BootId))
-    (shown,) = (n for n, step in enumerate(found) if step == steps.Cover("/tmp/boot_id", path))
+    covers = [(n, step) for n, step in enumerate(found) if isinstance(step, steps.Cover)]
+    (shown,) = (n for n, step in covers if step == steps.Cover("/tmp/boot_id", path))
     (locked,) = (
         n for n, step in enumerate(found) if getattr(step, "path", "") == path and n > shown
     )
@@ -236,7 +237,7 @@ def test_proc_comes_before_its_masks_and_hides_foreign_processes() -> None:
     decided = list(plan.sandbox_plan(FACTS, SHAPE).steps)
     (proc,) = (s for s in decided if isinstance(s, steps.Mount) and s.fstype == "proc")
     assert (proc.path, proc.options) == (f"{plan.ROOT}/proc", "hidepid=invisible")
-    entered = decided.index(steps.Enter(plan.ROOT))
+    (entered,) = (n for n, s in enumerate(decided) if isinstance(s, steps.Enter))
     masks = [decided.index(mask) for mask in plan.proc_masks(FACTS)]
     assert decided.index(proc) < entered < min(masks)
 
@@ -308,7 +309,7 @@ def test_masks_and_views_come_from_the_sandbox_s_own_overlay() -> None:
     decided = list(
         plan.sandbox_plan(FACTS._replace(layers=2), SHAPE._replace(own_layers=True)).steps
     )
-    entered = decided.index(steps.Enter(plan.ROOT))
+    (entered,) = (n for n, s in enumerate(decided) if isinstance(s, steps.Enter))
     for at, step in enumerate(decided):
         if isinstance(step, steps.Cover) and step.source.startswith(plan.OWN):
             assert at > entered, step.describe()
