@@ -50,8 +50,16 @@ def read_config(fd: int) -> Dict[str, Any]:
     return config
 
 
-def _told(control: socket.socket) -> Dict[str, Any]:
-    """Do step 0a: take the document with the configuration. ControlClosed if none comes."""
+def _told(control: socket.socket, lifeline: int) -> Dict[str, Any]:
+    """Do step 0a: take the document with the configuration. ControlClosed if none comes.
+
+    Exit if the embedding process ends: a fork of it may hold the other end of the socket.
+    """
+    poller = select.poll()
+    poller.register(control.fileno(), select.POLLIN)
+    poller.register(lifeline, select.POLLIN)
+    if lifeline in {fd for fd, _ in poller.poll()}:
+        os._exit(1)
     _, documents = fds.receive_message(control)
     (document,) = documents
     return read_config(document)
@@ -67,7 +75,7 @@ def main(arguments: List[str]) -> None:
     pid = 0
     step = "boot: read the configuration"
     try:
-        config = _told(control)
+        config = _told(control, kept[0])
         _raise_descriptor_limit()
         if config["rootless"]:
             step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
