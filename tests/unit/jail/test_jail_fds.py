@@ -121,3 +121,12 @@ def test_a_document_is_read_from_its_beginning() -> None:
     fd = fds.as_document('{"a": 1}')
     with os.fdopen(fd, "rb") as file:
         assert file.read() == b'{"a": 1}'
+
+
+def test_a_document_that_is_sent_cannot_be_inherited_or_changed() -> None:
+    fd = fds.as_sent_document('{"a": 1}')
+    with os.fdopen(fd, "r+b", buffering=0) as file:
+        assert not os.get_inheritable(fd)
+        assert file.read() == b'{"a": 1}'
+        with pytest.raises(PermissionError):
+            file.write(b"2")

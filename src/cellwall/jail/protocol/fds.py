@@ -9,6 +9,7 @@ CVE-2024-21626).
 from __future__ import annotations
 
 import array
+import fcntl
 import json
 import os
 import socket
@@ -120,6 +121,15 @@ def keep_only(kept: Iterable[int], *, first: int = 3) -> None:
 def as_document(text: str) -> int:
     """Hand a document to the next program without a file or argv: an inheritable memfd."""
     return _filled(os.memfd_create("config", 0), text)
+
+
+def as_sent_document(text: str) -> int:
+    """Hand a document to a process that runs: a sealed memfd, which no program of ours inherits."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    fd = _filled(os.memfd_create("config", flags), text)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
 
 
 def as_nameless_file(text: str, folder: str) -> int:

@@ -136,7 +136,7 @@ def begin(guest_path: Path, workers: int, lifeline: int = -1) -> Launched:
 
 def tell(launched: Launched, settings: Settings, facts: plan.HostFacts) -> None:
     """Tell boot what to build. Raises OSError, and ControlClosed if it has ended."""
-    config = fds.as_document(json.dumps(_config(settings, facts)))
+    config = fds.as_sent_document(json.dumps(_config(settings, facts)))
     try:
         fds.send_message(launched.control, {"event": "configuration"}, [config])
     finally:
