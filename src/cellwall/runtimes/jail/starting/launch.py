@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,8 @@ _ARENAS, _BARE_ARENAS = 48, 16
 """Number of arenas of CPython's heap (1 MiB each) that are mapped ahead, for a template with
 packages and for one without. That is more than `data` and `python` fill; unused arenas are given
 back."""
+_END_S = 5.0
+"""Most seconds for the end of boot."""
 QUICK_WORKERS = {"program": 1}
 """Processes of a quick fork-server that clone sandboxes."""
 
@@ -87,16 +90,38 @@ class Launched(NamedTuple):
     """One socket for each process that will clone sandboxes, in the order of their forks."""
 
     def end(self) -> None:
-        """End the processes of a start that is not wanted, and close our ends."""
+        """End the processes of a start that is not wanted, and close our ends.
+
+        Boot ends by itself, and reaps its child before: if it was killed, its child would go on for
+        a moment with ids that another may hold by then, and nothing of ours could reap it.
+        """
         for sock in (self.control, *self.workers):
             sock.close()
-        self.boot.kill()
-        self.boot.wait()
+        _kill_children(self.boot.pid)  # which may be importing, and see no closed socket
+        try:
+            self.boot.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.boot.kill()
+            self.boot.wait()
 
     def abandon(self) -> None:
         """Close our ends in a forked child; the parent keeps its own."""
         for sock in (self.control, *self.workers):
             sock.close()
+
+
+def _kill_children(pid: int) -> None:
+    """Kill the children of a child of ours, which is not reaped before we wait for it."""
+    from cellwall.jail.inspect import posture  # most starts are wanted
+
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # they end meanwhile
+        for child in posture.children(pid):
+            held = os.pidfd_open(child)
+            try:
+                if child in posture.children(pid):  # else the number is another's by now
+                    signal.pidfd_send_signal(held, signal.SIGKILL)
+            finally:
+                os.close(held)
 
 
 def launch(settings: Settings, facts: plan.HostFacts) -> Launched:
