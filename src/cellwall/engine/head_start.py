@@ -31,6 +31,11 @@ _OPERATORS = (
 """Variables of `EngineSettings` by which another runtime than the fastest may be chosen."""
 _CALLERS = ("runtime", "isolation", "trust", "image")
 """Options of a request by which it may be."""
+_MORE = (
+    *("stdin", "files", "collect", "artifacts", "into", "tools"),
+    *("packages", "package", "volumes", "volume"),
+)
+"""Options that need more in a sandbox than the program."""
 
 
 @contextmanager
@@ -39,7 +44,7 @@ def begun(options: Mapping[str, Any]) -> Iterator[AheadOfEngine | None]:
 
     None where another runtime may be chosen for it.
     """
-    ahead = _begin(options)
+    ahead = begin(options)
     try:
         yield ahead
     finally:
@@ -47,17 +52,29 @@ def begun(options: Mapping[str, Any]) -> Iterator[AheadOfEngine | None]:
             ahead.close()
 
 
-def _begin(options: Mapping[str, Any]) -> AheadOfEngine | None:
+def begin(options: Mapping[str, Any]) -> AheadOfEngine | None:
+    """Begin for a program with these options; None where another runtime may be chosen for it.
+
+    The caller closes it, whatever happens.
+    """
     if any(map(os.environ.get, _OPERATORS)) or any(map(options.get, _CALLERS)):
         return None
-    return registry.begin(state_dir())
+    return registry.begin(state_dir(), is_single=_is_single(options))
 
 
-def begun_for(options: Mapping[str, Any]) -> AheadOfEngine | None:
-    """Begin and go on for a program with these options; None, too, if its template is not built."""
-    ahead = _begin(options)
-    if ahead is None:
-        return None
+def _is_single(options: Mapping[str, Any]) -> bool:
+    """Whether it is likely a Python program without anything beside it.
+
+    A wrong guess costs time: the engine looks at the request itself (`oneshot.purpose_of`).
+    """
+    is_python = (options.get("language") or "python") == "python"
+    is_forked = (options.get("start") or "fork") == "fork"
+    is_named_so = str(options.get("file") or ".py").endswith((".py", "-"))
+    return is_python and is_named_so and is_forked and not any(map(options.get, _MORE))
+
+
+def go_on(ahead: AheadOfEngine, options: Mapping[str, Any]) -> None:
+    """Go on for a program with these options; if its template is not built, end."""
     from cellwall.engine.templates.store import TemplateStore
 
     try:
@@ -66,6 +83,5 @@ def begun_for(options: Mapping[str, Any]) -> AheadOfEngine | None:
         built = None
     if built is None:
         ahead.close()
-        return None
-    ahead.go_on(built)
-    return ahead
+    else:
+        ahead.go_on(built)

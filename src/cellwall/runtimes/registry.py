@@ -26,10 +26,13 @@ is forked from a warm fork-server, a process starts an interpreter, gVisor start
 container is started by a daemon. Of the runtimes that meet a level the first is chosen."""
 
 
-def begin(state_dir: Path) -> AheadOfEngine | None:
-    """Start processes of the fastest runtime ahead of an engine; None: they cannot be started."""
+def begin(state_dir: Path, *, is_single: bool) -> AheadOfEngine | None:
+    """Start processes of the fastest runtime ahead of an engine; None: they cannot be started.
+
+    `is_single`: they are for a program whose purpose is likely to be `single_program`.
+    """
     starting = import_module("cellwall.runtimes.jail.starting.head_start")
-    return cast("AheadOfEngine | None", starting.begin(state_dir))
+    return cast("AheadOfEngine | None", starting.begin(state_dir, is_single=is_single))
 
 
 def create(name: str, state_dir: Path) -> Runtime:

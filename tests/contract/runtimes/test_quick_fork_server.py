@@ -110,6 +110,42 @@ def test_full_one_starts_when_more_is_asked_for_and_the_quick_one_goes() -> None
     _do(watched())
 
 
+_FILLS = "head -c 9500000 /dev/zero > /dev/shm/x && echo kept"
+
+
+@pytest.mark.parametrize("first", ["", "print(1)"])
+def test_first_command_has_all_of_its_memory(first: str) -> None:
+    async def watched() -> None:
+        engine = _engine(answers_first=True)
+        try:
+            if first:
+                assert (await engine.run(first)).ok
+            for round_ in range(2):
+                filled = await engine.run(_FILLS, language="bash", limits={"memory_mb": 16})
+                assert filled.stdout == "kept\n", filled.outcome
+                if not round_:  # later ones may be of the full one
+                    assert all(_quick(await _entries(engine)))
+        finally:
+            await engine.aclose()
+
+    _do(watched())
+
+
+def test_probe_reports_all_whether_or_not_the_first_answer_waits() -> None:
+    async def compared() -> None:
+        features = []
+        for answers_first in (True, False):
+            engine = _engine(answers_first=answers_first)
+            try:
+                _, found = await engine.probe("jail")
+                features.append([each.feature for each in found])
+            finally:
+                await engine.aclose()
+        assert features[0] == features[1]
+
+    _do(compared())
+
+
 def test_session_comes_from_a_full_one() -> None:
     async def watched() -> None:
         engine = _engine(answers_first=True)

@@ -61,37 +61,16 @@ class Dirty(Exception):
     """The preload left something that forks must not share."""
 
 
-class Late:
-    """The entry point of init, which a fork-server that answers first may never need."""
-
-    def __init__(self, name: str, *, is_needed: bool) -> None:
-        """`name`: `module:function`."""
-        self._module, _, self._name = name.partition(":")
-        self._function: Optional[Callable[..., Any]] = None
-        if is_needed:
-            self._function = getattr(importlib.import_module(self._module), self._name)
-
-    def load(self) -> None:
-        """Import it and make it ready, if it is not: sandboxes cloned afterwards share it."""
-        if self._function is None:
-            module = importlib.import_module(self._module)
-            module.prepare()
-            self._function = getattr(module, self._name)
-
-    def __call__(self, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 - of the guest
-        """Become init."""
-        if self._function is None:
-            raise RuntimeError("init was not loaded before the clone")
-        return self._function(*arguments, **more)
-
-
 class Worker(NamedTuple):
     """What a worker needs for every sandbox, computed once."""
 
     facts: plan.HostFacts
     program: bytes
     last_capability: int
-    guest_main: Late
+    guest_main: Optional[Callable[..., Any]]
+    """Entry point of init; None: it makes sandboxes of one program alone. Imported before the fork
+    of the workers, because a worker is in the cgroups of its next sandbox, and what it used would
+    count against the limits of that sandbox's caller."""
     guest_alone: single_program.Context
     """Entry point of a context that has no init of ours beside it."""
     exec_python: str
@@ -233,7 +212,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         facts=plan.HostFacts.from_json(config["facts"]),
         last_capability=process.last_capability(),
         program=bytes.fromhex(config["seccomp"]),
-        guest_main=Late(config["guest_main"], is_needed=not config["is_quick"]),
+        guest_main=_function(config["guest_main"]) if config["needs_init"] else None,
         guest_alone=importlib.import_module(config["guest_alone"]).main,
         exec_python=config["python"],
         forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
@@ -244,6 +223,13 @@ def _worker(config: Dict[str, Any]) -> Worker:
         environment=config["environment"],
         is_fast=config["is_fast"],
     )
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Import `module:function`."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def _refuse_dirt(ours: Set[int]) -> None:
@@ -307,14 +293,13 @@ def _serve(worker: Worker, fd: int) -> None:
                 continue
             uid, request = known.read(data)
             boot_id.draw()
-            if request.alone is None:
-                worker.guest_main.load()
+            if request.alone is None and worker.guest_main is not None:
                 _spawn(worker, control, nets, uid, request, received)
-            elif alone_here is not None:
+            elif request.alone is not None and alone_here is not None:
                 alone_here.spawn(control, nets, uid, request.alone, request, received)
             else:
                 fds.close_all(received)
-                fds.send_message(control, {"error": "no program alone here", "errno": None})
+                fds.send_message(control, {"error": "none of this kind here", "errno": None})
         except fds.ControlClosed:
             os._exit(0)
 

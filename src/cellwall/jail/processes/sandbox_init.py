@@ -65,7 +65,8 @@ def main(worker: Worker, request: CloneRequest, channel: int, wait_r: int) -> No
     if request.start == "exec":
         _say_locked(channel)
         _exec_guest(worker, guest, channel)
-    worker.guest_main(channel, guest, on_forked=partial(_say_locked, channel))
+    if worker.guest_main is not None:  # else the worker has refused
+        worker.guest_main(channel, guest, on_forked=partial(_say_locked, channel))
     os._exit(1)
 
 

@@ -26,7 +26,7 @@ from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, Sand
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.starting.bundle import bundle_in
-from cellwall.runtimes.jail.starting.head_start import HeadStart
+from cellwall.runtimes.jail.starting.head_start import Begun, HeadStart
 from cellwall.runtimes.jail.starting.launch import QUICK_WORKERS, Launched, Settings
 from cellwall.runtimes.jail.starting.settings import Ground, Kind, settings_of, workers_on
 from cellwall.runtimes.jail.stored.base import Base
@@ -89,6 +89,11 @@ class Entry:
     def lineage(self) -> str:
         """Name of the fork-server, different from any other's on this machine."""
         return f"{self.server.pid}-{self.server.started_at:.9f}"
+
+    @property
+    def has_init(self) -> bool:
+        """Whether sandboxes with an init of ours can be forked from it."""
+        return self.server.settings.needs_init
 
     @property
     def is_used(self) -> bool:
@@ -167,7 +172,8 @@ class ForkServers:
         """Other filters, by the names of the policy texts that allow more."""
         self._answers_first = answers_first
         self._quick: dict[str, Entry] = {}
-        """Quick fork-servers, by template; each until a full one of its template is there."""
+        """Quick fork-servers, by template; each until a full one of its template is there, or
+        another quick one that has an init."""
         self._quick_locks: dict[str, asyncio.Lock] = {}
         self._full_starts: dict[str, asyncio.Task[Entry]] = {}
         """Starts of full fork-servers that no caller waits for."""
@@ -201,15 +207,19 @@ class ForkServers:
         """The lineages of these."""
         return {entry.lineage for entry in self.entries}
 
-    async def for_program(self, template: BuiltTemplate, *, is_awaited: bool) -> Entry:
+    async def for_program(
+        self, template: BuiltTemplate, *, needs_init: bool, is_awaited: bool
+    ) -> Entry:
         """Return a fork-server for a program: a quick one if no full one has run yet."""
         digest = template.digest
         if not self._answers_first or digest in self._current:
             return await self.get(template)
         async with self._quick_locks.setdefault(digest, asyncio.Lock()):
             entry = self._quick.get(digest)
+            if entry is not None and needs_init and not entry.has_init:
+                entry = None
             if entry is None and digest not in self._full_starts:
-                entry = await self._start_quick(template)
+                entry = await self._start_quick(template, needs_init=needs_init)
         full = self._full_starts.get(digest)
         if entry is None or entry.is_worn or (full is not None and full.done()):
             return await self.get(template)  # which raises what the start of a full one meets
@@ -220,18 +230,37 @@ class ForkServers:
             self._full_starts[digest] = full
         return entry
 
-    async def _start_quick(self, template: BuiltTemplate) -> Entry:
-        ahead = None if self._head_start is None else self._head_start.take(template.digest)
+    async def _start_quick(self, template: BuiltTemplate, *, needs_init: bool) -> Entry:
+        ahead = await self._begun_ahead(template, needs_init=needs_init)
         if ahead is None:
-            entry = await self._start(template, is_quick=True)
+            entry = await self._start(template, is_quick=True, needs_init=needs_init)
         else:
             entry = await self._started(ahead.settings, ahead.held, template, ahead.launched)
         await self._placed(entry)
         if template.digest in self._current:  # a session was asked for meanwhile
             self._retired.append(entry)
-        else:
-            self._quick[template.digest] = entry
+            return entry
+        if (before := self._quick.get(template.digest)) is not None:
+            entry.starts = before.starts
+            self._retired.append(before)
+        self._quick[template.digest] = entry
         return entry
+
+    async def _begun_ahead(self, template: BuiltTemplate, *, needs_init: bool) -> Begun | None:
+        """Take what was started ahead, if it is what would be started now; else end it."""
+        ahead = None if self._head_start is None else self._head_start.take(template.digest)
+        if ahead is None:
+            return None
+        settings = ahead.settings
+        # One with an init will do for a program that needs none.
+        kind = self._kind(
+            QUICK_WORKERS, is_quick=True, needs_init=needs_init or settings.needs_init
+        )
+        wanted = settings_of(self._ground, template, ahead.held, settings.guest_path, kind)
+        if wanted == settings:
+            return ahead
+        await asyncio.to_thread(ahead.end)
+        return None
 
     async def for_images(self, template: BuiltTemplate) -> Entry:
         """Return a fork-server for sandboxes on images; their init is of `template`."""
@@ -301,7 +330,12 @@ class ForkServers:
                 server.give_back(worker)
 
     async def _start(
-        self, template: BuiltTemplate, *, is_quick: bool = False, for_images: bool = False
+        self,
+        template: BuiltTemplate,
+        *,
+        is_quick: bool = False,
+        needs_init: bool = True,
+        for_images: bool = False,
     ) -> Entry:
         bundle = bundle_in(self._state_dir)
         interpreter = None
@@ -315,18 +349,23 @@ class ForkServers:
         workers = QUICK_WORKERS if is_quick else workers_on(os.cpu_count() or 1)
         if for_images:
             workers = {"program": workers.get("session", 1), "session": 0}
-        kind = Kind(
-            workers,
-            lifeline=self._placing.lifeline,
-            is_fast=self._placing.is_fast,
-            is_rehearsed=self._placing.is_rehearsed,
-            is_quick=is_quick,
+        kind = self._kind(workers, is_quick=is_quick, needs_init=needs_init)._replace(
             is_alike=self.are_alike and not (is_quick or for_images),
             for_images=for_images,
             interpreter=str(interpreter or ""),
         )
         settings = settings_of(self._ground, template, held, bundle, kind)
         return await self._started(settings, held, template)
+
+    def _kind(self, workers: Mapping[str, int], *, is_quick: bool, needs_init: bool) -> Kind:
+        return Kind(
+            workers,
+            lifeline=self._placing.lifeline,
+            is_fast=self._placing.is_fast,
+            is_rehearsed=self._placing.is_rehearsed,
+            is_quick=is_quick,
+            needs_init=needs_init,
+        )
 
     async def _started(
         self,

@@ -53,7 +53,7 @@ from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.starting.bundle import bundle_in
 from cellwall.runtimes.jail.starting.head_start import HeadStart
-from cellwall.runtimes.jail.starting.settings import Ground, ground_of
+from cellwall.runtimes.jail.starting.settings import Ground, ground_of, has_single_programs
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.runtimes.shared import freezing, network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
@@ -168,9 +168,11 @@ class JailRuntime:
 
     def take_head_start(self, begun: AheadOfEngine) -> None:
         """Go on with what `starting.head_start` has begun, and with what it knows of this host."""
-        if isinstance(begun, HeadStart) and begun.ground is not None:
-            self._head_start, self._ground = begun, begun.ground
-            ground = begun.ground
+        if not isinstance(begun, HeadStart) or begun.state_dir != self._state_dir:
+            return
+        ground = begun.ground
+        if ground is not None:
+            self._head_start, self._ground = begun, ground
             vars(self).update(layout=ground.layout, ids=ground.ids, host_facts=ground.facts)
 
     @property
@@ -242,12 +244,8 @@ class JailRuntime:
 
     @property
     def has_single_programs(self) -> bool:
-        """Whether a sandbox of one program can do without an interpreter as its init.
-
-        With a soft memory limit the engine waits for the end of the process, and only a full init
-        reports enough about it.
-        """
-        return self.is_fast and "memory" in self.layout.hard and facts.runs_alone()
+        """Whether a sandbox of one program can do without an interpreter as its init."""
+        return has_single_programs(self.layout, is_fast=self.is_fast)
 
     async def probe(self) -> list[Finding]:
         """Check each host feature in throw-away processes."""
@@ -376,7 +374,10 @@ class JailRuntime:
             return self._servers.of_lineage(spec.lineage)
         if spec.purpose == "session":
             return await self._servers.get(spec.template)
-        return await self._servers.for_program(spec.template, is_awaited=spec.is_awaited)
+        needs_init = spec.purpose != "single_program"
+        return await self._servers.for_program(
+            spec.template, needs_init=needs_init, is_awaited=spec.is_awaited
+        )
 
     async def _build(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]

@@ -79,6 +79,8 @@ class Settings(NamedTuple):
     is_quick: bool = False
     """Whether it only imports, and leaves out what pays with many sandboxes alone: rehearsals, the
     layout of its memory, workers for sessions."""
+    needs_init: bool = True
+    """Whether any of its sandboxes has an init of ours; none has that is of one program alone."""
 
 
 class Launched(NamedTuple):
@@ -212,6 +214,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "guest_reseed": settings.guest_reseed,
             "guest_alone": settings.guest_alone,
             "is_quick": settings.is_quick,
+            "needs_init": settings.needs_init,
             "is_fast": settings.is_fast,
             "is_rehearsed": settings.is_rehearsed,
             "is_alike": settings.is_alike,

@@ -67,6 +67,7 @@ class Kind(NamedTuple):
     is_rehearsed: bool
     lifeline: int = -1
     is_quick: bool = False
+    needs_init: bool = True
     is_alike: bool = False
     for_images: bool = False
     """Whether its sandboxes are on images: it preloads nothing."""
@@ -80,6 +81,15 @@ def ground_of(facts: plan.HostFacts, ids: uids.Ids, layout: hierarchies.Layout) 
     return Ground(facts, ids, layout, refusals, program)
 
 
+def has_single_programs(layout: hierarchies.Layout, *, is_fast: bool) -> bool:
+    """Whether a sandbox of one program can do without an interpreter as its init.
+
+    With a soft memory limit the engine waits for the end of the process, and only a full init
+    reports enough about it.
+    """
+    return is_fast and "memory" in layout.hard and host_facts.runs_alone()
+
+
 def found_ground(state_dir: Path) -> Ground:
     """Ask this host. Raises HostUnsupported."""
     return ground_of(host_facts.for_jails(state_dir), uids.find(), hierarchies.discover())
@@ -89,7 +99,6 @@ def settings_of(
     ground: Ground, template: BuiltTemplate, held: uids.UidRange, bundle: Path, kind: Kind
 ) -> Settings:
     """Return the configuration of one fork-server, whose sandboxes have ids of `held`."""
-    is_first = kind.is_quick and not kind.for_images  # sandboxes on images need all of init
     return Settings(
         guest_path=bundle,
         template_path=Path(template.path),
@@ -106,11 +115,12 @@ def settings_of(
         workers=kind.workers,
         seccomp=ground.program,
         guest_main="cellwall.guest.init.main:main",
-        guest_preload=f"cellwall.guest.warm.{'first' if is_first else 'preload'}",
+        guest_preload=f"cellwall.guest.warm.{'preload' if kind.needs_init else 'first'}",
         guest_reseed="cellwall.guest.process.reseed",
         guest_alone="cellwall.guest.warm.single_program",
         lifeline=kind.lifeline,
         is_quick=kind.is_quick,
+        needs_init=kind.needs_init,
         is_alike=kind.is_alike,
         interpreter=kind.interpreter,
         is_fast=kind.is_fast,
