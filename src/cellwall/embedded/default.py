@@ -40,22 +40,31 @@ class _Default:
         return runner
 
     def _made(self, options: Mapping[str, Any] | None) -> Runner:
-        if options is not None:
-            from cellwall.engine import head_start
+        try:
+            if options is not None:
+                from cellwall.engine import head_start
 
-            self._begun = head_start.begun_for(options)
-        from cellwall.embedded.runner import Runner
-        from cellwall.surface.sync.loop_thread import at_exit
+                self._begun = head_start.begin(options)  # a fork from here on gives it up
+                if self._begun is not None:
+                    head_start.go_on(self._begun, options)
+            from cellwall.embedded.runner import Runner
+            from cellwall.surface.sync.loop_thread import at_exit
 
-        made = Runner.that_answers_first(self._begun)
-        at_exit(self.close)
+            made = Runner.that_answers_first(self._begun)
+            at_exit(self.close)
+        except BaseException:  # an interrupt, above all
+            self._end_begun()
+            raise
         return made
 
     def close(self) -> None:
         runner, self.runner = self.runner, None
-        begun, self._begun = self._begun, None
         if runner is not None:
             runner.close()
+        self._end_begun()
+
+    def _end_begun(self) -> None:
+        begun, self._begun = self._begun, None
         if begun is not None:
             begun.close()
 

@@ -233,7 +233,10 @@ class Engine:
 
     async def run(self, code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execution:  # noqa: ANN401 - fields of Request
         """Run `code` once in a fresh sandbox; options are the fields of `requests.Request`."""
-        return await self.execute(Request(code, **options), on_event)
+        try:
+            return await self.execute(Request(code, **options), on_event)
+        finally:
+            await self._runtimes.end_head_start()  # it was for the first program
 
     async def execute(
         self,

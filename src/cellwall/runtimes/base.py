@@ -486,6 +486,10 @@ class PreparesVolumes(Protocol):
 class AheadOfEngine(Protocol):
     """Processes of a runtime that were started before the engine was there."""
 
+    @property
+    def is_left(self) -> bool:
+        """Whether there is something that no runtime has taken over, and that has not ended."""
+
     def go_on(self, template: BuiltTemplate) -> None:
         """Make ready for programs on a template; where that fails, end."""
 

@@ -175,10 +175,14 @@ class Runtimes:
         if self._head_start is not None:
             self._head_start.abandon()
 
+    async def end_head_start(self) -> None:
+        """End what was started ahead, unless a runtime has taken it over."""
+        if self._head_start is not None and self._head_start.is_left:
+            await asyncio.to_thread(self._head_start.close)
+
     async def aclose(self) -> None:
         """Close every runtime that was created."""
         self._chosen.clear()
         for runtime in self._made.values():
             await runtime.aclose()
-        if self._head_start is not None:
-            await asyncio.to_thread(self._head_start.close)
+        await self.end_head_start()
