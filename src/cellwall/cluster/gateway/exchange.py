@@ -417,7 +417,12 @@ class Exchange:
             may = may_turn_away and self._body.can_repeat
             may_ask = bool(offered) and not self._needs
             passage = Passage(
-                self._client, link, is_new=offered != "", may_turn_away=may, may_ask=may_ask
+                self._client,
+                link,
+                is_new=offered != "",
+                may_turn_away=may,
+                may_ask=may_ask,
+                may_lead_away=not self._head.upgrade or self._is_of_an_app,
             )
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
@@ -436,6 +441,11 @@ class Exchange:
             node.programs -= is_program
             if link is not None:
                 node.links.give_back(link)
+
+    @property
+    def _is_of_an_app(self) -> bool:
+        """Whether a server inside a sandbox may answer, which may send its clients anywhere."""
+        return self._way.may_have_token or bool(self._head.door)
 
     def _first(self, offered: str) -> bytes:
         """Return the head for a node."""
