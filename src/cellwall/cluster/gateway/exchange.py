@@ -71,7 +71,7 @@ class Exchange:
         self.request_id = gateway.request_id_of(head)
         self._tenant = "" if caller is None else caller.principal.tenant
         self._body = Body(client, head, Held(gateway.bodies, self._tenant))
-        quotas = None if caller is None else gateway.quotas
+        quotas = gateway.quotas if self._tenant else None
         self._counting = Counting(quotas, self._tenant, head, way)
         self._turn: Turn | None = None
         self._in_line: asyncio.Task[None] | None = None
@@ -228,8 +228,15 @@ class Exchange:
             )
 
     async def _in_turn(self, ask: Callable[[], Awaitable[None]]) -> None:
-        """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
+        """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile.
+
+        A request of no tenant, at a door, is asked for at once: it takes no tenant's turn or place
+        in line, and its node refuses it, or bounds what its token may have.
+        """
         if self._is_gone:
+            return
+        if not self._tenant:
+            await ask()
             return
         self._turn = turn = self._gateway.turns.ask(self._tenant)
         if turn.has_come or await turn.come():
