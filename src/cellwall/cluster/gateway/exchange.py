@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
-from cellwall.cluster.gateway.tenants.lending import lend
+from cellwall.cluster.gateway.tenants.lending import lend, names_in
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
-from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable, QuotaExceeded
+from cellwall.model.errors import CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
-from cellwall.server.core.errors import HttpError, status_of
+from cellwall.server.core.errors import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -167,9 +167,7 @@ class Exchange:
         """Hold places in the tenant's quota for the copies that a request makes."""
         await self._body.until_whole()
         if self._body.kept is None:
-            raise CapacityError(
-                "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
-            )
+            raise self._body.not_kept("send at most 8 MiB")
         return self._counting.copies(b"".join(self._body.kept), lambda: self._node)
 
     async def _at_one_node(self) -> None:
@@ -326,11 +324,9 @@ class Exchange:
             self._status = passage.status
             return False
         if not self._body.can_repeat:
-            raise HttpError(
-                413,
-                "too_large",
-                f"body: {passage.lacks[:80]} is on another node, and so much is not sent twice",
-                remedy="send at most 8 MiB with it, and large files to the sandbox afterwards",
+            raise self._body.not_kept(
+                f"{passage.lacks[:80]} is on another node: send at most 8 MiB with it, and large "
+                "files to the sandbox afterwards"
             )
         return True
 
@@ -344,13 +340,11 @@ class Exchange:
         if end != "needs":
             return end
         try:
-            if not self._body.can_repeat:
-                raise CapacityError(
-                    "body: there is no room to keep it until its node has the secrets it names",
-                    retry_after_s=1.0,
-                    remedy="send at most 8 MiB with them, or try again",
-                )
-            await lend(self._gateway.keeps, node, offered, self._caller, self._needs)
+            kept = self._body.kept
+            if kept is None:
+                raise self._body.not_kept("send at most 8 MiB with the secrets that it names")
+            named = await names_in(kept)
+            await lend(self._gateway.keeps, node, offered, self._caller, self._needs, named)
         except NodeUnreachable:
             raise
         except CellwallError:

@@ -30,7 +30,7 @@ class _Connecting(Links):
         raise ConnectionRefusedError
 
 
-async def _lend(_node: Node, _offered: str, _refusal: bytes) -> None:
+async def _lend(_node: Node, _offered: str, _refusal: bytes, _program: bytes) -> None:
     """Give nothing."""
 
 
