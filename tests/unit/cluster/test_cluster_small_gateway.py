@@ -10,12 +10,15 @@ from typing import Any, cast
 import pytest
 
 from cellwall.apps.cluster.doors import opened_doors
+from cellwall.cluster.directory.keys import Kept, Keys
 from cellwall.cluster.gateway.book import Book, Node, Told
 from cellwall.cluster.gateway.data.data import Data
 from cellwall.cluster.gateway.data.places import OwnPlaces, Place
 from cellwall.cluster.gateway.data.visit import Visit
 from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.cluster.gateway.routing import Way
+from cellwall.cluster.gateway.tenants.key_book import KeyBook
+from cellwall.cluster.gateway.tenants.lending import Keeps
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.heads import RequestHead
@@ -53,7 +56,7 @@ def _asked(
     async def run() -> bytes:
         async with nodes({"aaaa": table}) as book:
             settings = ServerSettings(doors={"e2b": DoorSettings(), "piston": DoorSettings()})
-            ring = KeyRing([KeyRecord(digest_of(KEY), "alice", "manage")])
+            ring = KeyRing([KeyRecord(digest_of(KEY), "alice", "admin")])
             gateway = Gateway(settings, ring, book, opened_doors(settings))
             gateway.data = Data(gateway, places or OwnPlaces())
             begin(gateway)
@@ -132,6 +135,48 @@ def test_stranger_at_a_door_takes_no_turn_and_is_not_counted(path: str) -> None:
 
     said = _asked({path: {"its": "answer"}}, _request(f"POST {path}", has_key=False), None, begin)
     assert b'{"its": "answer"}' in said
+
+
+class Own(Keys):
+    """The key of one caller."""
+
+    def __init__(self, key: str) -> None:
+        """Without a directory."""
+        self.row = Kept(digest_of(key), "alice", "admin", None, 0.0, None)
+
+    async def revoke(self, key_id: str) -> tuple[bool, bool]:
+        self.row = self.row._replace(revoked_at=1.0)
+        return True, True
+
+    async def all(self) -> tuple[int, list[Kept]]:
+        return 1, [self.row]
+
+
+def test_caller_that_revokes_its_own_key_is_answered() -> None:
+    own = "o" * 43
+
+    def begin(gateway: Gateway) -> None:
+        keys = KeyBook(Own(own), gateway.keyring, gateway.cut)
+        gateway.keeps = Keeps(keys, cast("Any", None))
+        gateway.tasks.spawn(keys.refresh())
+
+    request = _request(f"DELETE /keys/{digest_of(own)[:12]}").replace(KEY.encode(), own.encode())
+    said = _asked({}, request, None, begin)
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert b'"revoked"' in said
+
+
+@pytest.mark.parametrize(("known", "state"), [((), b"draining"), (("aaaa",), b"ready")])
+def test_node_that_the_directory_does_not_know_is_not_undrained(
+    known: tuple[str, ...], state: bytes
+) -> None:
+    def begin(gateway: Gateway) -> None:
+        book = gateway.book
+        book.has_directory, book.known = True, frozenset(known)
+        book.nodes[0].state = "draining"
+
+    said = _asked({"/node/undrain": {}}, _request("POST /nodes/aaaa/undrain"), None, begin)
+    assert b'"state":"%s"' % state in said
 
 
 class _Client:

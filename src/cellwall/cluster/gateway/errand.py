@@ -82,6 +82,15 @@ async def run(book: Book, said: Headers, program: bytes, turn: Turn, aid: Aid) -
     )
 
 
+def _end_of(answer: Whole) -> str:
+    """Return how a request to a node ended, as `Passage` says it."""
+    if answer.status == NEEDS:
+        return "needs"
+    if any(name == _LACKS for name, _value in answer.headers):
+        return "lacking"
+    return "full" if answer.status == 503 else "whole"
+
+
 def _line_of(body: bytes) -> bytes:
     """Return a node's answer as it came if it is on one line, which is what servers send."""
     is_object = body.startswith(b"{") and body.endswith(b"}")
@@ -117,7 +126,7 @@ async def _asked(
         began_s = loop.time()
         address = node.links.address
         answer = await answer_on(link, address, b"/execute", headers, program, aid.count)
-        book.on_try("full" if answer.status == 503 else "whole")
+        book.on_try(_end_of(answer))
         if answer.status == 200:
             node.pace.took(loop.time() - began_s, loop.time())
         return answer

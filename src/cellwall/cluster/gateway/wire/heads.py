@@ -50,6 +50,8 @@ class RequestHead:
     """Its path in the door."""
     key_id: str = ""
     """Id of the key by which the door let it in; empty: of none."""
+    has_begun: bool = False
+    """Whether the gateway itself does what it asks for, which goes to its end."""
 
     @property
     def path(self) -> str:
