@@ -167,7 +167,7 @@ class Exchange:
         """Hold places in the tenant's quota for the copies that a request makes."""
         await self._body.until_whole()
         if self._body.kept is None:
-            raise self._body.not_kept("send at most 8 MiB")
+            raise self._body.not_kept("its copies are counted first", "send at most 8 MiB")
         return self._counting.copies(b"".join(self._body.kept), lambda: self._node)
 
     async def _at_one_node(self) -> None:
@@ -325,8 +325,8 @@ class Exchange:
             return False
         if not self._body.can_repeat:
             raise self._body.not_kept(
-                f"{passage.lacks[:80]} is on another node: send at most 8 MiB with it, and large "
-                "files to the sandbox afterwards"
+                f"{passage.lacks[:80]} is on another node",
+                "send at most 8 MiB with it, and large files to the sandbox afterwards",
             )
         return True
 
@@ -342,7 +342,7 @@ class Exchange:
         try:
             kept = self._body.kept
             if kept is None:
-                raise self._body.not_kept("send at most 8 MiB with the secrets that it names")
+                raise self._body.not_kept("it names secrets", "send at most 8 MiB with them")
             named = await names_in(kept)
             await lend(self._gateway.keeps, node, offered, self._caller, self._needs, named)
         except NodeUnreachable:

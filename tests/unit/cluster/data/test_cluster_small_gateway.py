@@ -201,7 +201,7 @@ def test_body_that_is_not_kept_is_too_long_or_waits_for_room(
         body.take(bytes(mib))
     assert (body.kept is None) is bool(status)
     if status:
-        error = body.not_kept("send less")
+        error = body.not_kept("it names secrets", "send less")
         assert isinstance(error, CapacityError if status == 503 else HttpError)
     body.release()
 

@@ -57,12 +57,16 @@ class Body:
         """All of it so far; None: it is longer than what is kept."""
         return self._pieces if self.can_repeat else None
 
-    def not_kept(self, remedy: str) -> CellwallError:
-        """Return the error of a body that is needed again and was not kept."""
+    def not_kept(self, why: str, remedy: str) -> CellwallError:
+        """Return the error of a body that was not kept; `why` it is needed again or whole."""
         if self._is_too_long or (self.length or 0) > _KEPT_BYTES:
-            return HttpError(413, "too_large", "body: so much is not sent twice", remedy=remedy)
+            return HttpError(
+                413, "too_large", f"body: {why}, and so much is not kept", remedy=remedy
+            )
         return CapacityError(
-            "body: there is no room to keep it now", retry_after_s=1.0, remedy="try again"
+            f"body: {why}, and there is no room to keep it now",
+            retry_after_s=1.0,
+            remedy="try again",
         )
 
     # -- of the client ---------------------------------------------------------------------
