@@ -29,15 +29,15 @@ UNKEYED = Ask("POST", "/files", body={})
 @pytest.mark.parametrize(
     "given",
     [
-        ["http://a:1/", "https://b", "unix:/run/c"],
-        ("http://a:1", "https://b", "unix:/run/c", "http://a:1"),
-        "http://a:1,https://b,unix:/run/c",
-        "http://a:1/ , https://b/, unix:/run/c",
+        ["http://127.0.0.1:1/", "https://b", "unix:/run/c"],
+        ("http://127.0.0.1:1", "https://b", "unix:/run/c", "http://127.0.0.1:1"),
+        "http://127.0.0.1:1,https://b,unix:/run/c",
+        "http://127.0.0.1:1/ , https://b/, unix:/run/c",
     ],
 )
 def test_several_addresses_are_a_list_or_a_text_with_commas(given: str | list[str]) -> None:
     found = address_of(given, KEY, {})
-    assert found.shown == "http://a:1,https://b,unix:/run/c"
+    assert found.shown == "http://127.0.0.1:1,https://b,unix:/run/c"
     assert [each.key for each in (found, *found.others)] == [KEY] * 3
     assert KEY not in repr(found)
     assert address_of(None, None, {"CELLWALL_URL": found.shown, "CELLWALL_API_KEY": KEY}) == found
@@ -52,6 +52,21 @@ def test_comma_in_the_path_of_a_unix_socket_is_no_second_address() -> None:
 def test_second_address_that_is_none_is_refused(given: str | list[str]) -> None:
     with pytest.raises(UsageError, match="several with commas"):
         address_of(given, KEY, {})
+
+
+def test_no_address_at_all_is_not_the_default() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        address_of([], KEY, {"CELLWALL_URL": "http://a:1"})
+    assert address_of(None, KEY, {"CELLWALL_URL": "http://a:1"}).url == "http://a:1"
+
+
+@pytest.mark.parametrize("clear", ["http://a:1", "http://10.0.0.1", "http://localhost.a"])
+def test_key_is_not_sent_in_clear_beside_addresses_with_tls(clear: str) -> None:
+    with pytest.raises(UsageError, match="has no TLS"):
+        address_of(["https://b", clear], KEY, {})
+    assert address_of(["http://b", clear], KEY, {}).others
+    for own in ("http://localhost:1", "http://127.0.0.1:1", "http://[::1]:1", "unix:/run/c"):
+        assert address_of(["https://b", own], KEY, {}).others
 
 
 # -- gateways ----------------------------------------------------------------------------------

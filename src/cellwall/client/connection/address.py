@@ -6,6 +6,7 @@ of a message or of a `repr`.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,11 @@ def address_of(
 
     `url`: several gateways of one cluster as a sequence, or as one text with commas.
     """
+    if url is not None and not isinstance(url, str) and not url:
+        raise UsageError(
+            "connect: the sequence of addresses is empty",
+            remedy="give one at least, or None for that of CELLWALL_URL",
+        )
     wanted = url or environ.get("CELLWALL_URL") or DEFAULT_URL
     key = api_key or environ.get("CELLWALL_API_KEY", "")
     if not key:
@@ -62,6 +68,7 @@ def address_of(
         raise UsageError("connect: the key has characters no key has", remedy="copy it again")
     words = _BETWEEN.split(wanted) if isinstance(wanted, str) else list(wanted)
     first, *others = (_one(each, key) for each in dict.fromkeys(words))
+    _check_together([first, *others])
     return replace(first, others=tuple(others)) if others else first
 
 
@@ -70,6 +77,30 @@ def _one(url: str, key: str) -> Address:
         return Address("http://localhost", url.removeprefix("unix:"), key)
     _check(url)
     return Address(url.rstrip("/"), None, key)
+
+
+def _check_together(addresses: Sequence[Address]) -> None:
+    """Refuse a way in clear beside ways with TLS: a fault of those would bring the key onto it."""
+    clear = [each for each in addresses if each.unix is None and _is_in_clear(each.url)]
+    if clear and any(each.url.startswith("https:") for each in addresses):
+        raise UsageError(
+            f"connect: {clear[0].url} has no TLS, and others of the addresses have",
+            remedy="give https:// for all of them, or http:// for this machine's own alone",
+        )
+
+
+def _is_in_clear(url: str) -> bool:
+    """Report whether requests go to another machine without TLS."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return parts.scheme == "http" and host != "localhost" and not _is_loopback(host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _check(url: str) -> None:

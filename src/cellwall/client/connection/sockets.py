@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from websockets.asyncio.client import connect, unix_connect
+from websockets.asyncio.client import connect
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -25,10 +25,18 @@ _IN_THE_MIDDLE = (
 """Errors that a handshake under way may have, too."""
 
 
+class _Connect(connect):
+    """A connection that follows no redirect: the key is for the address that the caller gave."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        """Have a redirect as the refusal that it is."""
+        return exc
+
+
 async def opened(
     address: Address, path: str, params: Mapping[str, str], timeout_s: float
 ) -> ClientConnection:
-    """Open a WebSocket. Raises OSError, InvalidHandshake."""
+    """Open a WebSocket. Raises OSError, InvalidHandshake, also for a redirect."""
     options: dict[str, Any] = {
         "additional_headers": {"X-API-Key": address.key},
         "compression": None,
@@ -39,8 +47,8 @@ async def opened(
     }
     url = f"{address.socket_url}{path}?{urlencode(params)}"
     if address.unix is not None:
-        return await unix_connect(address.unix, url, **options)
-    return await connect(url, **options, proxy=None)
+        return await _Connect(url, unix=True, path=address.unix, **options)
+    return await _Connect(url, **options, proxy=None)
 
 
 def made_no_connection(error: Exception) -> bool:

@@ -51,9 +51,30 @@ SELECT coalesce(array_agg(name ORDER BY name), '{}'),
        coalesce(array_agg(sealed ORDER BY name), '{}'),
        coalesce(array_agg(extract(epoch FROM changed_at)::float8 ORDER BY name), '{}')
 FROM directory.secrets
-WHERE tenant = $1 AND $2 = '' AND ($3::text[] IS NULL OR name = ANY ($3))
+WHERE tenant = $1 AND $2 = '' AND name = ANY ($3)
 """,
 )
+_SHOWN = Statement(
+    19,
+    _STEP,
+    """
+SELECT coalesce(array_agg(name ORDER BY name), '{}'),
+       coalesce(array_agg(facts ORDER BY name), '{}'),
+       coalesce(array_agg(extract(epoch FROM changed_at)::float8 ORDER BY name), '{}')
+FROM directory.secrets
+WHERE tenant = $1 AND $2 = ''
+""",
+)
+
+
+class Shown(NamedTuple):
+    """One secret without its value."""
+
+    name: str
+    facts: str
+    """Its hosts and places, as JSON."""
+    changed_at: float
+    """Seconds since the epoch."""
 
 
 class Sealed(NamedTuple):
@@ -83,8 +104,12 @@ class Secrets:
         """Forget a secret; False: there is none."""
         return bool((await self._commits.do(_REMOVE, tenant, name))[0])
 
-    async def of(self, tenant: str, names: Sequence[str] | None = None) -> list[Sealed]:
-        """Return a tenant's secrets by name, or those of `names` that there are."""
-        wanted = None if names is None else list(names)
-        row = await self._commits.do(_OF_TENANT, tenant, "", wanted)
+    async def of(self, tenant: str, names: Sequence[str]) -> list[Sealed]:
+        """Return those of `names` that a tenant has, by name."""
+        row = await self._commits.do(_OF_TENANT, tenant, "", list(names))
         return [Sealed(*each) for each in zip(*row, strict=True)]
+
+    async def shown(self, tenant: str) -> list[Shown]:
+        """Return a tenant's secrets by name, without their values."""
+        row = await self._commits.do(_SHOWN, tenant, "")
+        return [Shown(*each) for each in zip(*row, strict=True)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway import errand
 from cellwall.cluster.gateway.routing import Way
-from cellwall.cluster.gateway.tenants.lending import lend
+from cellwall.cluster.gateway.tenants.lending import lend, names_in
 from cellwall.cluster.gateway.wire.heads import (
     LAST_CHUNK,
     ResponseHead,
@@ -250,9 +250,10 @@ class Batch:
         data = self._gateway.data
         return None if data is None else data.lead(self._caller)
 
-    async def _lend(self, node: Node, offered: str, refusal: bytes) -> None:
-        """Give a node the secrets that it asks for."""
-        await lend(self._gateway.keeps, node, offered, self._caller, refusal)
+    async def _lend(self, node: Node, offered: str, refusal: bytes, program: bytes) -> None:
+        """Give a node the secrets that it asks for, of those that the program names."""
+        named = await names_in([program])
+        await lend(self._gateway.keeps, node, offered, self._caller, refusal, named)
 
     def _failure(self, index: int, error: Exception) -> bytes:
         self._failed += 1

@@ -164,6 +164,10 @@ class Book:
                 node.state, node.why = "ready", ""
                 self.on_change()
 
+    def may_have_new(self, name: str) -> bool:
+        """Report whether the directory, if there is one, knows a node, so that it may have work."""
+        return not self.has_directory or name in self.known
+
     # -- what probes find ------------------------------------------------------------------
 
     def answered(self, node: Node, told: Told, now_s: float) -> None:
@@ -191,7 +195,7 @@ class Book:
         node.told, node.why, node.cores = told, _left(told), told.size.cores
         node.state = "draining" if told.is_draining else "ready"
         node.mark(is_listed=node.is_listed)
-        if node.state == "ready" and self.has_directory and told.name not in self.known:
+        if node.state == "ready" and not self.may_have_new(told.name):
             node.state, node.why = "draining", _NEW
 
     def _why_not(self, node: Node, told: Told) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.asking import Whole, answer_on
 from cellwall.cluster.gateway.wire.passage import NEEDS
-from cellwall.model.errors import CapacityError, CellwallError
+from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable
 from cellwall.model.ids import new_id
 from cellwall.server.core.errors import LACKS
 from cellwall.wire.answer import one_line
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.node_link import NodeLink
     from cellwall.cluster.gateway.work.turns import Turn
 
-Lend = Callable[["Node", str, bytes], Awaitable[None]]
-"""Gives a node the secrets that its refusal of an id asks for."""
+Lend = Callable[["Node", str, bytes, bytes], Awaitable[None]]
+"""Gives a node the secrets that its refusal of an id asks for; the last is the program."""
 _TRIES = 3
 _LACKS = LACKS.encode()
 _JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
@@ -82,6 +82,15 @@ async def run(book: Book, said: Headers, program: bytes, turn: Turn, aid: Aid) -
     )
 
 
+def _end_of(answer: Whole) -> str:
+    """Return how a request to a node ended, as `Passage` says it."""
+    if answer.status == NEEDS:
+        return "needs"
+    if any(name == _LACKS for name, _value in answer.headers):
+        return "lacking"
+    return "full" if answer.status == 503 else "whole"
+
+
 def _line_of(body: bytes) -> bytes:
     """Return a node's answer as it came if it is on one line, which is what servers send."""
     is_object = body.startswith(b"{") and body.endswith(b"}")
@@ -95,7 +104,10 @@ async def _at(book: Book, node: Node, said: Headers, program: bytes, aid: Aid) -
     offered = new_id(node.name)
     answer = await _asked(book, node, offered, said, program, aid)
     if answer is not None and answer.status == NEEDS:
-        await aid.lend(node, offered, answer.body)
+        try:
+            await aid.lend(node, offered, answer.body, program)
+        except NodeUnreachable:
+            return None
         answer = await _asked(book, node, offered, said, program, aid)
     return answer
 
@@ -114,7 +126,7 @@ async def _asked(
         began_s = loop.time()
         address = node.links.address
         answer = await answer_on(link, address, b"/execute", headers, program, aid.count)
-        book.on_try("full" if answer.status == 503 else "whole")
+        book.on_try(_end_of(answer))
         if answer.status == 200:
             node.pace.took(loop.time() - began_s, loop.time())
         return answer

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
-from cellwall.cluster.gateway.tenants.lending import lend
+from cellwall.cluster.gateway.tenants.lending import lend, names_in
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
-from cellwall.model.errors import CapacityError, CellwallError, NodeUnreachable, QuotaExceeded
+from cellwall.model.errors import CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
-from cellwall.server.core.errors import HttpError, status_of
+from cellwall.server.core.errors import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -71,7 +71,7 @@ class Exchange:
         self.request_id = gateway.request_id_of(head)
         self._tenant = "" if caller is None else caller.principal.tenant
         self._body = Body(client, head, Held(gateway.bodies, self._tenant))
-        quotas = None if caller is None else gateway.quotas
+        quotas = gateway.quotas if self._tenant else None
         self._counting = Counting(quotas, self._tenant, head, way)
         self._turn: Turn | None = None
         self._in_line: asyncio.Task[None] | None = None
@@ -167,9 +167,7 @@ class Exchange:
         """Hold places in the tenant's quota for the copies that a request makes."""
         await self._body.until_whole()
         if self._body.kept is None:
-            raise CapacityError(
-                "body: there is no room for it now", retry_after_s=1.0, remedy="send less at once"
-            )
+            raise self._body.not_kept("its copies are counted first", "send at most 8 MiB")
         return self._counting.copies(b"".join(self._body.kept), lambda: self._node)
 
     async def _at_one_node(self) -> None:
@@ -228,8 +226,15 @@ class Exchange:
             )
 
     async def _in_turn(self, ask: Callable[[], Awaitable[None]]) -> None:
-        """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile."""
+        """Ask nodes once it is the tenant's turn; the body counts in the budget meanwhile.
+
+        A request of no tenant, at a door, is asked for at once: it takes no tenant's turn or place
+        in line, and its node refuses it, or bounds what its token may have.
+        """
         if self._is_gone:
+            return
+        if not self._tenant:
+            await ask()
             return
         self._turn = turn = self._gateway.turns.ask(self._tenant)
         if turn.has_come or await turn.come():
@@ -319,11 +324,9 @@ class Exchange:
             self._status = passage.status
             return False
         if not self._body.can_repeat:
-            raise HttpError(
-                413,
-                "too_large",
-                f"body: {passage.lacks[:80]} is on another node, and so much is not sent twice",
-                remedy="send at most 8 MiB with it, and large files to the sandbox afterwards",
+            raise self._body.not_kept(
+                f"{passage.lacks[:80]} is on another node",
+                "send at most 8 MiB with it, and large files to the sandbox afterwards",
             )
         return True
 
@@ -337,13 +340,11 @@ class Exchange:
         if end != "needs":
             return end
         try:
-            if not self._body.can_repeat:
-                raise CapacityError(
-                    "body: there is no room to keep it until its node has the secrets it names",
-                    retry_after_s=1.0,
-                    remedy="send at most 8 MiB with them, or try again",
-                )
-            await lend(self._gateway.keeps, node, offered, self._caller, self._needs)
+            kept = self._body.kept
+            if kept is None:
+                raise self._body.not_kept("it names secrets", "send at most 8 MiB with them")
+            named = await names_in(kept)
+            await lend(self._gateway.keeps, node, offered, self._caller, self._needs, named)
         except NodeUnreachable:
             raise
         except CellwallError:
@@ -417,7 +418,12 @@ class Exchange:
             may = may_turn_away and self._body.can_repeat
             may_ask = bool(offered) and not self._needs
             passage = Passage(
-                self._client, link, is_new=offered != "", may_turn_away=may, may_ask=may_ask
+                self._client,
+                link,
+                is_new=offered != "",
+                may_turn_away=may,
+                may_ask=may_ask,
+                may_lead_away=not self._head.upgrade or self._is_of_an_app,
             )
             has_body = self._head.method != b"HEAD"
             self._body.begin(passage, self._first(offered), has_answer_body=has_body)
@@ -436,6 +442,11 @@ class Exchange:
             node.programs -= is_program
             if link is not None:
                 node.links.give_back(link)
+
+    @property
+    def _is_of_an_app(self) -> bool:
+        """Whether a server inside a sandbox may answer, which may send its clients anywhere."""
+        return self._way.may_have_token or bool(self._head.door)
 
     def _first(self, offered: str) -> bytes:
         """Return the head for a node."""

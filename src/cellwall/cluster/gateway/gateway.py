@@ -255,7 +255,7 @@ class Gateway:
     def _may_go_on(self, client: ClientLink) -> bool:
         """Report whether the request on a connection, if there is one, would still be let in."""
         head = client.head
-        if head is None:
+        if head is None or head.has_begun:
             return True
         if head.door:
             return self._doors[head.door].has_accepted(head, self.keyring)

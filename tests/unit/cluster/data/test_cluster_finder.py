@@ -115,6 +115,22 @@ def test_two_things_on_two_nodes_are_refused() -> None:
     _run(work)
 
 
+def test_request_is_led_from_an_images_node_to_its_volumes_which_may_have_both() -> None:
+    has = {"/images/sha256:1": {"id": "sha256:1"}}
+
+    async def whole() -> None:
+        async with nodes({"aaaa": has, "bbbb": {**has, **HAS}, "cccc": {}}) as book:
+            book.nodes[1].in_flight = 1
+            lead = Lead(Finder(book, OwnPlaces()), ALICE)
+            first = await lead.take("image:sha256:1")
+            then = await lead.take("volume:data")
+            assert [each.name for each in (first, then) if each is not None] == ["aaaa", "bbbb"]
+            with pytest.raises(Conflict):  # the volume's node has no such image after all
+                await lead.take("image:sha256:1")
+
+    asyncio.run(whole())
+
+
 def test_node_that_lacks_again_what_it_was_found_to_have_answers_itself() -> None:
     async def work(_book: Book, finder: Finder) -> None:
         lead = Lead(finder, ALICE)

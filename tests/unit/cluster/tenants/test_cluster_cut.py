@@ -15,7 +15,7 @@ from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.cluster.gateway.wire.front import ClientLink
 from cellwall.cluster.gateway.wire.heads import RequestHead
 from cellwall.cluster.gateway.wire.links import Address, Links
-from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
+from cellwall.server.auth.keys import Failures, KeyRecord, KeyRing, digest_of
 from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.settings import ServerSettings
 
@@ -109,3 +109,26 @@ def test_door_without_a_key_goes_on_where_its_operator_permits_it() -> None:
         named = {b"x-access-token": token}
         head = RequestHead(b"GET", b"/", [*named.items()], named=named)
         assert doors["e2b"].has_accepted(head, ring) is is_accepted
+
+
+def test_bearer_that_is_no_key_of_ours_ends_nothing_beside_an_accepted_token() -> None:
+    door = opened_doors(ServerSettings(doors={"e2b": DoorSettings()}))["e2b"]
+    for key, is_accepted in ((STAYS, True), (ENDED, False)):
+        token = f"cws_aaaab_{RECORDS[key].key_id}_{'0' * 64}".encode()
+        named = {b"authorization": b"Bearer of-the-application", b"x-access-token": token}
+        head = RequestHead(b"GET", b"/", [*named.items()], named=named)
+        ring = KeyRing([RECORDS[STAYS]])
+        door.caller(head, "10.0.0.1", b"http", ring, {}, Failures())
+        assert door.has_accepted(head, ring) is is_accepted
+
+
+def test_request_at_a_door_ends_with_the_key_that_let_it_in() -> None:
+    door = opened_doors(ServerSettings(doors={"e2b": DoorSettings()}))["e2b"]
+    named = {b"x-api-key": ENDED.encode()}
+    head = RequestHead(b"GET", b"/", [*named.items()], named=named)
+    ring = KeyRing()
+    ring.replace_stored([RECORDS[ENDED]])
+    door.caller(head, "10.0.0.1", b"http", ring, {}, Failures())
+    assert door.has_accepted(head, ring)
+    ring.replace_stored([])
+    assert not door.has_accepted(head, ring)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,9 +66,10 @@ async def _gates(url: str, count: int = 2) -> AsyncIterator[list[Gate]]:
         await asyncio.wait(tasks)
 
 
-async def _until(fact: Callable[[], bool], gate: Gate) -> None:
+async def _until(fact: Callable[[], bool], gate: Gate | KeyBook) -> None:
     """Follow the directory until something is so."""
-    watching = asyncio.get_running_loop().create_task(gate.book.watch())
+    book = gate if isinstance(gate, KeyBook) else gate.book
+    watching = asyncio.get_running_loop().create_task(book.watch())
     try:
         await asyncio.to_thread(wait_until, fact, "the gateway knows it")
     finally:
@@ -169,6 +171,101 @@ def test_row_that_cannot_be_and_one_that_is_over_open_nothing() -> None:
         Kept("4" * 64, "moss", "run", None, 0.0, 1.0, None, left_s=-1.0),
     ]
     assert [each.digest for each in records([*rows, good], 0.0)] == [good.digest]
+
+
+def test_revocation_is_heard_also_of_a_directory_with_a_lower_number(
+    url: str, postgres: Postgres
+) -> None:
+    """Such as a server that was restored, or that has taken over without the last changes."""
+    back = "UPDATE directory.changes SET number = -7 WHERE what = 'keys'"
+    revoked = "UPDATE directory.keys SET revoked_at = clock_timestamp()"
+
+    async def run() -> None:
+        async with _gates(url, 1) as (gate,):
+            key = (await gate.book.create(fresh("moss", "run", None, None)))["key"]
+            assert gate.ring.find(key) is not None
+            for each in (revoked, back):
+                await asyncio.to_thread(postgres.sql, each, name_of(url))
+            await _until(lambda: gate.ring.find(key) is None, gate)
+
+    asyncio.run(run())
+
+
+class Half(Keys):
+    """Keys that can be changed, and be read while `is_there`."""
+
+    def __init__(self) -> None:
+        """Without a directory."""
+        self.row = Kept("1" * 64, "moss", "run", None, 0.0, None)
+        self.is_there = True
+        self.reads = self.number = 0
+
+    async def put(self, *_values: object) -> Kept:
+        return self.row
+
+    async def revoke(self, key_id: str) -> tuple[bool, bool]:
+        return True, True
+
+    async def version(self) -> int:
+        return self.number
+
+    async def all(self) -> tuple[int, list[Kept]]:
+        if not self.is_there:
+            raise StoreBusy("keys: away", retry_after_s=1.0)
+        self.reads += 1
+        return self.number, [self.row]
+
+
+def test_change_that_is_made_is_answered_though_the_keys_cannot_be_read_then() -> None:
+    async def run() -> None:
+        kept, ring, gone = Half(), KeyRing(), list[None]()
+        book = KeyBook(kept, ring, lambda: gone.append(None))
+        await book.begin()
+        assert ring.is_accepted("1" * 12)
+        kept.is_there = False
+        assert (await book.create(fresh("moss", "run", None, None)))["key"]
+        assert await book.revoke("1" * 12)
+        assert not ring.is_accepted("1" * 12)  # at once, here
+        assert gone == [None]
+
+    asyncio.run(run())
+
+
+def test_keys_are_followed_after_a_defect_of_what_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[None] = []
+
+    def tell() -> None:
+        told.append(None)
+        if len(told) == 1:
+            raise RuntimeError("a defect")
+
+    async def run() -> None:
+        kept, ring = Half(), KeyRing()
+        book = KeyBook(kept, ring, tell)
+        await book.begin()
+        watching = asyncio.get_running_loop().create_task(book.watch())
+        kept.row, kept.number = kept.row._replace(revoked_at=1.0), 1
+        await asyncio.to_thread(wait_until, lambda: len(told) == 2, "it is told again")
+        assert not watching.done()
+        assert not ring.is_accepted("1" * 12)
+        watching.cancel()
+
+    asyncio.run(run())
+    assert "a defect" in caplog.text
+
+
+def test_clock_that_was_set_back_keeps_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        kept, ring = Half(), KeyRing()
+        kept.row = kept.row._replace(expires_at=60.0, left_s=60.0)
+        book = KeyBook(kept, ring, lambda: None)
+        await book.begin()
+        now_s = time.time
+        monkeypatch.setattr(time, "time", lambda: now_s() - 3600)
+        kept.row = kept.row._replace(left_s=-1.0)  # a minute later
+        await _until(lambda: not ring.is_accepted("1" * 12), book)
+
+    asyncio.run(run())
 
 
 @pytest.mark.timeout(60)

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cellwall.cluster.directory.group_commit import GroupCommit
-from cellwall.cluster.directory.secrets import MOST, Secrets
+from cellwall.cluster.directory.secrets import MOST, Secrets, Shown
 from cellwall.cluster.gateway.tenants.vault import Vault
-from cellwall.model.errors import Conflict, NotFound, UsageError
+from cellwall.model.errors import CapacityError, Conflict, NotFound, UsageError
 from cellwall.model.secret import Secret
 from cellwall.server.secrets.sealing import Seal
 from kit.cluster.directories import directory, name_of
@@ -105,5 +105,32 @@ def test_tenant_has_so_many_and_may_change_them(url: str, postgres: Postgres) ->
                 await vault.put("moss", _secret(name="ONE_MORE"))
             await vault.put("moss", _secret("another-value"))
             await vault.put("fern", _secret())
+
+    asyncio.run(run())
+
+
+class Slow(Secrets):
+    """Lists that take until they are let go."""
+
+    def __init__(self) -> None:
+        """Without a directory."""
+        self.go = asyncio.Event()
+
+    async def shown(self, tenant: str) -> list[Shown]:
+        await self.go.wait()
+        return []
+
+
+def test_tenant_has_so_many_lists_under_way_and_another_has_its_own() -> None:
+    async def run() -> None:
+        slow = Slow()
+        vault = Vault(slow, None)
+        lists = [asyncio.ensure_future(vault.names(each)) for each in ["moss"] * 4 + ["fern"]]
+        await asyncio.sleep(0)
+        with pytest.raises(CapacityError, match="under way"):
+            await vault.names("moss")
+        slow.go.set()
+        assert await asyncio.gather(*lists) == [[]] * 5
+        assert await vault.names("moss") == []
 
     asyncio.run(run())

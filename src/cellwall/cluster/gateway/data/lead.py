@@ -2,8 +2,10 @@
 
 A node that lacks it refuses before anything begins, and says what it lacks
 (`server.core.errors`); the request then goes to the node that has it. Used by `exchange` and
-`errand`, once for each such refusal. The invariants: where a request is led it stays, with that
-node's answer; two things on two nodes are a refusal, and never a request that lacks one.
+`errand`, once for each such refusal. An image may be on several nodes: from one that
+has it a request is led on to its volume, whose node then says whether it has the image, too. The
+invariants: else where a request is led it stays, with that node's answer; two things on two nodes
+are a refusal, and never a request that lacks one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from cellwall.cluster.gateway.data.finder import IMAGE, VOLUME
 from cellwall.model.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -51,7 +54,8 @@ class Lead:
             node = await self._finder.node_of(self._caller, kind, name)
         except NotFound:
             return None
-        if self.node is not None and node is not self.node:
+        is_by_image = self._thing.startswith(f"{IMAGE}:") and kind == VOLUME
+        if self.node is not None and node is not self.node and not is_by_image:
             raise Conflict(
                 f"{_shown(self._thing)} and {_shown(lacked)} are on different nodes",
                 remedy="name one of them; a copy of a volume lies beside its source, and what "

@@ -8,6 +8,7 @@ only one whose node is lost is built at another.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.gateway.data.bodies import FirstPart, name_in
@@ -15,7 +16,7 @@ from cellwall.cluster.gateway.data.calls import of_all
 from cellwall.cluster.gateway.data.finder import TEMPLATE, stem_of
 from cellwall.cluster.gateway.data.visit import whole
 from cellwall.cluster.gateway.routing import Way
-from cellwall.model.errors import NodeLost, NotFound, UsageError
+from cellwall.model.errors import CellwallError, NodeLost, NotFound, UsageError
 from cellwall.server.core.errors import HttpError
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Templates:
             return
         answer = await visit.call(node)
         if place is not None and answer.status in (200, 404):
-            await self._freed(visit, stem, place)
+            with contextlib.suppress(CellwallError):  # it is removed; the name stays where it is
+                await self._freed(visit, stem, place)
         visit.pass_on(answer)
 
     async def _freed(self, visit: Visit, stem: str, place: Place) -> None:
@@ -87,9 +89,12 @@ class Templates:
             await visit.go(Way("any"))  # which says what is wrong
             return
         node, place = await self._claimed(visit, stem)
-        status = await visit.go(Way("object", node.name, TEMPLATE, stem))
-        if place.uses == 0 and status not in (200, 202):
-            await self._places.forget(visit.tenant, _thing(stem), place)
+        status = 0
+        try:
+            status = await visit.go(Way("object", node.name, TEMPLATE, stem))
+        finally:
+            if place.uses == 0 and status not in (200, 202):
+                await self._places.forget(visit.tenant, _thing(stem), place)
 
     async def _claimed(self, visit: Visit, stem: str) -> tuple[Node, Place]:
         """Claim a name; return the node that is to build, and the place.

@@ -77,6 +77,8 @@ class Visit:
         if self._exchange is not None:
             self._exchange.on_body(data)
             return
+        if self._fault is not None:
+            return  # it would have a hole
         try:
             self._held.resize(self._held.size + len(data))
             self._body += data
@@ -163,7 +165,12 @@ class Visit:
         )
 
     async def go(self, way: Way) -> int:
-        """Send the request whole to a node, and its answer back; return the answer's status."""
+        """Send the request whole to a node, and its answer back; return the answer's status.
+
+        Raises CapacityError if a part of its body could not be kept meanwhile.
+        """
+        if self._fault is not None:
+            raise self._fault
         self._exchange = exchange = Exchange(
             self._gateway, self._client, self.head, way, self.caller
         )

@@ -8,14 +8,16 @@ or on a node that does not answer.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.data.bodies import name_in
-from cellwall.cluster.gateway.data.calls import NotBegun, call, of_all
+from cellwall.cluster.gateway.data.calls import NotBegun, of_all
 from cellwall.cluster.gateway.data.finder import VOLUME
 from cellwall.cluster.gateway.routing import Way
 from cellwall.model.errors import CapacityError, Conflict, NodeLost, NodeUnreachable
 from cellwall.model.volume import check_name
+from cellwall.store.records.errors import StoreBusy
 
 if TYPE_CHECKING:
     from typing import Any
@@ -47,7 +49,10 @@ class Volumes:
         if parts.refusal is not None:
             visit.pass_on(parts.refusal)
             return
-        places = await self._places.of(visit.tenant, VOLUME)
+        try:
+            places = await self._places.of(visit.tenant, VOLUME)
+        except StoreBusy:
+            places = {}  # which are lost is not known now
         there = {
             (each["name"], node.name): each
             for node, value in parts.values()
@@ -117,16 +122,11 @@ class Volumes:
                 raise
             await self._places.forget(visit.tenant, _thing(name), place)
             return None, True
-        is_free = False
-        if place is not None and answer.status >= 400 and answer.status != _TAKEN:
-            is_free = is_new or await self._is_absent(visit, node, name)
-            if is_free:
-                await self._places.forget(visit.tenant, _thing(name), place)
+        # A claim of another request's may be on its way to the node: only that one frees the name.
+        is_free = is_new and answer.status >= 400 and answer.status != _TAKEN
+        if is_free:
+            await self._freed(visit, name, place)
         return answer, is_free and answer.status in _FULL
-
-    async def _is_absent(self, visit: Visit, node: Node, name: str) -> bool:
-        """Report whether a node says that it has no volume of a name that was claimed before."""
-        return (await call(node, "GET", f"/volumes/{name}", visit.said)).status == 404
 
     async def _claimed(self, visit: Visit, name: str, node: Node) -> tuple[Node, Place | None]:
         """Claim a name for a node; return the node that has it, and the place that was claimed.
@@ -172,7 +172,8 @@ class Volumes:
     async def _freed(self, visit: Visit, name: str, place: Place | None) -> None:
         """Free a name that was claimed by this request, which has made nothing."""
         if place is not None and place.uses == 0:
-            await self._places.forget(visit.tenant, _thing(name), place)
+            with contextlib.suppress(StoreBusy):  # the name stays where it is
+                await self._places.forget(visit.tenant, _thing(name), place)
 
     async def remove(self, visit: Visit, name: str) -> None:
         """`DELETE /volumes/{name}`; of one that is lost the name is free again."""
@@ -187,7 +188,8 @@ class Volumes:
             return
         answer = await visit.call(node)
         if place is not None and answer.status in (200, 404):
-            await self._places.forget(visit.tenant, _thing(name), place)
+            with contextlib.suppress(StoreBusy):  # the name stays where it is, and can be made
+                await self._places.forget(visit.tenant, _thing(name), place)
         visit.pass_on(answer)
 
 

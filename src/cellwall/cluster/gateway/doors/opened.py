@@ -67,6 +67,7 @@ class Opened:
         """Return who asks, and what a node is told. Raises HttpError after too many wrong keys."""
         presented = self._presented(head)
         found = None if presented is None else keys.find(presented)
+        head.key_id = "" if found is None else found.key_id
         if presented is None and self.tenant is not None and not _tokens(head):
             found = Principal(self.tenant, f"door-{self.name}", "run")
         if presented is not None and found is None and not self.has_tokens:
@@ -84,12 +85,13 @@ class Opened:
         return Caller(found or _STRANGER, said, frozenset(dropped))
 
     def has_accepted(self, head: RequestHead, keys: KeyRing) -> bool:
-        """Report whether the key or the tokens of a request, if it has any, are accepted still."""
-        presented = self._presented(head)
-        if presented is not None and keys.find(presented) is not None:
-            return True
-        tokens = [head.named.get(name) for name in _TOKENS]
-        return presented is None and all(_is_of_accepted(each, keys) for each in tokens)
+        """Report whether the key that let a request in, or else its tokens, are accepted still.
+
+        What it has in a key's place and was never one of ours is not looked at.
+        """
+        if head.key_id:
+            return keys.is_accepted(head.key_id)
+        return all(_is_of_accepted(head.named.get(name), keys) for name in _TOKENS)
 
     def _presented(self, head: RequestHead) -> str | None:
         """Return the key that the door's clients present; None: there is none."""

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 
 from cellwall.cluster.gateway.tenants.key_book import configured, fresh
 from cellwall.cluster.gateway.tenants.lending import without_directory
-from cellwall.cluster.gateway.tenants.vault import facts_of
+from cellwall.cluster.gateway.tenants.vault import SECRET_NAME, facts_of
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.secret import PLACES, Secret
 from cellwall.server.core.errors import HttpError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Answer = tuple[int, dict[str, Any]]
 """Status and body."""
 _KEY_ID = re.compile(r"[0-9a-f]{12}")
-_SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _PAGE, _LONGEST_PAGE = 100, 1000
 """Records of the audit in one answer."""
@@ -43,7 +42,6 @@ _SECRET: Mapping[str, tuple[type, ...]] = {
     "hosts": (list,),
     "places": (list, _NONE),
 }
-_LONGEST_TENANT = 64
 
 
 async def answer_to(asked: Asked) -> Answer:
@@ -121,7 +119,7 @@ async def _put_secret(asked: Asked) -> Answer:
 
 async def _remove_secret(asked: Asked) -> Answer:
     keeps = _keeps(asked, "secrets")
-    name = _named(asked, _SECRET_NAME, "secret", "list them: GET /secrets")
+    name = _named(asked, SECRET_NAME, "secret", "list them: GET /secrets")
     await _note(asked, "secret.remove", f"secret:{name}", {})
     await keeps.vault.remove(asked.caller.principal.tenant, name)
     return 200, {"message": "removed", "id": name}

@@ -92,7 +92,7 @@ class Asked:
 
     def _begin(self) -> None:
         if not self._has_begun and not self._is_gone:
-            self._has_begun = True
+            self._has_begun = self.head.has_begun = True
             self.gateway.tasks.spawn(self._run())
 
     async def _run(self) -> None:

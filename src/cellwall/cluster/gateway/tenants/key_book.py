@@ -8,12 +8,13 @@ changes nothing here; the requests of a key that has gone are told at once (`on_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import CellwallError, Conflict, NotFound, UsageError
+from cellwall.model.errors import Conflict, NotFound, UsageError
 from cellwall.server.auth.keys import KeyRecord, digest_of, new_key
 from cellwall.server.core.times import rfc3339
 from cellwall.store.records.errors import StoreBusy
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.5
 _AGAIN_S = 0.2
+_READ_EVERY_S = 60.0
+"""Longest time after which all keys are read again, though none has changed."""
+_CLOCK_STEP_S = 1.0
+"""A clock that was set by more makes every end of a key another moment."""
 _LONGEST_NAME = 64
 _LONGEST_LIFE_S = 100 * 365 * 86_400.0
 _log = logging.getLogger("cellwall.gateway")
@@ -67,6 +72,11 @@ class KeyBook:
         self._ring = ring
         self._on_gone = on_gone
         self._version = -1
+        self._reading = asyncio.Lock()
+        """Held while the keys are read: their answers come in the order of the questions."""
+        self._read_s = self._clock_s = 0.0
+        """When they were read, on the loop's clock, and how far the machine's clock was ahead."""
+        self._found: list[KeyRecord] = []
         self._accepted: set[str] = set()
         self._ends: list[float] = []
         """When keys expire, in seconds since the epoch, the next one first."""
@@ -74,12 +84,15 @@ class KeyBook:
     # -- changes ---------------------------------------------------------------------------
 
     async def create(self, made: Fresh) -> dict[str, Any]:
-        """Keep a new key; return what its maker is shown, with the key. Raises StoreBusy."""
+        """Keep a new key; return what its maker is shown, with the key.
+
+        Raises StoreBusy if it may not be kept; a kept one is answered, whatever comes after.
+        """
         record = made.record
         row = await self._kept.put(
             record.key_id, record.digest, record.tenant, record.scope, made.name, made.life_s
         )
-        await self.refresh()
+        await self._try_refresh()
         return {**shown(row), "key": made.key}
 
     async def revoke(self, key_id: str) -> bool:
@@ -95,7 +108,8 @@ class KeyBook:
         is_there, is_new = await self._kept.revoke(key_id)
         if not is_there:
             raise NotFound(f"key {key_id[:64]!r}: there is none", remedy="list them: GET /keys")
-        await self.refresh()
+        self._accept([each for each in self._found if each.key_id != key_id])
+        await self._try_refresh()
         return is_new
 
     async def listed(self) -> list[dict[str, Any]]:
@@ -116,11 +130,21 @@ class KeyBook:
 
     async def refresh(self) -> None:
         """Accept the keys that the directory has now. Raises StoreBusy, StoreBroken."""
-        version, rows = await self._kept.all()
-        if version < self._version:
-            return  # a later answer came first
-        self._version, now = version, time.time()
-        found = records(rows, now)
+        async with self._reading:
+            version, rows = await self._kept.all()
+            self._read_s, self._clock_s = asyncio.get_running_loop().time(), _ahead_s()
+            self._accept(records(rows, time.time()))
+            # A directory that was restored has a lower number: any other one is news.
+            self._version = version
+
+    async def _try_refresh(self) -> None:
+        """Read the keys after a change that is made; while that cannot be, `watch` tries again."""
+        with contextlib.suppress(StoreBusy):
+            await self.refresh()
+
+    def _accept(self, found: list[KeyRecord]) -> None:
+        """Accept keys beside those of the settings, and no others any longer."""
+        self._found = found
         self._ring.replace_stored(found)
         every = (*self._ring.fixed, *found)
         self._ends = sorted(each.expires_at for each in every if each.expires_at is not None)
@@ -128,26 +152,43 @@ class KeyBook:
 
     def _tell_gone(self) -> None:
         """Tell of keys that were accepted and are no longer."""
-        before, self._accepted = self._accepted, self._ring.accepted()
-        if before - self._accepted:
+        accepted = self._ring.accepted()
+        if self._accepted - accepted:
             self._on_gone()
+        self._accepted = accepted
 
     async def watch(self) -> None:
-        """Follow the directory for ever."""
+        """Follow the directory for ever, whatever fails."""
         is_failing = False
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
-                if await self._kept.version() != self._version:
-                    await self.refresh()
+                await self._look()
                 is_failing = False
-            except CellwallError as error:
+            except Exception as error:  # noqa: BLE001 - keys have to end after a defect, too
                 if not is_failing:
-                    _log.error("keys: what was revoked of late is not known: %s", error)
+                    _log.error("keys: what was revoked of late is not known: %r", error)
                 is_failing = True
+
+    async def _look(self) -> None:
+        """Read the keys if they have changed, or may end at another moment; tell of ended ones."""
+        try:
+            if self._is_old() or await self._kept.version() != self._version:
+                await self.refresh()
+        finally:
             if self._ends and self._ends[0] <= time.time():
-                self._ends.pop(0)
                 self._tell_gone()
+                self._ends.pop(0)
+
+    def _is_old(self) -> bool:
+        """Report whether the keys were read long ago, or the machine's clock was set since."""
+        age_s = asyncio.get_running_loop().time() - self._read_s
+        return age_s > _READ_EVERY_S or abs(_ahead_s() - self._clock_s) > _CLOCK_STEP_S
+
+
+def _ahead_s() -> float:
+    """Return how far the machine's clock is ahead of the loop's, which nothing sets."""
+    return time.time() - asyncio.get_running_loop().time()
 
 
 def records(rows: Iterable[Kept], now: float) -> list[KeyRecord]:

@@ -10,11 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import CapacityError
+from cellwall.server.core.errors import HttpError
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import RequestHead
     from cellwall.cluster.gateway.wire.passage import Passage
+    from cellwall.model.errors import CellwallError
     from cellwall.server.core.body_budget import Held
 
 _KEPT_BYTES = 8 << 20
@@ -28,8 +30,8 @@ class Body:
     """See the module."""
 
     __slots__ = (
-        "_client", "_held", "_is_gone", "_news", "_pieces", "_waits", "can_repeat", "is_whole",
-        "length", "passage",
+        "_client", "_held", "_is_gone", "_is_too_long", "_news", "_pieces", "_waits", "can_repeat",
+        "is_whole", "length", "passage",
     )  # fmt: skip
 
     def __init__(self, client: ClientLink, head: RequestHead, held: Held) -> None:
@@ -41,6 +43,8 @@ class Body:
         """Bytes of it; None: it comes in chunks."""
         self.can_repeat = True
         """Whether all of it so far is kept."""
+        self._is_too_long = False
+        """Whether its length is why it is not kept."""
         self.is_whole = head.length == 0 or bool(head.upgrade)
         self._waits = head.first(b"expect").lower() == "100-continue"
         self._is_gone = False
@@ -52,6 +56,18 @@ class Body:
     def kept(self) -> list[bytes] | None:
         """All of it so far; None: it is longer than what is kept."""
         return self._pieces if self.can_repeat else None
+
+    def not_kept(self, why: str, remedy: str) -> CellwallError:
+        """Return the error of a body that was not kept; `why` it is needed again or whole."""
+        if self._is_too_long or (self.length or 0) > _KEPT_BYTES:
+            return HttpError(
+                413, "too_large", f"body: {why}, and so much is not kept", remedy=remedy
+            )
+        return CapacityError(
+            f"body: {why}, and there is no room to keep it now",
+            retry_after_s=1.0,
+            remedy="try again",
+        )
 
     # -- of the client ---------------------------------------------------------------------
 
@@ -83,7 +99,8 @@ class Body:
             self._held.resize(self._held.size + more)
         except CapacityError:
             return False
-        return self._held.size <= _KEPT_BYTES
+        self._is_too_long = self._held.size > _KEPT_BYTES
+        return not self._is_too_long
 
     def end(self) -> None:
         """Note that the request is whole."""

@@ -48,6 +48,10 @@ class RequestHead:
     """Name of the door at which it came; empty: at none."""
     door_path: str = ""
     """Its path in the door."""
+    key_id: str = ""
+    """Id of the key by which the door let it in; empty: of none."""
+    has_begun: bool = False
+    """Whether the gateway itself does what it asks for, which goes to its end."""
 
     @property
     def path(self) -> str:

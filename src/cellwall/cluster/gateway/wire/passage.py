@@ -44,7 +44,8 @@ class Passage:
 
     __slots__ = (
         "_client", "_has_begun", "_held", "_in_chunks", "_is_new", "_link", "_may_ask",
-        "_may_turn_away", "_refusal", "_refused", "end", "is_tunnel", "lacks", "status",
+        "_may_lead_away", "_may_turn_away", "_refusal", "_refused", "end", "is_tunnel", "lacks",
+        "status",
     )  # fmt: skip
 
     def __init__(
@@ -55,11 +56,14 @@ class Passage:
         is_new: bool,
         may_turn_away: bool,
         may_ask: bool = False,
+        may_lead_away: bool = True,
     ) -> None:
         """`is_new`: a node may have no room for it; `may_turn_away`: that is not the answer.
 
-        `may_ask`: nor is one that asks for secrets.
+        `may_ask`: nor is one that asks for secrets. `may_lead_away`: a redirect says where to;
+        clients that open WebSockets may go there with their key.
         """
+        self._may_lead_away = may_lead_away
         self._may_ask = may_ask
         self._client = client
         self._link = link
@@ -138,6 +142,8 @@ class Passage:
 
     def _pass_head(self, head: ResponseHead) -> None:
         self._has_begun, self.status = True, head.status
+        if not self._may_lead_away and 300 <= head.status < 400:
+            head.headers = [each for each in head.headers if each[0] != b"location"]
         has_chunks = self._client.has_chunks
         self._in_chunks = head.length is None and has_chunks
         is_kept = self._client.is_kept and (head.length is not None or has_chunks)

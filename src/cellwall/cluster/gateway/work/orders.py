@@ -78,7 +78,8 @@ async def _done(book: Book, name: str, word: str) -> dict[str, Any]:
     node = book.of(name, "node", name)
     left = await _told(node, word)
     if node.state in ("ready", "draining"):  # before the next probe says so
-        node.state = "draining" if word == "drain" else "ready"
+        is_ready = word == "undrain" and book.may_have_new(name)
+        node.state = "ready" if is_ready else "draining"
         node.mark(is_listed=node.is_listed)
         book.on_change()
     return {"name": name, "state": node.state, "left": left}
