@@ -72,7 +72,7 @@ def test_hung_node_is_ended_by_its_guard_before_its_loss_is_told() -> None:
 
 
 def test_programs_under_way_have_their_end_when_a_node_is_killed() -> None:
-    with cluster(2, fence_s=FENCE_S) as made:
+    with cluster(2, fence_s=FENCE_S, probe_s=1.0) as made:  # a busy machine misses probes
         alice = made.client()
         first = made.name_of("node-0")
         codes = [f"import time; time.sleep(0.05); print({number})" for number in range(120)]
