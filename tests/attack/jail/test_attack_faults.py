@@ -33,7 +33,7 @@ from cellwall import (
 )
 from cellwall.linux.cgroups.hierarchies import Layout
 from cellwall.linux.cgroups.sandbox_groups import Groups
-from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.jail.starting import bundle as bundle_room
 from cellwall.runtimes.shared import guest_bundle
 from kit.arena import LIMITS, Arena, Traces, control_groups, descendants
 
@@ -315,7 +315,7 @@ def test_failing_setup_step_is_named_and_leaves_nothing(
     real = guest_bundle.build_bundle
     target = tmp_path / "broken.pyz"
     monkeypatch.setattr(
-        fork_servers,
+        bundle_room,
         "build_bundle",
         lambda *given: _changed(real(*given), file, line, _FAILING, target),
     )
@@ -355,7 +355,7 @@ def test_dirty_preload_is_refused(
     real, file = guest_bundle.build_bundle, "jail/processes/forkserver.py"
     target = tmp_path / "dirty.pyz"
     monkeypatch.setattr(
-        fork_servers,
+        bundle_room,
         "build_bundle",
         lambda *given: _changed(real(*given), file, stage, dirt, target),
     )
@@ -427,7 +427,7 @@ def test_worker_that_stays_in_a_sandboxs_cgroups_is_found_out(
 
     before = Traces.now()
     assert asyncio.run(_run_once()).stdout == "45\n"  # the control: the worker as it is
-    monkeypatch.setattr(fork_servers, "build_bundle", changed)
+    monkeypatch.setattr(bundle_room, "build_bundle", changed)
     error = asyncio.run(_refused("print('the nonce that nobody may see')"))
     assert "has not left a sandbox's cgroups" in str(error)
     assert Traces.now() == before

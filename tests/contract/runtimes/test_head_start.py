@@ -184,6 +184,7 @@ def test_one_that_is_not_used_leaves_nothing(use: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
 def test_its_end_is_whole_before_its_ids_are_given_back(*, is_waited_for: bool) -> None:
+    before = {*posture.children(os.getpid())}
     ahead = _begun()
     boot, first = _boot(ahead), 0
     with _reaping():
@@ -193,7 +194,7 @@ def test_its_end_is_whole_before_its_ids_are_given_back(*, is_waited_for: bool) 
             assert posture.children(first)  # the control: there are workers
         ahead.close()
         assert not _is_there(boot)
-        assert not posture.children(os.getpid())
+        assert not {*posture.children(os.getpid())} - before
         assert not (first and _is_there(first))
 
 

@@ -114,6 +114,7 @@ def copied(stored: Path, tmp_path: Path) -> tuple[Path, Path]:
 # -- what goes on ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("rehearsed")  # as users' are: those that are not may differ by an arena
 @pytest.mark.parametrize(
     "seeds", [range(4), pytest.param(range(4, PROGRAMS), marks=pytest.mark.slow)]
 )

@@ -18,7 +18,7 @@ import pytest
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.attempts.aftermath import ENDING_S
-from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.jail.starting import bundle as bundle_room
 from cellwall.runtimes.shared import guest_bundle
 from kit.arena import LIMITS, Arena, fresh_peak_kib, peak_kib
 
@@ -171,7 +171,7 @@ def test_garbage_on_the_channel_ends_the_sandbox_and_costs_us_nothing(
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
         try:
             with monkeypatch.context() as patched:
-                patched.setattr(fork_servers, "build_bundle", build)
+                patched.setattr(bundle_room, "build_bundle", build)
                 await (await engine.runtime()).warm(await engine.template("python"))
             before_kib, began = fresh_peak_kib(), time.monotonic()
             ended = await engine.run("print('up')", timeout=20, limits=limits)

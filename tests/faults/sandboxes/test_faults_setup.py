@@ -18,7 +18,7 @@ import pytest
 from cellwall import Engine, EngineSettings, HostUnsupported
 from cellwall.jail.plan import plan
 from cellwall.jail.processes import clone_request
-from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.jail.starting import bundle as bundle_room
 from cellwall.runtimes.shared import guest_bundle
 from kit.arena import Traces
 
@@ -91,7 +91,7 @@ def test_every_call_of_the_set_up_that_fails_is_named_and_leaves_nothing(
 ) -> None:
     real = guest_bundle.build_bundle
     monkeypatch.setattr(
-        fork_servers,
+        bundle_room,
         "build_bundle",
         lambda *given: _counting(real(*given), tmp_path / "counting.pyz"),
     )
