@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
+from cellwall.server.auth.key_facts import record_of
 from cellwall.server.auth.keys import KeyRecord, digest_of, new_key
-from cellwall.server.auth.stored_keys import accepted, create, record_of, revoke
+from cellwall.server.auth.stored_keys import accepted, create, revoke
 from cellwall.store.records.changes import PutKey
 from cellwall.store.records.errors import StoreConflict
 from cellwall.store.records.rows import KeyRow

@@ -139,7 +139,7 @@ def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Aw
 
 
 def _shown(row: KeyRow) -> dict[str, Any]:
-    from cellwall.server.auth.stored_keys import shown
+    from cellwall.server.auth.key_facts import shown
 
     state = "accepted"
     if row.revoked_at is not None:

@@ -14,12 +14,12 @@ from cellwall.cluster.directory.connection import away, connected, shown
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.keys import Keys
 from cellwall.cluster.directory.schema import check_version
-from cellwall.cluster.gateway.tenants.key_book import fresh
 from cellwall.model.errors import NotFound
-from cellwall.store.records.rows import KeyRow
+from cellwall.server.auth.key_facts import fresh
 
 if TYPE_CHECKING:
     from cellwall.cluster.directory.keys import Kept
+    from cellwall.store.records.rows import KeyRow
 
 T = TypeVar("T")
 _PATIENCE_S = 5.0
@@ -38,7 +38,7 @@ def create(
     async def put(keys: Keys) -> Kept:
         return await keys.put(record.key_id, record.digest, tenant, scope, name, life_s)
 
-    return _row(_with_keys(url, put)), made.key
+    return _with_keys(url, put), made.key
 
 
 def rows(url: str) -> list[KeyRow]:
@@ -47,7 +47,7 @@ def rows(url: str) -> list[KeyRow]:
     async def read(keys: Keys) -> list[Kept]:
         return (await keys.all())[1]
 
-    return [*map(_row, _with_keys(url, read))]
+    return [*_with_keys(url, read)]
 
 
 def revoke(url: str, key_id: str) -> bool:
@@ -60,10 +60,6 @@ def revoke(url: str, key_id: str) -> bool:
     if not is_there:
         raise NotFound(f"key {key_id[:64]!r}: there is none", remedy="list them with `keys ls`")
     return is_new
-
-
-def _row(kept: Kept) -> KeyRow:
-    return KeyRow(*kept[:7])
 
 
 def _with_keys(url: str, work: Callable[[Keys], Awaitable[T]]) -> T:

@@ -7,9 +7,11 @@ that makes it; a key that is revoked stays so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cellwall.cluster.directory.group_commit import Statement
+from cellwall.store.records.rows import KeyRow
 
 if TYPE_CHECKING:
     from cellwall.cluster.directory.group_commit import GroupCommit
@@ -56,18 +58,10 @@ FROM (SELECT * FROM directory.keys ORDER BY made_at, id) AS keys
 )
 
 
-class Kept(NamedTuple):
-    """One key as the directory keeps it; times are seconds since the epoch, by its clock."""
+@dataclass(frozen=True, slots=True)
+class Kept(KeyRow):
+    """One key as the directory keeps it; times are by its clock."""
 
-    digest: str
-    tenant: str
-    scope: str
-    name: str | None
-    made_at: float
-    expires_at: float | None
-    """None: when it is revoked."""
-    revoked_at: float | None = None
-    """None: it is not."""
     left_s: float | None = None
     """Seconds until it expires, from now on."""
 

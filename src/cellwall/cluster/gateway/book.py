@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from cellwall.cluster.gateway.wire.links import Links
+    from cellwall.cluster.gateway.wire.node_link import NodeLink
 
 State = Literal["unknown", "ready", "draining", "unreachable", "refused"]
 """`unknown`: it has not answered yet; `refused`: it says a name that it cannot have."""
@@ -31,6 +32,10 @@ _EMPTY_S = 600.0
 """Seconds that a node which ended empty has to come back: what was on it has an end of its own."""
 _PART = 3
 """One node of so many may get no new work because it missed a probe."""
+
+
+class NoConnection(NodeUnreachable):
+    """A node takes no connection, so it has begun nothing."""
 
 
 @dataclass(slots=True)
@@ -106,6 +111,17 @@ class Node:
     def is_over(self) -> bool:
         """Whether there is nothing to probe it for: no provider names it, and it has no name."""
         return not self.is_listed and self.told is None
+
+    async def connected(self) -> NodeLink:
+        """Return a connection to it. Raises NoConnection."""
+        try:
+            return await self.links.take()
+        except OSError as error:
+            raise NoConnection(
+                f"node {self.name}: connect: {error.strerror or error}; nothing has begun",
+                retry_after_s=1.0,
+                remedy="try again",
+            ) from None
 
     def mark(self, *, is_listed: bool) -> None:
         """Take whether a provider names its address; it gets new work only while one does."""
@@ -286,11 +302,7 @@ class Book:
         """
         ready = [node for node in self.nodes if node.state == "ready" and node not in without]
         if not ready:
-            raise CapacityError(
-                "nodes: none of them is ready for new work",
-                retry_after_s=1.0,
-                remedy="try again; the operator sees their states with `cellwall cluster status`",
-            )
+            raise none_ready()
         fit = [
             node
             for node in ready
@@ -349,7 +361,7 @@ def _two_of(nodes: list[Node]) -> tuple[Node, Node]:
     """Return two nodes by chance; the same twice if there is but one."""
     count = len(nodes)
     one = int(random.random() * count)  # noqa: S311 - no secret; `sample` takes ten times as long
-    other = int(random.random() * (count - 1))  # noqa: S311
+    other = int(random.random() * (count - 1))  # noqa: S311 - as above
     return nodes[one], nodes[other if count == 1 or other < one else other + 1]
 
 
@@ -368,6 +380,15 @@ def _left(told: Told) -> str:
     if not told.is_draining:
         return ""
     return f"it is drained: {told.size.left} executions and sandboxes are left on it"
+
+
+def none_ready() -> CapacityError:
+    """Return the error for new work that no node may take."""
+    return CapacityError(
+        "nodes: none of them is ready for new work",
+        retry_after_s=1.0,
+        remedy="try again; the operator sees their states with `cellwall cluster status`",
+    )
 
 
 def lost(name: str) -> NodeLost:

@@ -412,7 +412,7 @@ class Exchange:
         link: NodeLink | None = None
         began_s = asyncio.get_running_loop().time()
         try:
-            link = node.links.idle() or await _connected(node)
+            link = node.links.idle() or await node.connected()
             if self._is_gone:
                 return "gone"
             may = may_turn_away and self._body.can_repeat
@@ -462,15 +462,3 @@ class Exchange:
 
 def _no_nodes() -> set[Node]:
     return set()
-
-
-async def _connected(node: Node) -> NodeLink:
-    """Return a connection to a node. Raises NodeUnreachable."""
-    try:
-        return await node.links.take()
-    except OSError as error:
-        raise NodeUnreachable(
-            f"node {node.name}: connect: {error.strerror or error}; nothing has begun",
-            retry_after_s=1.0,
-            remedy="try again",
-        ) from None

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
+from cellwall.cluster.gateway.book import unreachable
 from cellwall.cluster.gateway.wire.asking import ask
-from cellwall.model.errors import CapacityError
+from cellwall.model.errors import CapacityError, NodeUnreachable
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
@@ -34,33 +35,60 @@ class Listed(NamedTuple):
     """Headers of a refusal."""
 
 
-async def listed(book: Book, path: str, target: bytes, said: Headers) -> Listed:
-    """Return the list at `path` over all nodes that have objects. Raises CapacityError."""
-    nodes = list(book.answering())
-    missing = book.silent()
+class Parts(NamedTuple):
+    """What all nodes say to one question."""
+
+    found: list[tuple[Node, Whole]]
+    missing: list[str]
+    """Names of nodes that have objects and did not answer."""
+
+    def values(self) -> list[tuple[Node, dict[str, Any]]]:
+        """Return what those say that have an answer."""
+        return [(node, json.loads(each.body)) for node, each in self.found if each.status == 200]
+
+    @property
+    def refusal(self) -> Whole | None:
+        """A refusal among the answers, if there is one; each node refuses alike."""
+        return next((each for _node, each in self.found if each.status != 200), None)
+
+
+async def of_all(book: Book, target: bytes, said: Headers) -> Parts:
+    """Ask every node that answers now. Raises CapacityError if there is none at all."""
+    nodes, missing = list(book.answering()), book.silent()
     if not nodes and not missing:
         raise CapacityError(
             "nodes: none of them answers now", retry_after_s=1.0, remedy="try again in a moment"
         )
-    parts = await asyncio.gather(*(_part(node, target, said) for node in nodes))
-    found: list[Mapping[str, Any]] = []
-    for node, part in zip(nodes, parts, strict=True):
-        if part is None:
+    answers = await asyncio.gather(
+        *(part_of(node, target, said) for node in nodes), return_exceptions=True
+    )
+    found = []
+    for node, answer in zip(nodes, answers, strict=True):
+        if isinstance(answer, NodeUnreachable):
             missing.append(node.name)
-        elif part.status != 200:
-            return Listed(part.status, json.loads(part.body), waits_of(part))  # each alike
+        elif isinstance(answer, BaseException):
+            raise answer
         else:
-            found.append(json.loads(part.body))
-    value = _MERGES[path](found, target)
-    return Listed(200, {**value, "incomplete": missing} if missing else value)
+            found.append((node, answer))
+    return Parts(found, missing)
 
 
-async def _part(node: Node, target: bytes, said: Headers) -> Whole | None:
+async def part_of(node: Node, target: bytes, said: Headers) -> Whole:
+    """Return what one node says. Raises NodeUnreachable if it says nothing in time."""
     try:
         async with asyncio.timeout(_PART_S):
             return await ask(node.links, target, said)
     except OSError:  # TimeoutError is one
-        return None
+        raise unreachable(node.name) from None
+
+
+async def listed(book: Book, path: str, target: bytes, said: Headers) -> Listed:
+    """Return the list at `path` over all nodes that have objects. Raises CapacityError."""
+    parts = await of_all(book, target, said)
+    if parts.refusal is not None:
+        return Listed(parts.refusal.status, json.loads(parts.refusal.body), waits_of(parts.refusal))
+    value = _MERGES[path]([each for _node, each in parts.values()], target)
+    return Listed(200, {**value, "incomplete": parts.missing} if parts.missing else value)
 
 
 def waits_of(part: Whole) -> dict[str, str]:

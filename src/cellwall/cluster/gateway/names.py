@@ -10,14 +10,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.book import unreachable
-from cellwall.cluster.gateway.wire.asking import ask
+from cellwall.cluster.gateway.lists import part_of
 from cellwall.model.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
     from cellwall.cluster.gateway.wire.heads import Headers
-
-_ASK_S = 5.0
 
 
 async def node_with(book: Book, name: str, said: Headers) -> Node:
@@ -28,8 +26,9 @@ async def node_with(book: Book, name: str, said: Headers) -> Node:
     nodes = list(book.answering())
     if not book.has_several and nodes:
         return nodes[0]  # which says itself that there is none
-    found = await asyncio.gather(*(_has(each, name, said) for each in nodes))
-    having = [node for node, has in zip(nodes, found, strict=True) if has]
+    target = b"/snapshots/" + name.encode("latin-1")
+    found = await asyncio.gather(*(part_of(each, target, said) for each in nodes))
+    having = [node for node, each in zip(nodes, found, strict=True) if each.status == 200]
     if len(having) > 1:
         raise Conflict(
             f"snapshot {name[:64]!r}: several nodes have one of that name",
@@ -42,13 +41,3 @@ async def node_with(book: Book, name: str, said: Headers) -> Node:
     raise NotFound(
         f"snapshot {name[:64]!r}: there is none", remedy="look at your own; it may have expired"
     )
-
-
-async def _has(node: Node, name: str, said: Headers) -> bool:
-    """Report whether a node has it. Raises NodeUnreachable."""
-    try:
-        async with asyncio.timeout(_ASK_S):
-            answer = await ask(node.links, b"/snapshots/" + name.encode("latin-1"), said)
-    except OSError:  # TimeoutError is one
-        raise unreachable(node.name) from None
-    return answer.status == 200

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cellwall.model.errors import CellwallError, NotFound, UsageError
+from cellwall.model.errors import CellwallError, NotFound
 from cellwall.server.audit.chain import Entry, appending, compact
-from cellwall.server.auth.keys import KeyRecord, digest_of, new_key
+from cellwall.server.auth.key_facts import fresh, record_of
 from cellwall.server.core.request_context import ORIGIN
 from cellwall.server.core.times import rfc3339
 from cellwall.server.observability.redaction import Redactor
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cellwall.server")
 _LOOK_EVERY_S = 0.5
-_LONGEST_NAME = 64
-_LONGEST_LIFE_S = 100 * 365 * 86_400.0
-
-
-def record_of(row: KeyRow) -> KeyRecord:
-    """Return the ring's record of a stored key; `UsageError` if the row is not valid."""
-    return KeyRecord(row.digest, row.tenant, row.scope, row.expires_at)  # type: ignore[arg-type]
 
 
 def accepted(rows: Iterable[KeyRow], now: float) -> list[KeyRow]:
@@ -46,19 +39,6 @@ def accepted(rows: Iterable[KeyRow], now: float) -> list[KeyRow]:
     ]
 
 
-def shown(row: KeyRow) -> dict[str, Any]:
-    """Return a key's public description for lists of keys; never the key."""
-    return {
-        "id": row.digest[:12],
-        "tenant": row.tenant,
-        "scope": row.scope,
-        "name": row.name,
-        "created_at": rfc3339(row.created_at),
-        "expires_at": None if row.expires_at is None else rfc3339(row.expires_at),
-        "revoked_at": None if row.revoked_at is None else rfc3339(row.revoked_at),
-    }
-
-
 async def create(
     store: Store, tenant: str, scope: str, name: str | None, life_s: float | None
 ) -> tuple[KeyRow, str]:
@@ -67,21 +47,11 @@ async def create(
     `life_s` in seconds; None: until it is revoked. Raises `UsageError`, and the errors of the
     store.
     """
-    if name is not None and not (0 < len(name) <= _LONGEST_NAME and name.isprintable()):
-        raise UsageError(
-            f"keys: a name has 1 to {_LONGEST_NAME} printable characters", remedy="shorten it"
-        )
-    if life_s is not None and not 0 < life_s <= _LONGEST_LIFE_S:
-        raise UsageError(
-            f"keys: a life of {life_s:g} s cannot be",
-            remedy="give one of up to 100 years, or none at all",
-        )
-    key, now = new_key(), time.time()
+    made, now = fresh(tenant, scope, name, life_s), time.time()
     expires_at = None if life_s is None else now + life_s
-    row = KeyRow(digest_of(key), tenant, scope, name, now, expires_at)
-    record_of(row)
+    row = KeyRow(made.record.digest, tenant, scope, name, now, expires_at)
     await store.write(PutKey(row), _on_record("key.create", row))
-    return row, key
+    return row, made.key
 
 
 async def revoke(store: Store, key_id: str) -> KeyRow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from cellwall.images.image import PullFailed
@@ -110,6 +111,18 @@ def lacking(error: CellwallError, kind: str, name: str) -> HttpError:
         error.message,
         remedy=error.remedy,
         headers={LACKS: f"{kind}:{name}"} if _FORM.fullmatch(name) else {},
+    )
+
+
+def wrong_method(method: str, others: Iterable[str]) -> HttpError:
+    """Return the refusal of a method that a path has not; `others` are those that it has."""
+    allowed = ", ".join(sorted(others))
+    return HttpError(
+        405,
+        "method",
+        f"method: {method[:20]} is not for this path",
+        remedy=f"use {allowed}",
+        headers={"allow": allowed},
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.routing import compile_path
 
-from cellwall.server.core.errors import HttpError
+from cellwall.server.core.errors import HttpError, wrong_method
 
 if TYPE_CHECKING:
     import re
@@ -44,14 +44,7 @@ class PathTable(Generic[_Route]):
         if route is None and method == "HEAD":
             route = methods.get("GET")
         if route is None:
-            allowed = ", ".join(sorted(methods))
-            raise HttpError(
-                405,
-                "method",
-                f"method: {method[:20]} is not for this path",
-                remedy=f"use {allowed}",
-                headers={"allow": allowed},
-            )
+            raise wrong_method(method, methods)
         return route
 
     def _methods_of(self, request: Request) -> Mapping[str, _Route]:

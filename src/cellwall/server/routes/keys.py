@@ -9,16 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Conflict
+from cellwall.server.auth.key_facts import configured, shown
 from cellwall.server.auth.stored_keys import create as create_key
 from cellwall.server.auth.stored_keys import revoke as revoke_key
-from cellwall.server.auth.stored_keys import shown
-from cellwall.server.core.times import rfc3339
 from cellwall.server.http.endpoint import Answer, Endpoint, body_of
 from cellwall.server.schemas import responses, responses_about
 from cellwall.server.schemas.requests import KeyBody
 
 if TYPE_CHECKING:
-    from cellwall.server.auth.keys import KeyRecord
     from cellwall.server.auth.stored_keys import StoredKeys
     from cellwall.server.core.request import Request
     from cellwall.store.records.rows import KeyRow
@@ -38,7 +36,7 @@ async def index(request: Request) -> None:
     """`GET /keys`."""
     store = request.state.store
     rows = [] if store is None else await store.keys()
-    found = [_configured(each) for each in request.state.keys.fixed]
+    found = [configured(each) for each in request.state.keys.fixed]
     await request.answer({"keys": found + [_shown(row) for row in rows]})
 
 
@@ -68,19 +66,6 @@ def _kept(request: Request) -> tuple[Store, StoredKeys]:
 
 def _shown(row: KeyRow) -> dict[str, Any]:
     return {**shown(row), "source": "store"}
-
-
-def _configured(record: KeyRecord) -> dict[str, Any]:
-    return {
-        "id": record.key_id,
-        "tenant": record.tenant,
-        "scope": record.scope,
-        "name": None,
-        "created_at": None,
-        "expires_at": None if record.expires_at is None else rfc3339(record.expires_at),
-        "revoked_at": None,
-        "source": "configuration",
-    }
 
 
 ENDPOINTS = (

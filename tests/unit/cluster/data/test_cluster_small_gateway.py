@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -145,7 +146,7 @@ class Own(Keys):
         self.row = Kept(digest_of(key), "alice", "admin", None, 0.0, None)
 
     async def revoke(self, key_id: str) -> tuple[bool, bool]:
-        self.row = self.row._replace(revoked_at=1.0)
+        self.row = replace(self.row, revoked_at=1.0)
         return True, True
 
     async def all(self) -> tuple[int, list[Kept]]:

@@ -7,15 +7,16 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
 
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.keys import Kept, Keys
-from cellwall.cluster.gateway.tenants.key_book import KeyBook, fresh, records
+from cellwall.cluster.gateway.tenants.key_book import KeyBook, records
 from cellwall.model.errors import Conflict, NotFound, UsageError
+from cellwall.server.auth.key_facts import fresh
 from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of
 from cellwall.store.records.errors import StoreBusy
 from kit.cluster.directories import directory, name_of
@@ -244,7 +245,7 @@ def test_keys_are_followed_after_a_defect_of_what_is_told(caplog: pytest.LogCapt
         book = KeyBook(kept, ring, tell)
         await book.begin()
         watching = asyncio.get_running_loop().create_task(book.watch())
-        kept.row, kept.number = kept.row._replace(revoked_at=1.0), 1
+        kept.row, kept.number = replace(kept.row, revoked_at=1.0), 1
         await asyncio.to_thread(wait_until, lambda: len(told) == 2, "it is told again")
         assert not watching.done()
         assert not ring.is_accepted("1" * 12)
@@ -257,12 +258,12 @@ def test_keys_are_followed_after_a_defect_of_what_is_told(caplog: pytest.LogCapt
 def test_clock_that_was_set_back_keeps_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         kept, ring = Half(), KeyRing()
-        kept.row = kept.row._replace(expires_at=60.0, left_s=60.0)
+        kept.row = replace(kept.row, expires_at=60.0, left_s=60.0)
         book = KeyBook(kept, ring, lambda: None)
         await book.begin()
         now_s = time.time
         monkeypatch.setattr(time, "time", lambda: now_s() - 3600)
-        kept.row = kept.row._replace(left_s=-1.0)  # a minute later
+        kept.row = replace(kept.row, left_s=-1.0)  # a minute later
         await _until(lambda: not ring.is_accepted("1" * 12), book)
 
     asyncio.run(run())

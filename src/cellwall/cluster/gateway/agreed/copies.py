@@ -1,13 +1,12 @@
 """How many copies a request for forks asks for, which are counted before its node is asked.
 
-The only thing that a gateway reads in a body, and it decides no way. The invariant: no number is
+Nothing else of such a body is read here, and it decides no way. The invariant: no number is
 smaller here than the node's.
 """
 
 from __future__ import annotations
 
-import json
-
+from cellwall.cluster.gateway.wire.json_body import object_of
 from cellwall.model.errors import UsageError
 from cellwall.model.snapshot import MOST_FORKS
 
@@ -19,21 +18,12 @@ def copies_in(body: bytes) -> int:
     be counted.
     """
     try:
-        value = json.loads(body or b"{}", object_pairs_hook=_without_repeats)
-        number = value.get("count", 1)
+        number = object_of(body or b"{}").get("count", 1)
         number = 1 if number is None else number  # as E2B's door reads it
-    except (ValueError, AttributeError, RecursionError):
+    except ValueError:
         raise UsageError("fork: the body is no JSON object", remedy="see /docs") from None
     if type(number) is not int or not 1 <= number <= MOST_FORKS:
         raise UsageError(
             f"fork: count is not a whole number from 1 to {MOST_FORKS}", remedy="see /docs"
         )
     return number
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object. Raises ValueError if it has a name twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
-    return found

@@ -6,8 +6,7 @@ The invariant: a body is looked at once, however it comes in pieces.
 
 from __future__ import annotations
 
-import json
-
+from cellwall.cluster.gateway.wire.json_body import object_of
 from cellwall.model.errors import UsageError
 
 _WINDOW_BYTES = 64 * 1024
@@ -16,9 +15,8 @@ _WINDOW_BYTES = 64 * 1024
 def name_in(body: bytes, field: str = "name") -> str:
     """Return the name that a JSON object has. Raises UsageError."""
     try:
-        value = json.loads(body, object_pairs_hook=_without_repeats)
-        name = value.get(field)
-    except (ValueError, AttributeError, RecursionError):
+        name = object_of(body).get(field)
+    except ValueError:
         raise UsageError("body: it is no JSON object", remedy="see /docs") from None
     if not isinstance(name, str):
         raise UsageError(f"body: its {field} is no text", remedy="see /docs")
@@ -55,11 +53,3 @@ class FirstPart:
                 return True
             self._value += data
         return False
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object. Raises ValueError if it has a name twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
-    return found

@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.book import unreachable
-from cellwall.cluster.gateway.data.calls import of_all
+from cellwall.cluster.gateway.lists import of_all
 from cellwall.engine.images.own_templates import whole_name
 from cellwall.model.errors import Conflict, NodeLost, NotFound
 from cellwall.store.records.errors import StoreBusy
@@ -85,7 +85,7 @@ class Finder:
     async def _having(self, caller: Caller, kind: str, name: str) -> tuple[list[Node], list[str]]:
         """Return which nodes have it, and the names of those that did not answer."""
         target = "/templates" if kind == TEMPLATE else f"/{kind}s/{name}"
-        parts = await of_all(self._book, target, caller.said)
+        parts = await of_all(self._book, target.encode("latin-1"), caller.said)
         if kind != TEMPLATE:
             return [node for node, _value in parts.values()], parts.missing
         having = [

@@ -11,12 +11,11 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from cellwall.cluster.gateway.book import lost, unreachable
-from cellwall.cluster.gateway.data.calls import of_all
+from cellwall.cluster.gateway.book import lost, none_ready, unreachable
 from cellwall.cluster.gateway.data.finder import IMAGE
+from cellwall.cluster.gateway.lists import of_all
 from cellwall.cluster.gateway.routing import Way
 from cellwall.model.errors import (
-    CapacityError,
     CellwallError,
     NodeLost,
     NodeUnreachable,
@@ -49,7 +48,7 @@ class Images:
 
     async def index(self, visit: Visit) -> None:
         """`GET /images`: each once, with the nodes that have it."""
-        parts = await of_all(self._book, visit.head.target.decode("latin-1"), visit.said)
+        parts = await of_all(self._book, visit.head.target, visit.said)
         if parts.refusal is not None:
             visit.pass_on(parts.refusal)
             return
@@ -59,7 +58,7 @@ class Images:
 
     async def get(self, visit: Visit, image_id: str) -> None:
         """`GET /images/{id}`."""
-        parts = await of_all(self._book, visit.head.target.decode("latin-1"), visit.said)
+        parts = await of_all(self._book, visit.head.target, visit.said)
         found = merged(parts.values())
         if found:
             visit.answer(200, found[0])
@@ -96,11 +95,7 @@ class Images:
             await visit.go(Way("object", nodes[0].name, IMAGE))
             return
         if not nodes:
-            raise CapacityError(
-                "nodes: none of them is ready for new work",
-                retry_after_s=1.0,
-                remedy="try again; the operator sees their states with `cellwall cluster status`",
-            )
+            raise none_ready()
         body = await visit.body()
         self._answer(visit, await self._of_each(visit, nodes, lambda _node: "", body))
 

@@ -8,15 +8,15 @@ only one whose node is lost is built at another.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.gateway.data.bodies import FirstPart, name_in
-from cellwall.cluster.gateway.data.calls import of_all
 from cellwall.cluster.gateway.data.finder import TEMPLATE, stem_of
+from cellwall.cluster.gateway.data.removal import remove
 from cellwall.cluster.gateway.data.visit import whole
+from cellwall.cluster.gateway.lists import of_all
 from cellwall.cluster.gateway.routing import Way
-from cellwall.model.errors import CellwallError, NodeLost, NotFound, UsageError
+from cellwall.model.errors import NotFound, UsageError
 from cellwall.server.core.errors import HttpError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Templates:
 
     async def index(self, visit: Visit) -> None:
         """`GET /templates`: the operator's, and the tenant's own of all nodes."""
-        parts = await of_all(self._book, visit.head.target.decode("latin-1"), visit.said)
+        parts = await of_all(self._book, visit.head.target, visit.said)
         if parts.refusal is not None:
             visit.pass_on(parts.refusal)
             return
@@ -59,24 +59,12 @@ class Templates:
         """`DELETE /templates/{name}`; of one that is lost the name is free again."""
         _check_scope(visit)  # before a name is freed by it
         stem = _stem(name)
-        place = await self._places.find(visit.tenant, _thing(stem))
-        try:
-            node = await self._finder.node_of(visit.caller, TEMPLATE, stem)
-        except NodeLost:
-            if place is not None:
-                await self._places.forget(visit.tenant, _thing(stem), place)
-            visit.answer(200, {"message": "its node was lost; the name is free", "id": name})
-            return
-        answer = await visit.call(node)
-        if place is not None and answer.status in (200, 404):
-            with contextlib.suppress(CellwallError):  # it is removed; the name stays where it is
-                await self._freed(visit, stem, place)
-        visit.pass_on(answer)
 
-    async def _freed(self, visit: Visit, stem: str, place: Place) -> None:
-        """Free a name of which no tag is left."""
-        if await self._finder.asked(visit.caller, TEMPLATE, stem) is None:
-            await self._places.forget(visit.tenant, _thing(stem), place)
+        async def free(place: Place) -> None:
+            if await self._finder.asked(visit.caller, TEMPLATE, stem) is None:  # no tag is left
+                await self._places.forget(visit.tenant, _thing(stem), place)
+
+        await remove(visit, self._finder, _thing(stem), name, free)
 
     async def build(self, visit: Visit) -> None:
         """`POST /templates`."""

@@ -12,10 +12,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cellwall.cluster.gateway.data.calls import call
 from cellwall.cluster.gateway.exchange import Exchange
 from cellwall.cluster.gateway.lists import waits_of
-from cellwall.model.errors import CapacityError, UsageError
+from cellwall.cluster.gateway.wire.asking import answer_on
+from cellwall.cluster.gateway.wire.heads import CONTINUE
+from cellwall.model.errors import CapacityError, NodeUnreachable, UsageError
 from cellwall.server.core.body_budget import Held
 from cellwall.server.core.errors import HttpError, status_of
 
@@ -33,7 +34,7 @@ _BODY_BYTES = 64 * 1024
 _PEEK_BYTES = 9 << 20
 """Most of a body that is looked at for a name; a server takes no JSON of a template that is longer
 than 8 MiB."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_JSON = (b"content-type", b"application/json")
 _SAFE = frozenset({b"GET", b"HEAD"})
 
 _Found = TypeVar("_Found")
@@ -140,7 +141,7 @@ class Visit:
         all, CapacityError.
         """
         if self.head.first(b"expect").lower() == "100-continue" and not self._is_whole:
-            self._client.write(_CONTINUE)
+            self._client.write(CONTINUE)
         while True:
             if self._fault is not None:
                 raise self._fault
@@ -157,12 +158,28 @@ class Visit:
             await self._news.wait()
 
     async def call(self, node: Node, body: bytes | None = None, target: str = "") -> Whole:
-        """Ask a node for the same, or for `target`; see `calls.call`."""
+        """Ask a node for the same, or for `target`; return its whole answer.
+
+        Raises NoConnection if nothing has begun, NodeUnreachable if that is not known.
+        """
         self._node = node.name
-        method = "GET" if self.head.method == b"HEAD" else self.head.method.decode("latin-1")
-        return await call(
-            node, method, target or self.head.target.decode("latin-1"), self.said, body
-        )
+        method = b"GET" if self.head.method == b"HEAD" else self.head.method
+        where = target.encode("latin-1") or self.head.target
+        headers = self.said if body is None else [*self.said, _JSON]
+        link = await node.connected()
+        node.in_flight += 1
+        try:
+            return await answer_on(link, node.links.address, where, headers, body, method=method)
+        except OSError:
+            raise NodeUnreachable(
+                f"node {node.name}: the connection to it broke; how far the request came is not "
+                "known",
+                retry_after_s=1.0,
+                remedy="look at what it should have done before you send it again",
+            ) from None
+        finally:
+            node.in_flight -= 1
+            node.links.give_back(link)
 
     async def go(self, way: Way) -> int:
         """Send the request whole to a node, and its answer back; return the answer's status.

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from cellwall.cluster.gateway.book import NoConnection
 from cellwall.cluster.gateway.data.bodies import name_in
-from cellwall.cluster.gateway.data.calls import NotBegun, of_all
 from cellwall.cluster.gateway.data.finder import VOLUME
+from cellwall.cluster.gateway.data.removal import remove
+from cellwall.cluster.gateway.lists import of_all
 from cellwall.cluster.gateway.routing import Way
-from cellwall.model.errors import CapacityError, Conflict, NodeLost, NodeUnreachable
+from cellwall.model.errors import CapacityError, Conflict, NodeUnreachable
 from cellwall.model.volume import check_name
 from cellwall.store.records.errors import StoreBusy
 
@@ -45,7 +47,7 @@ class Volumes:
 
     async def index(self, visit: Visit) -> None:
         """`GET /volumes`: `lost` names those whose nodes are lost."""
-        parts = await of_all(self._book, visit.head.target.decode("latin-1"), visit.said)
+        parts = await of_all(self._book, visit.head.target, visit.said)
         if parts.refusal is not None:
             visit.pass_on(parts.refusal)
             return
@@ -117,7 +119,7 @@ class Volumes:
         is_new = place is not None and place.uses == 0
         try:
             answer = await visit.call(node, body)
-        except NotBegun:
+        except NoConnection:
             if place is None or not is_new:
                 raise
             await self._places.forget(visit.tenant, _thing(name), place)
@@ -162,7 +164,7 @@ class Volumes:
             )
         try:
             answer = await visit.call(node, body)
-        except NotBegun:
+        except NoConnection:
             await self._freed(visit, name, place)
             raise
         if answer.status >= 400:
@@ -178,19 +180,11 @@ class Volumes:
     async def remove(self, visit: Visit, name: str) -> None:
         """`DELETE /volumes/{name}`; of one that is lost the name is free again."""
         name = check_name(name)
-        place = await self._places.find(visit.tenant, _thing(name))
-        try:
-            node = await self._finder.node_of(visit.caller, VOLUME, name)
-        except NodeLost:
-            if place is not None:
-                await self._places.forget(visit.tenant, _thing(name), place)
-            visit.answer(200, {"message": "its node was lost; the name is free", "id": name})
-            return
-        answer = await visit.call(node)
-        if place is not None and answer.status in (200, 404):
-            with contextlib.suppress(StoreBusy):  # the name stays where it is, and can be made
-                await self._places.forget(visit.tenant, _thing(name), place)
-        visit.pass_on(answer)
+
+        async def free(place: Place) -> None:
+            await self._places.forget(visit.tenant, _thing(name), place)
+
+        await remove(visit, self._finder, _thing(name), name, free)
 
 
 def _thing(name: str) -> str:

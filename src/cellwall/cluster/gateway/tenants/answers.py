@@ -7,18 +7,18 @@ record or a log.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
-from cellwall.cluster.gateway.tenants.key_book import configured, fresh
 from cellwall.cluster.gateway.tenants.lending import without_directory
 from cellwall.cluster.gateway.tenants.vault import SECRET_NAME, facts_of
+from cellwall.cluster.gateway.wire.json_body import object_of
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.secret import PLACES, Secret
-from cellwall.server.core.errors import HttpError
+from cellwall.server.auth.key_facts import configured, fresh
+from cellwall.server.core.errors import HttpError, wrong_method
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.tenants.asked import Asked
@@ -50,14 +50,7 @@ async def answer_to(asked: Asked) -> Answer:
     routes = _ROUTES[asked.way.thing, bool(asked.way.name)]
     route = routes.get("GET" if method == "HEAD" else method)
     if route is None:
-        allowed = ", ".join(sorted(routes))
-        raise HttpError(
-            405,
-            "method",
-            f"method: {method[:20]} is not for this path",
-            remedy=f"use {allowed}",
-            headers={"allow": allowed},
-        )
+        raise wrong_method(method, routes)
     if b"?" in asked.head.target and asked.way.thing != "audit":
         raise UsageError("query: this path takes none", remedy="see /docs for the fields")
     return await route(asked)
@@ -203,11 +196,9 @@ def _body(
             remedy="send Content-Type: application/json",
         )
     try:
-        body = json.loads(asked.body)
-    except (ValueError, RecursionError):
-        raise _wrong("it is no JSON") from None
-    if not isinstance(body, dict):
-        raise _wrong("it is no object")
+        body = object_of(asked.body)
+    except ValueError:
+        raise _wrong("it is no JSON object, or has a name twice") from None
     for name, value in body.items():
         if name not in fields:
             raise _wrong(f"{name[:60]}: there is no such field")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.tenants.answers import answer_to
+from cellwall.cluster.gateway.wire.heads import CONTINUE
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.request import too_large
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 64 * 1024
 _SCOPES: Mapping[str, Scope] = {"key": "admin", "secret": "manage", "audit": "admin"}
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def check_scope(way: Way, caller: Caller | None) -> None:
@@ -60,7 +60,7 @@ class Asked:
         if head.length == 0:
             asyncio.get_running_loop().call_soon(self._begin)
         elif head.first(b"expect").lower() == "100-continue":
-            client.write(_CONTINUE)
+            client.write(CONTINUE)
 
     # -- of the client ---------------------------------------------------------------------
 

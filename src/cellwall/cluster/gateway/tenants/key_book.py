@@ -11,19 +11,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Conflict, NotFound, UsageError
-from cellwall.server.auth.keys import KeyRecord, digest_of, new_key
-from cellwall.server.core.times import rfc3339
+from cellwall.server.auth.key_facts import record_of, shown
 from cellwall.store.records.errors import StoreBusy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from cellwall.cluster.directory.keys import Kept, Keys
-    from cellwall.server.auth.keys import KeyRing
+    from cellwall.server.auth.key_facts import Fresh
+    from cellwall.server.auth.keys import KeyRecord, KeyRing
 
 _LOOK_EVERY_S = 0.5
 _AGAIN_S = 0.2
@@ -31,36 +31,7 @@ _READ_EVERY_S = 60.0
 """Longest time after which all keys are read again, though none has changed."""
 _CLOCK_STEP_S = 1.0
 """A clock that was set by more makes every end of a key another moment."""
-_LONGEST_NAME = 64
-_LONGEST_LIFE_S = 100 * 365 * 86_400.0
 _log = logging.getLogger("cellwall.gateway")
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """A key that nothing knows yet."""
-
-    record: KeyRecord
-    key: str = field(repr=False)
-    name: str | None
-    life_s: float | None
-    """Seconds; None: until it is revoked."""
-
-
-def fresh(tenant: str, scope: str, name: str | None, life_s: float | None) -> Fresh:
-    """Return a new key for a tenant. Raises UsageError."""
-    if name is not None and not (0 < len(name) <= _LONGEST_NAME and name.isprintable()):
-        raise UsageError(
-            f"keys: a name has 1 to {_LONGEST_NAME} printable characters", remedy="shorten it"
-        )
-    if life_s is not None and not 0 < life_s <= _LONGEST_LIFE_S:
-        raise UsageError(
-            f"keys: a life of {life_s:g} s cannot be",
-            remedy="give one of up to 100 years, or none at all",
-        )
-    key = new_key()
-    record = KeyRecord(digest_of(key), tenant, scope)  # type: ignore[arg-type]
-    return Fresh(record, key, name, life_s)
 
 
 class KeyBook:
@@ -93,7 +64,7 @@ class KeyBook:
             record.key_id, record.digest, record.tenant, record.scope, made.name, made.life_s
         )
         await self._try_refresh()
-        return {**shown(row), "key": made.key}
+        return {**_shown(row), "key": made.key}
 
     async def revoke(self, key_id: str) -> bool:
         """Revoke a key; report whether it was not before.
@@ -115,7 +86,7 @@ class KeyBook:
     async def listed(self) -> list[dict[str, Any]]:
         """Return what may be shown of the directory's keys, oldest first. Raises StoreBusy."""
         _, rows = await self._kept.all()
-        return [shown(row) for row in rows]
+        return [_shown(row) for row in rows]
 
     # -- the ring --------------------------------------------------------------------------
 
@@ -202,35 +173,11 @@ def records(rows: Iterable[Kept], now: float) -> list[KeyRecord]:
             continue
         expires_at = None if row.left_s is None else now + row.left_s
         try:
-            found.append(KeyRecord(row.digest, row.tenant, row.scope, expires_at))  # type: ignore[arg-type]
+            found.append(replace(record_of(row), expires_at=expires_at))
         except UsageError as error:
             _log.error("keys: a row of the directory is not accepted: %s", error)
     return found
 
 
-def shown(row: Kept) -> dict[str, Any]:
-    """Return a key's public description; never the key."""
-    return {
-        "id": row.digest[:12],
-        "tenant": row.tenant,
-        "scope": row.scope,
-        "name": row.name,
-        "created_at": rfc3339(row.made_at),
-        "expires_at": None if row.expires_at is None else rfc3339(row.expires_at),
-        "revoked_at": None if row.revoked_at is None else rfc3339(row.revoked_at),
-        "source": "store",
-    }
-
-
-def configured(record: KeyRecord) -> dict[str, Any]:
-    """Return the same of a key of the settings."""
-    return {
-        "id": record.key_id,
-        "tenant": record.tenant,
-        "scope": record.scope,
-        "name": None,
-        "created_at": None,
-        "expires_at": None if record.expires_at is None else rfc3339(record.expires_at),
-        "revoked_at": None,
-        "source": "configuration",
-    }
+def _shown(row: Kept) -> dict[str, Any]:
+    return {**shown(row), "source": "store"}

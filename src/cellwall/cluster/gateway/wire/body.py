@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from cellwall.cluster.gateway.wire.heads import CONTINUE
 from cellwall.model.errors import CapacityError
 from cellwall.server.core.errors import HttpError
 
@@ -23,7 +24,6 @@ _KEPT_BYTES = 8 << 20
 """Bytes of a request's body that are kept so that another node can have it."""
 _TOGETHER_BYTES = 64 * 1024
 """Largest body that is joined to its head: a larger one is not copied to save a system call."""
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Body:
@@ -127,7 +127,7 @@ class Body:
         """Tell a client that waits to be asked for its body to send it."""
         if self._waits and not self.is_whole:
             self._waits = False
-            self._client.write(_CONTINUE)
+            self._client.write(CONTINUE)
 
     def _tell(self) -> None:
         """Wake what waits for it."""

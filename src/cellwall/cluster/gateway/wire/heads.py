@@ -23,6 +23,8 @@ _HOP = frozenset(
 """Headers of one connection (RFC 9110, 7.6.1), and those that frame a body, which are made anew."""
 _BARE = frozenset({204, 304})
 """Answers that have no body, and say no length."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Has a client send its body that waits to be asked for it."""
 OURS = b"cellwall-"
 """Beginning of the headers that a gateway alone says to a node."""
 _OURS_BYTES = len(OURS)
