@@ -13,6 +13,23 @@ from cellwall.jail.plan import plan
 if TYPE_CHECKING:
     from cellwall.linux.cgroups import hierarchies
     from cellwall.model.limits import Limits
+    from cellwall.runtimes.base import SandboxSpec
+
+
+def shape_for(spec: SandboxSpec, layout: hierarchies.Layout, *, rootless: bool) -> plan.Shape:
+    """Return what is built in of a sandbox of `spec`."""
+    mounts = tuple(spec.template.base_mounts)
+    shape = shape_of(spec.limits, layout, rootless=rootless, base_mounts=mounts)
+    if spec.profile == "debug":
+        shape = shape._replace(debug=True)
+    if spec.volumes:
+        volumes = tuple((each.path, each.read_only) for each in spec.volumes)
+        shape = shape._replace(volumes=volumes)
+    if spec.image is not None:
+        image = (spec.image.uid, spec.image.gid)
+        shape = shape._replace(shows_changes=spec.image.shows_changes)
+        return shape._replace(image=image, own_python=not spec.image.has_python)
+    return shape._replace(own_layers=spec.purpose == "session")
 
 
 def shape_of(

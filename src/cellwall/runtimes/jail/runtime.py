@@ -25,7 +25,6 @@ from cellwall.linux import owner_label, uid_ranges
 from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.outcome import Isolation, IsolationLevel
-from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
     AheadOfEngine,
@@ -41,7 +40,7 @@ from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.copies import STORED
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
-from cellwall.runtimes.jail.enforcement import hardness_of, shape_of
+from cellwall.runtimes.jail.enforcement import hardness_of, shape_for
 from cellwall.runtimes.jail.fork_server import Root
 from cellwall.runtimes.jail.fork_servers import (
     Entry,
@@ -52,6 +51,7 @@ from cellwall.runtimes.jail.fork_servers import (
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.starting.bundle import bundle_in
+from cellwall.runtimes.jail.starting.failures import explained
 from cellwall.runtimes.jail.starting.head_start import HeadStart
 from cellwall.runtimes.jail.starting.settings import Ground, ground_of, has_single_programs
 from cellwall.runtimes.jail.worker import Worker
@@ -89,19 +89,6 @@ def _environment(spec: SandboxSpec) -> dict[str, str]:
 def _is_of_the_fork_server(error: BaseException, entry: Entry | None) -> bool:
     """Whether a start failed because its fork-server ended, during its own start or later."""
     return isinstance(error, SandboxBroken) and (entry is None or not entry.server.is_usable)
-
-
-def _explained(error: Exception, step: str) -> CellwallError:
-    """Translate the error of a start that failed after the clone into one for the caller."""
-    short = shortage(getattr(error, "errno", None), step, error)
-    if short is not None:
-        return short
-    if isinstance(error, HostUnsupported):
-        return error
-    remedy = None
-    if isinstance(error, ChannelLost):
-        remedy = "try again; is this host or our cgroup short of memory or processes?"
-    return SandboxBroken(f"{step}: {error}", remedy=remedy)
 
 
 def _ids_of(entry: Entry, index: int, spec: SandboxSpec) -> Ids:
@@ -229,18 +216,7 @@ class JailRuntime:
 
     def shape(self, spec: SandboxSpec) -> plan.Shape:
         """Return what is built in of a sandbox of `spec`."""
-        mounts = tuple(spec.template.base_mounts)
-        shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
-        if spec.profile == "debug":
-            shape = shape._replace(debug=True)
-        if spec.volumes:
-            volumes = tuple((each.path, each.read_only) for each in spec.volumes)
-            shape = shape._replace(volumes=volumes)
-        if spec.image is not None:
-            image = (spec.image.uid, spec.image.gid)
-            shape = shape._replace(shows_changes=spec.image.shows_changes)
-            return shape._replace(image=image, own_python=not spec.image.has_python)
-        return shape._replace(own_layers=spec.purpose == "session")
+        return shape_for(spec, self.layout, rootless=self.rootless)
 
     @property
     def has_single_programs(self) -> bool:
@@ -356,7 +332,7 @@ class JailRuntime:
             except BaseException as caught:
                 error: BaseException = caught
                 if isinstance(caught, OSError):  # a process ended while it was read in /proc
-                    error = _explained(caught, f"start sandbox {spec.sandbox_id}")
+                    error = explained(caught, f"start sandbox {spec.sandbox_id}")
                 if entry is not None:
                     entry.live -= 1
                 if not tries_left or not _is_of_the_fork_server(error, entry):
@@ -400,7 +376,7 @@ class JailRuntime:
                 entry.server.lose("a worker has ended")
             await asyncio.shield(self._begin(self._discard(entry, cloned)))
             if isinstance(error, (posture.PostureMismatch, OSError, HostUnsupported, ChannelLost)):
-                raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
+                raise explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
             raise
 
     async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> ClonedChild:
