@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import marshal
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import CodeType, ModuleType
 
 import pytest
 
+from cellwall.guest.init import first_program
+from cellwall.guest.warm import fast_start
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.gvisor import guest_image
@@ -19,7 +24,6 @@ import marshal, sys
 code = marshal.loads(open(sys.argv[1], "rb").read())
 __name__ = "loaded"
 exec(code)
-sys.path.append(BUNDLE)
 sys.meta_path.insert(0, Finder())
 before = set(sys.modules)
 from cellwall.guest.warm import fast_start as lean
@@ -66,6 +70,43 @@ def test_modules_come_from_memory_and_know_their_files(image: guest_image.Image)
     assert found["loader"] == "BundleLoader"
     assert found["file"].endswith("/tarfile.py")
     assert found["source"]
+
+
+def test_start_of_one_program_needs_nothing_of_the_rest(image: guest_image.Image) -> None:
+    """The rest is a megabyte and more, whose reading a caller would wait for."""
+    code = marshal.loads(image.start.read_bytes())
+    (first,) = [each for each in code.co_consts if isinstance(each, dict)]
+    later = set(next(c for c in code.co_consts if "tarfile" in str(c).split()).split())
+    imported = {name for each in (fast_start, first_program) for name in _imports(each)}
+    assert "_ctypes" in imported
+    assert not imported & later
+    assert {"_ctypes", "cellwall.guest.context.main"} <= set(first)
+    assert not set(first) & later
+
+
+def test_guest_has_no_docstrings(image: guest_image.Image) -> None:
+    """What no start reads shall not be in its file."""
+    code = marshal.loads(image.start.read_bytes())
+    (first,) = [each for each in code.co_consts if isinstance(each, dict)]
+    guest: CodeType = first["cellwall.guest.warm.fast_start"][2]
+    assert (fast_start.__doc__ or "").splitlines()[0] not in str(guest.co_consts)
+    assert guest.co_filename.endswith("fast_start.py")
+
+
+def _imports(module: ModuleType) -> set[str]:
+    """Return what a module imports anywhere, unless it is for the type checker only."""
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(str(node.module))
+            found.update(f"{node.module}.{each.name}" for each in node.names)
+    return found
 
 
 def test_image_is_written_once(image: guest_image.Image) -> None:

@@ -9,7 +9,9 @@ Init stays a process of its own: the first process of a sandbox cannot be killed
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 from cellwall.guest.channel.handshake import USUAL_CONTEXTS
 from cellwall.guest.init import context_spawn
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from cellwall.guest.channel.init_link import Link
+
+
+_IDLE_HERE = "_cellwall_user_site"
 
 
 class Handoff:
@@ -66,17 +71,29 @@ def go_on() -> None:
     """Do the steps that `begin` left out, before the rest of init is loaded."""
     import site
 
+    gc.enable()
     site.main()
     processes.become_init()
 
 
 def _become_context(link: Link, config: dict[str, Any]) -> NoReturn:
-    import site
-
-    site.main()  # `-S` kept the template's .pth files from running before this point
+    _run_site()
     from cellwall.guest.context import main as context
 
+    gc.freeze()
+    gc.enable()
     context.main(link, config)
+
+
+def _run_site() -> None:
+    """Do what `-S` put off: extend `sys.path`, and run the template's .pth files."""
+    import site
+
+    # This part of the template does nothing in an isolated interpreter, and takes two listings of
+    # directories and a file to find out; `process.user_site` does its work.
+    sys.modules[_IDLE_HERE] = sys
+    site.main()
+    del sys.modules[_IDLE_HERE]
 
 
 def _hide() -> None:

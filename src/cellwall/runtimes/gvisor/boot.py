@@ -43,8 +43,10 @@ def main() -> None:
         fast_start.go_on()
         _let_go_of(2)
     else:
+        import gc
         import site
 
+        gc.enable()  # `module_finder` stopped it
         site.main()  # `-S` kept the template's .pth files from running before this point
         if config["warm"]:
             _warm(config)

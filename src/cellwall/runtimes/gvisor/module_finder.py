@@ -6,6 +6,7 @@ code. Standard library only, Python 3.8 and later, and nothing that would have t
 file. A module has the path, the source and the resources it would have had from its file.
 """
 
+import gc
 import marshal
 import sys
 from _frozen_importlib import ModuleSpec
@@ -109,7 +110,8 @@ def _code(code: "Code") -> "Any":  # noqa: ANN401 - code
 
 
 if __name__ == "__main__":
-    sys.path.append(BUNDLE)
+    # A collection in a start finds nothing, and writes to every page that it looks at.
+    gc.disable()
     # First in the list: the finders after it would find the same modules, but later.
     sys.meta_path.insert(0, Finder())
     from cellwall.runtimes.gvisor.boot import main
