@@ -84,7 +84,7 @@ TARGETS: tuple[Target, ...] = (
     Target("e2b_command", "E2B's SDK, `commands.run('echo ok')`, p50", "ms", 6, 4),
     Target("e2b_code", "E2B's code interpreter, `run_code('1+1')`, p50", "ms", 5, 4),
     Target("e2b_idle", "extra memory (PSS) per idle sandbox of E2B's SDK", "MiB", 5, 3),
-    Target("doors", "what a door adds to the native call of the same, the most of three, p50", "ms",
+    Target("doors", "what a door adds to the native call of the same, the most of five, p50", "ms",
            1.0, 0.5),
     Target("first_run_cli", "`cellwall run -c 'print(1)'`, nothing running before, p50", "F",
            25, 15),
