@@ -22,6 +22,7 @@ from cellwall.server.core.errors import HttpError, status_of
 from cellwall.server.core.request import ClientGone, Request, refused_key
 from cellwall.server.core.request_context import ORIGIN
 from cellwall.server.core.settings import LOOPBACK
+from cellwall.server.http import cross_origin
 from cellwall.server.http.face import OwnFace
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Guard:
         self._app = app
         self._face = face or OwnFace(state.tokens)
         self._hosts = allowed_hosts(state.settings)
-        self._origins = frozenset(state.settings.allowed_origins)
+        self._origins = cross_origin.listed(state.settings.allowed_origins)
         self._seen_keys: set[str] = set()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -64,7 +65,12 @@ class Guard:
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = new_id()
+        origin = headers.get("origin", "")
+        if origin in self._origins:
+            send = cross_origin.telling(origin, send)
         request = Request(scope, receive, send, headers, request_id, None)
+        # A page that is not listed is answered like any other request of its kind.
+        is_preflight = origin in self._origins and cross_origin.is_preflight(scope, headers)
         began = time.perf_counter()
 
         def check() -> None:
@@ -72,10 +78,12 @@ class Guard:
                 raise fault
             if not self._face.has_checked_hosts:
                 self._check_host(request)
-            self._check_key(request)
+            if not is_preflight:
+                self._check_key(request)
 
+        app = cross_origin.answer_preflight if is_preflight else self._app
         try:
-            await self._serve(request, check, self._state.connections.begun)
+            await self._serve(request, app, check, self._state.connections.begun)
         finally:
             seconds = time.perf_counter() - began
             request.execution_id = request.execution_id or request.origin.execution_id
@@ -101,14 +109,18 @@ class Guard:
         request = Request(scope, receive, send, headers, request_id, caller)
         began = time.perf_counter()
         try:
-            await self._serve(request, _nothing, self._state.connections.begun_inside)
+            await self._serve(request, self._app, _nothing, self._state.connections.begun_inside)
         finally:
             if outer is not None and request.execution_id is not None:
                 outer.execution_id = request.execution_id
             self._state.observer.inside(request, time.perf_counter() - began)
 
     async def _serve(
-        self, request: Request, check: Callable[[], None], count: Callable[[Request], None]
+        self,
+        request: Request,
+        app: Callable[[Request], Awaitable[None]],
+        check: Callable[[], None],
+        count: Callable[[Request], None],
     ) -> None:
         request.state = state = self._state
         ORIGIN.set(request.origin)
@@ -119,7 +131,7 @@ class Guard:
             if request.principal is not None:
                 request.origin.tenant = request.principal.tenant
             count(request)
-            await self._app(request)
+            await app(request)
         except ClientGone:
             await asyncio.sleep(0)  # lets uvicorn see that the connection is gone
         except Exception as error:  # noqa: BLE001 - whatever it is becomes an answer
