@@ -76,7 +76,7 @@ soak: dev templates
 walls: dev templates
 	$(PYTEST) -n 3 --dist loadfile -m "slow and not alone" tests/contract/runtimes tests/attack/walls
 
-# Copies, pauses and restarts in full, as root; an hour. CI has the same tests with small counts. With
+# Copies, pauses, restarts and hostile clients in full, as root; an hour. CI has the same tests with small counts. With
 # packages of a systemd in CELLWALL_TEST_SYSTEMD, tests/deploy/test_restart.py goes beside it.
 proofs: dev templates
 	CELLWALL_TEST_PROGRAMS=200 CELLWALL_TEST_ROOTLESS=40 $(PYTEST) -s tests/contract/state/test_copies_property.py \
@@ -87,6 +87,7 @@ proofs: dev templates
 	CELLWALL_TEST_STEPS=40 $(PYTEST) -s -k engine tests/faults/sandboxes/test_faults_copy_steps.py
 	CELLWALL_TEST_KEPT=100 CELLWALL_TEST_KILLS=50 $(PYTEST) -s tests/server/durable/test_durable_kills.py
 	CELLWALL_TEST_PAUSED=500 CELLWALL_TEST_PAUSED_S=60 $(PYTEST) -s tests/server/state/test_server_pause_crowd.py
+	CELLWALL_TEST_FUZZ_S=600 $(PYTEST) -s tests/server/doors/e2b/test_e2b_hostile.py
 
 # Fleets on clusters of Ray's, in network namespaces, and ten thousand programs through each way to lose a
 # machine; as root, an hour.

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import h11
 
-from cellwall.egress.proxy import hello, http_relay, package_door
+from cellwall.egress.proxy import hello, http_relay, package_door, pump
 from cellwall.egress.proxy.destinations import FixedServer, ServerByRequest, authority
 from cellwall.egress.proxy.http_relay import Side
 from cellwall.egress.proxy.meter import LimitReached
-from cellwall.egress.proxy.relay import PIECE, PlainStream, both_of, pump, relay
+from cellwall.egress.proxy.pump import PIECE
+from cellwall.egress.proxy.relay import PlainStream, both_of, relay
 from cellwall.egress.proxy.sandbox_network import (
     CONNECT_S,
     Destination,
@@ -143,7 +144,7 @@ async def _relay_looked_at(
     if not early and not await _program_speaks_first(inner, outer):
         _only_http(destination, looks=looks, what="a protocol whose server speaks first")
         await both_of(
-            pump(outer, inner, entry.meter.count_received),
+            pump.run((outer, inner, entry.meter.note_received)),
             _pump_answers(network, entry, inner, outer, destination),
         )
         return
@@ -169,7 +170,7 @@ async def _relay_looked_at(
     await asyncio.get_running_loop().sock_sendall(outer, first.data)
     if first.is_end:
         outer.shutdown(socket.SHUT_WR)
-        await pump(outer, inner, entry.meter.count_received)
+        await pump.run((outer, inner, entry.meter.note_received))
     else:
         await relay(inner, outer, entry.meter)
 
@@ -262,7 +263,7 @@ async def _pump_answers(
     if first.is_end:
         outer.shutdown(socket.SHUT_WR)
     else:
-        await pump(inner, outer, entry.meter.count_sent)
+        await pump.run((inner, outer, entry.meter.note_sent))
 
 
 def _only_http(destination: Destination, *, looks: bool, what: str, said: bytes = b"") -> None:
@@ -275,21 +276,22 @@ async def _program_speaks_first(inner: socket.socket, outer: socket.socket) -> b
     """Wait until either side has said something; whether it is the program."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[None] = loop.create_future()
-    spoke: set[socket.socket] = set()
+    spoke: set[int] = set()
 
-    def tell(side: socket.socket) -> None:
+    def tell(side: int) -> None:
         spoke.add(side)
         if not heard.done():
             heard.set_result(None)
 
-    for each in (inner, outer):
-        loop.add_reader(each, tell, each)
+    numbers = [each.fileno() for each in (inner, outer)]  # asyncio would describe a socket first
+    for number in numbers:
+        loop.add_reader(number, tell, number)
     try:
         await heard
-        return inner in spoke
+        return numbers[0] in spoke
     finally:
-        for each in (inner, outer):
-            loop.remove_reader(each)
+        for number in numbers:
+            loop.remove_reader(number)
 
 
 class _First(NamedTuple):

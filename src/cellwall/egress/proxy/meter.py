@@ -41,16 +41,15 @@ class SandboxMeter:
         if self.sent + self.received >= self._most:
             raise LimitReached(f"the sandbox has moved {self._most >> 20} MiB, its limit")
 
-    async def pace(self, size: int) -> None:
-        """Wait until the rate has room for `size` bytes that are counted already."""
+    def owed_s(self, size: int) -> float:
+        """Return the seconds until the rate has room for `size` bytes that are counted already."""
         if self._rate is None:
-            return
+            return 0.0
         now = time.monotonic()
         most = self._rate * _BURST_S
         self._allowance = min(most, self._allowance + (now - self._at) * self._rate) - size
         self._at = now
-        if self._allowance < 0:
-            await asyncio.sleep(-self._allowance / self._rate)
+        return max(0.0, -self._allowance / self._rate)
 
 
 @dataclass(slots=True)
@@ -61,16 +60,29 @@ class Meter:
     sent: int = 0
     received: int = 0
 
-    async def count_sent(self, size: int) -> None:
-        """Count bytes from the sandbox to the outside. Raises `LimitReached`."""
+    def note_sent(self, size: int) -> float:
+        """Count bytes from the sandbox to the outside; return the seconds to hold them back.
+
+        Raises `LimitReached`.
+        """
         self.whole.check()
         self.sent += size
         self.whole.sent += size
-        await self.whole.pace(size)
+        return self.whole.owed_s(size)
 
-    async def count_received(self, size: int) -> None:
-        """Count bytes from the outside to the sandbox. Raises `LimitReached`."""
+    def note_received(self, size: int) -> float:
+        """Count bytes from the outside to the sandbox, as `note_sent` does."""
         self.whole.check()
         self.received += size
         self.whole.received += size
-        await self.whole.pace(size)
+        return self.whole.owed_s(size)
+
+    async def count_sent(self, size: int) -> None:
+        """Count bytes as `note_sent` does, and wait as long as it says."""
+        if (seconds := self.note_sent(size)) > 0:
+            await asyncio.sleep(seconds)
+
+    async def count_received(self, size: int) -> None:
+        """Count bytes as `note_received` does, and wait as long as it says."""
+        if (seconds := self.note_received(size)) > 0:
+            await asyncio.sleep(seconds)

@@ -1,0 +1,181 @@
+"""One direction of a relay: bytes from one socket to another, until the first one ends.
+
+It works in callbacks of the event loop, not in a task: a task that waits for a socket costs two
+turns of the loop and two changes of what is waited for, for every piece. Small amounts are read and
+written; a long stream is moved by the kernel through a pipe (splice(2)), and never comes into this
+process's memory. At most one piece is under way, so a side that reads slowly holds up the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+
+PIECE = 65_536
+"""Most bytes read at once."""
+_SPLICED_AFTER = 512 * 1024
+"""Bytes after which a direction goes over to splice(2); a pipe costs more than short answers."""
+_PIPE_BYTES = 1 << 20
+_SPLICE_FLAGS = 0x01 | 0x02  # SPLICE_F_MOVE, SPLICE_F_NONBLOCK
+
+Note = Callable[[int], float]
+"""Counts bytes and returns the seconds to hold them back; what it raises ends the pump."""
+
+
+class Pump:
+    """One direction. Both sockets are non-blocking; the caller closes them, after `stop`."""
+
+    def __init__(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        note: Note,
+        ended: Callable[[Exception | None], None],
+    ) -> None:
+        """`ended` is called once, when `source` has ended and `target` was told, or at an error."""
+        self._loop = asyncio.get_running_loop()
+        self._source, self._target = source, target
+        self._from, self._to = source.fileno(), target.fileno()
+        self._note, self._ended = note, ended
+        self._moved = 0
+        self._held = memoryview(b"")
+        """What was read and not yet written."""
+        self._pipe: tuple[int, int] | None = None
+        self._in_pipe = 0
+        """Bytes that lie in the pipe."""
+        self._is_reading = self._is_writing = False
+        self._pause: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Wait for the source."""
+        self._is_reading = True
+        self._loop.add_reader(self._from, self._on_readable)
+
+    def stop(self) -> None:
+        """Wait for nothing any more, and drop what was under way. Idempotent."""
+        self._wait_for_nothing()
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        if self._pipe is not None:
+            for each in self._pipe:
+                os.close(each)
+            self._pipe = None
+
+    def _wait_for_nothing(self) -> None:
+        if self._is_reading:
+            self._loop.remove_reader(self._from)
+        if self._is_writing:
+            self._loop.remove_writer(self._to)
+        self._is_reading = self._is_writing = False
+
+    def _end(self, error: Exception | None) -> None:
+        self.stop()
+        self._ended(error)
+
+    def _on_readable(self) -> None:
+        """Take one piece and pass it on; what comes after it waits for the next turn."""
+        try:
+            got = self._take()
+            if not got:
+                shut(self._target)
+                self._end(None)
+                return
+            self._moved += got
+            seconds = self._note(got)
+            if seconds > 0:
+                self._wait_for_nothing()
+                self._pause = self._loop.call_later(seconds, self._pass_on)
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except Exception as error:  # noqa: BLE001 - the relay's owner hears of it
+            self._end(error)
+            return
+        self._pass_on()
+
+    def _take(self) -> int:
+        """Read one piece; return its bytes, 0 at the end. Raises BlockingIOError and others."""
+        if self._pipe is None and self._moved >= _SPLICED_AFTER:
+            self._pipe = _pipe()
+        if self._pipe is None:
+            self._held = memoryview(self._source.recv(PIECE))
+            return len(self._held)
+        self._in_pipe = os.splice(self._from, self._pipe[1], _PIPE_BYTES, flags=_SPLICE_FLAGS)
+        return self._in_pipe
+
+    def _pass_on(self) -> None:
+        """Write what is there; wait for the target if it does not take all of it."""
+        self._pause = None
+        try:
+            self._give()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except Exception as error:  # noqa: BLE001 - the relay's owner hears of it
+            self._end(error)
+            return
+        is_left = bool(self._held) or self._in_pipe > 0
+        if is_left and not self._is_writing:
+            self._wait_for_nothing()
+            self._is_writing = True
+            self._loop.add_writer(self._to, self._pass_on)
+        elif not is_left and not self._is_reading:
+            self._wait_for_nothing()
+            self.begin()
+
+    def _give(self) -> None:
+        while self._held:
+            self._held = self._held[self._target.send(self._held) :]
+        while self._in_pipe and self._pipe is not None:
+            reading = self._pipe[0]
+            self._in_pipe -= os.splice(reading, self._to, self._in_pipe, flags=_SPLICE_FLAGS)
+
+
+async def run(*pumps: tuple[socket.socket, socket.socket, Note]) -> None:
+    """Run pumps, each from a source to a target, until all have ended.
+
+    The end of one direction is passed on, and the other one goes on. The first error ends all and
+    is raised: OSError, or what a `Note` raises.
+    """
+    all_ended = asyncio.get_running_loop().create_future()
+    left = len(pumps)
+
+    def ended(error: Exception | None) -> None:
+        nonlocal left
+        left -= 1
+        if all_ended.done():
+            return
+        if error is not None:
+            all_ended.set_exception(error)
+        elif not left:
+            all_ended.set_result(None)
+
+    made = [Pump(source, target, note, ended) for source, target, note in pumps]
+    try:
+        for each in made:
+            each.begin()
+        await all_ended
+    finally:
+        for each in made:
+            each.stop()
+
+
+def shut(target: socket.socket) -> None:
+    """Say to a socket's other side that nothing more comes."""
+    with contextlib.suppress(OSError):  # the other side has gone
+        target.shutdown(socket.SHUT_WR)
+
+
+def _pipe() -> tuple[int, int] | None:
+    """Return both ends of a new pipe; None if this process has no descriptors left."""
+    try:
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # the pages of this user's pipes are used up
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return reading, writing
