@@ -174,7 +174,9 @@ def _sent(target: _Target, data: bytes, number: int) -> int:
             held.sendall(data)
             held.shutdown(socket.SHUT_WR)
             first = held.recv(4096)
-        except ConnectionError:
+        except OSError as error:  # it ended the connection, perhaps before we had sent all
+            if isinstance(error, TimeoutError):
+                raise
             return 0
     assert first == b"" or first.startswith(b"HTTP/1.1 "), first[:80]
     return int(first[9:12]) if first else 0
