@@ -206,8 +206,9 @@ class Program:
 def base_message(maps: str, pagemap: int, pipes: Pipes) -> tuple[bytes, bytes]:
     """Return what makes a process write its own pages down as the base, and the base's map."""
     made = Program(walker.LIST, 1)
-    data = bytearray(os.fsencode("\n".join(memory_map.lines_of(maps))) + b"\0")
-    for region in memory_map.kept_regions(maps):
+    lines = memory_map.lines_of(maps)
+    data = bytearray(os.fsencode("\n".join(lines)) + b"\0")
+    for region in memory_map.kept_regions(lines):
         flags = _existing(pagemap, region.start, region.end)
         data += flags
         for start, end in memory_map.runs(flags, region.start):
@@ -233,7 +234,9 @@ def image_message(
     `image_fd`: the number that the image will have in the process that becomes one. `is_alone`: the
     process is for that only, and ends with it. Raises Unlike.
     """
-    change = memory_map.change(base.maps, source.maps, base.lines, base.same)
+    change = memory_map.change(
+        base.lines, memory_map.lines_of(source.maps), base.regions, base.same
+    )
     readable = _readable(change.new)
     blob = Program(walker.BLOB)
     blob.put(bytes(_SIGACTION_BYTES * 65))  # at _ACTIONS
@@ -267,7 +270,7 @@ def like_message(maps: str, pagemap: int, base: Base, pipes: Pipes, told: bytes)
     It says so by the bytes `told`, and waits for `become_message`. Raises Unlike.
     """
     made = Program(walker.LIST, 1)
-    change = memory_map.change(maps, base.maps, base.lines, base.kept)
+    change = memory_map.change(memory_map.lines_of(maps), base.lines, base.regions, base.kept)
     if any(not region.is_anonymous for region in change.new):
         raise Unlike("it is of another fork-server")
     made.map_base(pipes.base, base)
