@@ -174,18 +174,26 @@ except ValueError as error: print(error)
 
 
 def test_words_are_judged_as_one_by_one() -> None:
-    """All at once is a fifth of the time; the control is what proc_pid_pagemap(5) says of each."""
-    present, swapped, soft_dirty, frame = 1 << 63, 1 << 62, 1 << 55, (1 << 55) - 1
+    """All at once is a tenth of the time; the control is what proc_pid_pagemap(5) says of each."""
+    present, swapped, file, frame = 1 << 63, 1 << 62, 1 << 61, (1 << 55) - 1
+    soft_dirty, exclusive = 1 << 55, 1 << 56
     parts = (0, 1, 1 << 8, 1 << 54, frame)
     words = [
-        top | dirty | part
-        for top in (0, present, swapped, present | swapped, present | 1 << 61)
-        for dirty in (0, soft_dirty)
+        top | other | part
+        for top in (0, present, swapped, present | swapped, present | file)
+        for other in (0, soft_dirty, exclusive)
         for part in parts
     ]
-    expected = bytes(
-        int(word & (present | swapped) == present and word & frame > 0) for word in words
-    )
-    data = b"".join(word.to_bytes(8, "little") for word in words)
-    assert page_frames._in_frames(data) == expected
-    assert 0 < expected.count(1) < len(expected)
+    expected = [word & (present | swapped) == present and word & frame > 0 for word in words]
+    reading = page_frames.Reading.of((), _packed(words))
+    assert reading.in_frames == int.from_bytes(bytes(expected), "little")
+    assert 0 < sum(expected) < len(expected)
+    matters = present | swapped | file | frame
+    for others in (words, words[1:] + words[:1], words[3:] + words[:3], words[::-1]):
+        found = reading.differences(_packed(others)).to_bytes(len(words), "little")
+        pairs = zip(words, others, strict=True)
+        assert [byte > 0 for byte in found] == [(one ^ other) & matters > 0 for one, other in pairs]
+
+
+def _packed(words: list[int]) -> bytes:
+    return b"".join(word.to_bytes(8, "little") for word in words)
