@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from functools import partial
 from typing import NamedTuple
 
 from cellwall.guest.transplant import memory_map, walker
@@ -300,7 +301,7 @@ def like_message(change: Change, pagemap: int, base: Base, pipes: Pipes, told: b
     for region, (flags, place) in base.kept.items():
         if region in base.same:
             continue
-        exist = _existing(pagemap, region.start, region.end)
+        exist = base.existing(region, region.start, region.end, partial(_existing, pagemap))
         if not region.is_anonymous:  # the base has the others as they are in the file
             for start, end in memory_map.runs(memory_map.without(exist, flags), region.start):
                 made.add("madvise", start, end - start, _MADV_DONTNEED)
@@ -426,6 +427,8 @@ def _reopen(made: Program, file: OpenFile) -> None:
 
 def _existing(pagemap: int, start: int, end: int) -> bytes:
     """Return a byte for each page of a range: whether it exists."""
+    if start == end:
+        return b""
     count = (end - start) // walker.PAGE
     return memory_map.existing(os.pread(pagemap, count * 8, start // walker.PAGE * 8))
 
@@ -449,11 +452,13 @@ def _compare(
     base, pagemap = known
     if piece.kept in base.same:
         return 0
-    found = _existing(pagemap, piece.start, piece.end)
+    read = partial(_existing, pagemap)
     if piece.kept is not None:
+        found = base.existing(piece.kept, piece.start, piece.end, read)
         kinds = base.kinds(piece.kept, piece.start, piece.end, found)
         made.walk_pages(walker.SCAN, piece, base.place_of(piece.kept, piece.start), kinds)
         return kinds.count(walker.ZERO)
+    found = read(piece.start, piece.end)
     for start, end in memory_map.runs(found, piece.start):
         made.add(walker.COMPARE, start, end, walker.ZEROS, 0, longest)
     return found.count(1)

@@ -6,7 +6,7 @@ still, so it is exact.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from cellwall.guest.transplant.walker import AS_IN_BASE, PAGE, SCRATCH, SCRATCH_END, ZERO
@@ -16,6 +16,9 @@ _KEPT = " rw-p "
 _NO_FILE = " 00:00 0 "
 HEAP, STACK = "[heap]", "[stack]"
 _EXISTS = bytes(int(flag >= 0x40) for flag in range(256))
+_EQUAL = bytes(flag & 1 for flag in range(256))
+_TOLD = bytes(flag >> 1 & 1 for flag in range(256))
+_IS_BOTH = 3
 
 
 class Unlike(Exception):
@@ -92,6 +95,8 @@ class Base:
         """The flags of each region, and where the file has its first page, in bytes."""
         self._equal: dict[Region, bytes] = {}
         """Which pages of a process are known to be the base's, if that is known."""
+        self._told: dict[Region, tuple[int, bytes]] = {}
+        """Which pages of a process exist, from an address on, if that is known."""
         self.same: set[Region] = set()
         """Regions that the base has whole, and of which a process has every page as the base."""
         self.regions: dict[str, Region] = {}
@@ -110,21 +115,42 @@ class Base:
     def take_equal(self, flags: bytes) -> None:
         """Take which pages a process has as the base; nothing of them is known if there are none.
 
-        A byte for each page of all kept regions, from the first to the last that the base has.
+        A byte for each page of all kept regions, from the first to the last that the base has: 1 if
+        it is the base's; 2 if the process has one, which hosts of earlier versions do not say.
         """
         self._equal.clear()
+        self._told.clear()
         self.same.clear()
         kept = [(region, own) for region, (own, _place) in self.kept.items() if 1 in own]
         ends = [(own.index(1), own.rindex(1) + 1) for _region, own in kept]
         if len(flags) != sum(last - first for first, last in ends):
             return
+        told = flags.translate(_TOLD) if _IS_BOTH in flags else b""
+        flags = flags.translate(_EQUAL)
         position = 0
         for (region, own), (first, last) in zip(kept, ends):
-            part = flags[position : position + last - first]
-            position += last - first
+            place = slice(position, position + last - first)
+            position = place.stop
+            part = flags[place]
             self._equal[region] = bytes(first) + part
+            if told:
+                self._told[region] = (region.start + first * PAGE, told[place])
             if part.count(1) == len(own) == own.count(1):
                 self.same.add(region)
+
+    def existing(
+        self, region: Region, start: int, end: int, read: Callable[[int, int], bytes]
+    ) -> bytes:
+        """Return which pages of a part of a region a process has; `read` does for what is not told.
+
+        That returns a byte for each page of a range of addresses.
+        """
+        first, told = self._told.get(region, (start, b""))
+        low, high = max(start, first), min(end, first + len(told) * PAGE)
+        if low >= high:
+            return read(start, end)
+        known = told[(low - first) // PAGE : (high - first) // PAGE]
+        return read(start, low) + known + read(high, end)
 
     @property
     def has_equal(self) -> bool:

@@ -204,3 +204,36 @@ def test_base_says_where_its_file_has_each_page(layout: list[Region], data: st.D
                 assert base.place_of(each, each.start + n * PAGE) == place
                 place += PAGE
     assert base.size == place
+
+
+@given(_layouts(), st.booleans(), st.data())
+def test_only_pages_of_which_nothing_was_told_are_read(
+    layout: list[Region], says: bool, data: st.DataObject
+) -> None:
+    """An earlier host says only which are the base's, and all others have to be read."""
+    kept = [each for each in layout if each.rights == "rw-p"]
+    sizes = {each: (each.end - each.start) // PAGE for each in kept}
+    bits = {each: st.lists(st.booleans(), min_size=n, max_size=n) for each, n in sizes.items()}
+    theirs, ours, alike = ({each: bytes(data.draw(bits[each])) for each in kept} for _ in range(3))
+    base = Base(_text(layout).encode() + b"\0" + b"".join(theirs.values()))
+    told, said = set[int](), bytearray()
+    for each in kept:
+        if 1 in theirs[each]:
+            for page in range(theirs[each].index(1), theirs[each].rindex(1) + 1):
+                is_equal = theirs[each][page] & ours[each][page] & alike[each][page]
+                said.append(is_equal | (2 * ours[each][page] if says else 0))
+                told.add(each.start + page * PAGE)
+    base.take_equal(bytes(said))
+    for each in kept:
+        first = data.draw(st.integers(0, sizes[each] - 1))
+        last = data.draw(st.integers(first + 1, sizes[each]))
+        read = set[int]()
+
+        def reader(start: int, end: int, region: Region = each, read: set[int] = read) -> bytes:
+            read.update(range(start, end, PAGE))
+            return ours[region][(start - region.start) // PAGE : (end - region.start) // PAGE]
+
+        start, end = each.start + first * PAGE, each.start + last * PAGE
+        assert base.existing(each, start, end, reader) == ours[each][first:last]
+        wanted = set(range(start, end, PAGE))
+        assert read == (wanted - told if 3 in said else wanted)

@@ -87,7 +87,11 @@ def children(memory: Memory) -> Iterator[tuple[Child, Child]]:
 
 def _equal(flags: bytes) -> set[int]:
     assert len(flags) == PAGES
-    return {page for page in range(PAGES) if flags[page]}
+    return {page for page in range(PAGES) if flags[page] & 1}
+
+
+def _existing(flags: bytes) -> set[int]:
+    return {page for page in range(PAGES) if flags[page] & 2}
 
 
 def test_pages_that_one_has_written_to_are_not_equal(
@@ -100,7 +104,9 @@ def test_pages_that_one_has_written_to_are_not_equal(
     assert _equal(standing.equal(standing.read(), second.process)) == {*range(56)} - {3}
     for page in (3, 7, 41, 60):
         second.do(page)
-    assert _equal(standing.equal(standing.read(), second.process)) == {*range(56)} - {3, 7, 41}
+    flags = standing.equal(standing.read(), second.process)
+    assert _equal(flags) == {*range(56)} - {3, 7, 41}
+    assert _existing(flags) == {*range(56), 60}
 
 
 def test_page_that_left_its_frame_after_the_first_reading_is_not_equal(
