@@ -28,6 +28,7 @@ from cellwall.model.ids import new_id
 from cellwall.runtimes.channel.copy_requests import request, request_with_files
 from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.copies import SessionFiles, SessionImage, Source
+from cellwall.runtimes.jail.stored import session_files
 from cellwall.runtimes.jail.stored.base import Base
 from cellwall.runtimes.jail.stored.kept_bases import KeptBases
 from cellwall.runtimes.jail.stored.lineages import StoredLineages
@@ -48,8 +49,6 @@ _TAIL = struct.Struct("<2Q")
 _REGISTERS_BYTES = 64
 _EXTENT_BYTES = 16
 _PIPE_BYTES = 1 << 20
-_F_OFD_SETLK = 37
-_WHOLE_FILE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _LOOK_S = 0.1
 _TIMEOUT_S = 60.0
 _PATIENCE_S = 5.0
@@ -231,7 +230,7 @@ async def _taken(
     guest writes no more.
     """
     reader = _Reader(fd, budget)
-    files = [reader.writing, *([] if base is None else [_for_reading(base.fd)])]
+    files = [reader.writing, *([] if base is None else [session_files.for_reading(base.fd)])]
     reading = reader.begin()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -275,35 +274,6 @@ def _looker(base: Base | None, sandbox: JailSandbox) -> Callable[[bytes], tuple[
     return standing.looker(sandbox) if isinstance(standing, _Standing) else None
 
 
-def _new_file(folder: Path | None) -> int:
-    """Make a file that sandboxes may read, locked from its beginning."""
-    made = nameless.in_memory() if folder is None else nameless.made_in(folder)
-    try:
-        _lock(made)
-    except BaseException:
-        os.close(made)
-        raise
-    return made
-
-
-def _for_reading(fd: int) -> int:
-    """Open a file of this process once more, for reading from its beginning.
-
-    SECURITY: never a duplicate: sandboxes with duplicates share one position. A read leaves no
-    time of access.
-    """
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
-
-
-def _lock(fd: int) -> None:
-    """Take both kinds of lock on a file, so that the sandboxes that read it can take none.
-
-    SECURITY: a lock of one sandbox would be a message to another.
-    """
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    fcntl.fcntl(fd, _F_OFD_SETLK, _WHOLE_FILE)
-
-
 class Copier:
     """The copies of one jail runtime's sessions, as `SessionCopier`."""
 
@@ -317,6 +287,8 @@ class Copier:
         """`start` starts a sandbox; `begin` starts a task that the runtime waits for at its end."""
         self._servers = servers
         self._state_dir = state_dir
+        self._folders: dict[Path, nameless.Folder] = {}
+        """The directories of files that were made."""
         self._start = start
         self._begin = begin
         self._ready: weakref.WeakSet[JailSandbox] = weakref.WeakSet()
@@ -370,8 +342,10 @@ class Copier:
         await self._kept.wait_made(within_s)
 
     def close(self) -> None:
-        """Close what was made for sandboxes to keep."""
+        """Close what was made for sandboxes to keep, and the directories of files."""
         self._kept.close()
+        for folder in self._folders.values():
+            folder.close()
 
     def keep_lineage(self, lineage: str) -> None:
         """Keep a fork-server for images of its sessions. Raises NotFound."""
@@ -400,12 +374,16 @@ class Copier:
 
     def new_files(self, folder: Path | None) -> SessionFiles:
         """Make the empty files of a session."""
-        memory = _new_file(folder)
+        place = None if folder is None else self._folder(folder)
+        memory = session_files.new_file(place)
         try:
-            return SessionFiles(memory, _new_file(folder))
+            return SessionFiles(memory, session_files.new_file(place))
         except BaseException:
             os.close(memory)
             raise
+
+    def _folder(self, path: Path) -> nameless.Folder:
+        return self._folders.setdefault(path, nameless.Folder(path))
 
     async def write(
         self,
@@ -467,7 +445,7 @@ class Copier:
             reply = await request_with_files(
                 target.channel,
                 "make_ready",
-                [_for_reading(base.fd)],
+                [session_files.for_reading(base.fd)],
                 base.maps,
                 told=_looker(base, target),
                 is_told=base.standing is not None,
@@ -490,13 +468,15 @@ class Copier:
         async with _in_time("become a session"):
             if image.files_bytes:
                 # First: the session may have files open.
-                await request_with_files(channel, "areas_put", [_for_reading(files.archive)])
+                await request_with_files(
+                    channel, "areas_put", [session_files.for_reading(files.archive)]
+                )
             if not image.has_session:
                 return
             await request_with_files(
                 channel,
                 "become",
-                [_for_reading(files.memory)],
+                [session_files.for_reading(files.memory)],
                 context=_CONTEXT,
                 reseed=reseed,
                 pages=image.pages,
@@ -527,7 +507,7 @@ class Copier:
         """
         fresh, standing = await self._start(spec), None
         try:
-            written = _new_file(self._state_dir)
+            written = session_files.new_file(self._folder(self._state_dir))
             try:
                 reply, _size = await _taken(fresh, "copy", written, _NoBound())
                 base = Base(written, reply.body)
