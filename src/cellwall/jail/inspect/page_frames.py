@@ -16,6 +16,7 @@ such moves: if it has counted any since the first reading, no page counts.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Sequence
@@ -162,19 +163,28 @@ class Standing:
             self._latest = Reading.of(moves, words)
         return self._latest
 
-    def equal(self, first: Reading, other: Process) -> bytes:
-        """Return a byte for each page: 1 if it lies where that of `other` does; 2 if that exists.
+    def equal(self, first: Reading, others: Sequence[Process]) -> list[bytes]:
+        """Return of each of several processes a byte for each page, none at all if in any doubt.
 
-        None at all if there is any doubt. Both stand still. Raises OSError.
+        1 if the page lies where this one's does; 2 if the process has one. All stand still. This
+        one is read before all of them, and once more after them. Raises OSError.
         """
         for before in (first, None):
             reading = before or self.read()  # once more: the kernel moves pages at times
-            theirs = other.words(self._ranges)
+            found = [self._words_of(each) for each in others]
             after = self._process.words(self._ranges)
-            if {len(theirs), len(after)} != {self._size}:
-                return b""
+            if len(after) != self._size:
+                break
             if reading.moves == _moves():
-                return self._same(reading, theirs, after)
+                return [self._same(reading, words, after) if words else b"" for words in found]
+        return [b""] * len(others)
+
+    def _words_of(self, other: Process) -> bytes:
+        """Return the words of another process; none if it has ended."""
+        with contextlib.suppress(OSError):
+            words = other.words(self._ranges)
+            if len(words) == self._size:
+                return words
         return b""
 
     def _same(self, before: Reading, theirs: bytes, after: bytes) -> bytes:

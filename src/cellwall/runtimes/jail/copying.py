@@ -19,9 +19,9 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from cellwall.jail.inspect import page_frames, posture
+from cellwall.jail.inspect import page_frames
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.ids import new_id
@@ -32,12 +32,14 @@ from cellwall.runtimes.jail.stored import session_files
 from cellwall.runtimes.jail.stored.base import Base
 from cellwall.runtimes.jail.stored.kept_bases import KeptBases
 from cellwall.runtimes.jail.stored.lineages import StoredLineages
+from cellwall.runtimes.jail.stored.standing import Standing, process_of, ranges_of
 from cellwall.runtimes.jail.stored.variables import variables_of
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.channel.copy_requests import Look
     from cellwall.runtimes.copies import Budget, LineageFacts
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
@@ -56,8 +58,6 @@ _PATIENCE_S = 5.0
 _MOST_LEFT = 100
 """Most things that are named as left behind, and most characters of each."""
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
-_MOST_DIGITS = 10
-_MOST_CHILDREN = 32
 _REMEDY = "what runs in it answers for its guest; make the session again"
 
 
@@ -142,80 +142,6 @@ class _Reader:
             )
 
 
-class _Standing(NamedTuple):
-    """A sandbox that was made ready and is never used, to compare page frames with its."""
-
-    sandbox: JailSandbox
-    frames: page_frames.Standing
-
-    async def aclose(self) -> None:
-        """End it."""
-        self.frames.close()
-        _entry_of(self.sandbox).standing -= 1
-        await self.sandbox.aclose()
-
-    def looker(self, other: JailSandbox) -> Callable[[bytes], tuple[str, bytes]]:
-        """Return what is called when the context of another sandbox stands still.
-
-        It reads this one now, and the other one then.
-        """
-        try:
-            first = self.frames.read()
-        except OSError:
-            return lambda _pid: ("equal", b"")  # it has ended
-
-        def look(pid: bytes) -> tuple[str, bytes]:
-            process = None if len(pid) > _MOST_DIGITS else _process_of(other.pid, pid)
-            if process is None:
-                return "equal", b""
-            try:
-                return "equal", self.frames.equal(first, process)
-            except OSError:
-                return "equal", b""
-            finally:
-                process.close()
-
-        return look
-
-
-def _process_of(init: int, pid: bytes) -> page_frames.Process | None:
-    """Return the child of an init that has a pid in the sandbox; None if there is none.
-
-    The guest says the pid. The kernel says which processes are init's children, and what each one's
-    pid is inside; whose process it is does not change while it is open here.
-    """
-    for each in posture.children(init)[:_MOST_CHILDREN]:
-        with contextlib.suppress(OSError, ValueError):
-            process = page_frames.Process(each)
-            try:
-                if b"%d" % process.inner_pid() == pid:
-                    return process
-            except (OSError, ValueError):
-                pass
-            process.close()
-    return None
-
-
-def _ranges_of(maps: bytes) -> list[page_frames.Range]:
-    """Return the memory that a base has pages of, as `transplant.memory_map.Base` has it.
-
-    A fresh sandbox wrote it, which had run nothing of a caller's.
-    """
-    text, _, flags = maps.partition(b"\0")
-    found, position = [], 0
-    for line in text.splitlines():
-        if b" rw-p " in line:
-            place, _, end = line.split(None, 1)[0].partition(b"-")
-            start, count = int(place, 16), (int(end, 16) - int(place, 16)) // page_frames.PAGE
-            own = flags[position : position + count]
-            position += count
-            first, last = own.find(1), own.rfind(1) + 1
-            if last:
-                ends = (start + each * page_frames.PAGE for each in (first, last))
-                found.append(page_frames.Range(*ends))
-    return found
-
-
 async def _taken(
     sandbox: JailSandbox,
     op: str,
@@ -269,9 +195,9 @@ async def _in_time(step: str) -> AsyncIterator[None]:
         raise SandboxBroken(f"{step}: not done within {_TIMEOUT_S:g} s", remedy=remedy) from None
 
 
-def _looker(base: Base | None, sandbox: JailSandbox) -> Callable[[bytes], tuple[str, bytes]] | None:
+def _looker(base: Base | None, sandbox: JailSandbox) -> Look | None:
     standing = None if base is None else base.standing
-    return standing.looker(sandbox) if isinstance(standing, _Standing) else None
+    return standing.looker(sandbox) if isinstance(standing, Standing) else None
 
 
 class Copier:
@@ -520,22 +446,22 @@ class Copier:
             if standing is None:
                 await fresh.aclose()
 
-    async def _standing(self, fresh: JailSandbox, base: Base) -> _Standing | None:
+    async def _standing(self, fresh: JailSandbox, base: Base) -> Standing | None:
         """Have the sandbox of a base stand still; None where page frames are not shown."""
         if not page_frames.are_shown():
             return None
         try:
             said = await self._made_like(fresh, base)
-            process = _process_of(fresh.pid, b"%d" % said.get("pid", 0))
+            process = process_of(fresh.pid, b"%d" % said.get("pid", 0))
             if process is None:
                 return None
             try:
-                frames = page_frames.Standing(process, _ranges_of(base.maps))
+                frames = page_frames.Standing(process, ranges_of(base.maps))
             except BaseException:
                 process.close()
                 raise
             _entry_of(fresh).standing += 1
-            return _Standing(fresh, frames)
+            return Standing(fresh, frames)
         except (CellwallError, OSError, ValueError, TypeError):
             return None  # copies are made without it
 
