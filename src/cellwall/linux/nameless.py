@@ -13,6 +13,8 @@ from pathlib import Path
 
 from cellwall.linux.syscalls import mounts
 
+_FLAGS = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
+
 
 def in_memory() -> int:
     """Make a file that no disk has; return its descriptor. Raises OSError."""
@@ -21,15 +23,42 @@ def in_memory() -> int:
     return made
 
 
-def made_in(folder: Path) -> int:
-    """Make a file on the file system of a directory; return its descriptor. Raises OSError."""
-    flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
-    tree = -1
-    with contextlib.suppress(OSError):
-        tree = mounts.cloned(str(folder))
-    if tree < 0:
-        return os.open(folder, flags, 0o600)
+class Folder:
+    """A directory on whose file system such files are made, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        """Open nothing yet."""
+        self._path = path
+        self._tree = -1
+        """The top of a mount of the directory alone, which no other process sees.
+
+        It is kept: each end of such a mount waits for all processors."""
+
+    def made(self) -> int:
+        """Make a file; return its descriptor. Raises OSError."""
+        if self._tree >= 0:
+            try:
+                return self._made_below()
+            except OSError:  # the directory was removed meanwhile, and perhaps made anew
+                self.close()
+        with contextlib.suppress(OSError):
+            self._tree = mounts.cloned(str(self._path))
+        return os.open(self._path, _FLAGS, 0o600) if self._tree < 0 else self._made_below()
+
+    def _made_below(self) -> int:
+        return os.open(f"/proc/self/fd/{self._tree}/.", _FLAGS, 0o600)
+
+    def close(self) -> None:
+        """Close what is open of it; files that were made in it stay."""
+        if self._tree >= 0:
+            os.close(self._tree)
+            self._tree = -1
+
+
+def made_in(path: Path) -> int:
+    """Make one file on the file system of a directory; return its descriptor. Raises OSError."""
+    folder = Folder(path)
     try:
-        return os.open(f"/proc/self/fd/{tree}/.", flags, 0o600)
+        return folder.made()
     finally:
-        os.close(tree)  # the mount goes with the last file that was opened through it
+        folder.close()

@@ -14,8 +14,8 @@ import pytest
 from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.jail.inspect import page_frames
 from cellwall.model.errors import CellwallError
-from cellwall.runtimes.jail import copying
 from cellwall.runtimes.jail.sandbox import JailSandbox
+from cellwall.runtimes.jail.stored import standing as standing_still
 from kit.arena import Arena
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("rehearsed")]
@@ -60,13 +60,13 @@ async def _looked(arena: Arena) -> tuple[str, str]:
             await fork.sandbox.close()
 
 
-async def _standing(source: AsyncSandbox) -> copying._Standing:
+async def _standing(source: AsyncSandbox) -> standing_still.Standing:
     jail = source.live.runtime_sandbox
     assert isinstance(jail, JailSandbox)
     assert jail.entry is not None
     assert jail.entry.base is not None
     standing = (await jail.entry.base).standing
-    assert isinstance(standing, copying._Standing)
+    assert isinstance(standing, standing_still.Standing)
     return standing
 
 
@@ -78,11 +78,11 @@ def test_copy_has_what_was_written_all_over_the_base(
     equal = page_frames.Standing.equal
 
     def noted(
-        self: page_frames.Standing, first: page_frames.Reading, other: page_frames.Process
-    ) -> bytes:
-        flags = equal(self, first, other)
-        found.append((flags.count(1), len(flags)))
-        return flags
+        self: page_frames.Standing, first: page_frames.Reading, others: list[page_frames.Process]
+    ) -> list[bytes]:
+        known = equal(self, first, others)
+        found.extend((flags.count(3), len(flags)) for flags in known)
+        return known
 
     monkeypatch.setattr(page_frames.Standing, "equal", noted)
     written, looked = arena.do(_looked(arena))
@@ -97,9 +97,9 @@ def test_lie_about_equal_pages_is_noticed(arena: Arena, monkeypatch: pytest.Monk
     equal = page_frames.Standing.equal
 
     def lied(
-        self: page_frames.Standing, first: page_frames.Reading, other: page_frames.Process
-    ) -> bytes:
-        return b"\1" * (self._size // 8)
+        self: page_frames.Standing, first: page_frames.Reading, others: list[page_frames.Process]
+    ) -> list[bytes]:
+        return [b"\3" * (self._size // 8) for _ in others]
 
     async def looked() -> str:
         try:
@@ -130,12 +130,12 @@ def test_guest_names_no_process_but_its_own(arena: Arena) -> None:
             pid = (await _said(source, "import os; print(os.getpid())")).encode()
             jail = source.live.runtime_sandbox
             assert isinstance(jail, JailSandbox)
-            found = copying._process_of(jail.pid, pid)
+            found = standing_still.process_of(jail.pid, pid)
             assert found is not None
             assert found.inner_pid() == int(pid)
             found.close()
             for wrong in (b"1", b"0", b"x", b"", b"99999999", b"%d" % jail.pid):
-                assert copying._process_of(jail.pid, wrong) is None
+                assert standing_still.process_of(jail.pid, wrong) is None
 
     arena.do(named())
 

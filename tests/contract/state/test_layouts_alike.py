@@ -23,7 +23,7 @@ async def _seen(template: str, *, are_alike: bool) -> tuple[list[str], set[str]]
         sandbox = await engine.create_sandbox(template=template, runtime="jail")
         base = await runtime.copier._base(sandbox.live.runtime_sandbox)
         stacks = {(await sandbox.commands.run(STACK)).stdout for _ in range(3)}
-        return memory_map.Base(base.maps).maps.splitlines(), stacks
+        return memory_map.Base(base.maps).lines, stacks
     finally:
         await engine.aclose()
 

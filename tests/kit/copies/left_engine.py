@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellwall import Engine, EngineSettings
-from cellwall.runtimes.jail import copying
 from cellwall.runtimes.jail.runtime import JailRuntime
 from cellwall.runtimes.jail.sandbox import JailSandbox
+from cellwall.runtimes.jail.stored import standing
 from kit.copies.killed import settings
 from kit.places import TESTS
 
@@ -65,7 +65,7 @@ async def _lives(folder: Path, how: str, names: Sequence[str]) -> None:
     assert isinstance(held, JailSandbox)
     assert (held.base is None) == (how == "unkept")
     if how == "look":
-        copying._Standing.looker = lambda *_: end  # type: ignore[method-assign,assignment]
+        standing.Standing.looker = lambda *_: end  # type: ignore[method-assign]
         await sandbox.fork()
     end()
 

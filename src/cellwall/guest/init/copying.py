@@ -18,11 +18,12 @@ from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.init_link import MOST_FILES
 from cellwall.guest.process import boot_id, processes
 from cellwall.guest.transplant import lists, walker
-from cellwall.guest.transplant.lists import OpenFile, Pipes, Sizes, Source
-from cellwall.guest.transplant.memory_map import Base, Unlike
+from cellwall.guest.transplant.lists import OpenFile, Outline, Pipes, Sizes, Source
+from cellwall.guest.transplant.memory_map import Base, Change, Unlike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from io import FileIO
 
     from cellwall.guest.channel.channel import Channel
     from cellwall.guest.channel.frames import Header
@@ -36,6 +37,9 @@ _MOST_NUMBER = 2**20
 _SAID = ("files", "link", "own", "tid_address", "pid", "threads")
 """What a source says of itself before it stands still."""
 _MADE_ANEW = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+_MISREAD = (Unlike, OSError, ValueError, TypeError, KeyError, IndexError)
+"""What making a list raises: the numbers are the context's, and what /proc says can change if that
+does not stand still."""
 _FILE, _BASE, _LINK = range(3)
 """Order of the descriptors of a process that becomes a copy, below the most that it may have."""
 
@@ -112,7 +116,6 @@ class Copies:
         self._check(request, context, files)
         most = request.integer("open_files", low=16, high=_MOST_NUMBER)
         numbers = [most - 1 - n for n in (_FILE, _BASE, _LINK)]
-        base = Base(request.body) if request.body else None
         is_told = request.flag("is_told")
         asked: Header = {"op": request.op, "request": request.id, "numbers": numbers}
         asked["drop_threads"] = request.flag("drop_threads")
@@ -122,6 +125,7 @@ class Copies:
         if not connection.is_sent:
             raise Refusal("busy", f"{request.op}: the context does not read; try again")
         _hand_over(request.op, context, connection, files)
+        base = Base(request.body) if request.body else None  # while the context comes to stand
         return Copying(request.id, context, is_source, base, numbers, is_told, {}, [])
 
     def _check(self, request: Request, context: Context, files: list[int]) -> None:
@@ -159,7 +163,7 @@ class Copies:
             if "refusal" in copying.said:
                 connection.close()  # so that it goes on
             elif not copying.alone or "is_back" in copying.said:
-                self._stands(copying, self._write_down)
+                self._stands(copying, self._outline, self._write_down)
             return True
         is_target = not copying.is_source and connection is context.idle_connection
         return is_target and self._hear_target(context, copying, event)
@@ -167,7 +171,7 @@ class Copies:
     def _hear_target(self, context: Context, copying: Copying, event: object) -> bool:
         if event == "parked" and context.pid not in self._ready and not copying.said:
             copying.said["is_parked"] = True
-            self._stands(copying, self._make_like)
+            self._stands(copying, self._like_outline, self._make_like)
             return True
         if event == "like" and copying in self._under_way and context.pid in self._ready:
             self._under_way.remove(copying)  # its context belongs to it until it is a copy
@@ -175,14 +179,40 @@ class Copies:
             return True
         return False
 
-    def _stands(self, copying: Copying, go_on: Callable[[Copying], None]) -> None:
-        """Go on with a context that stands still; first tell the host if it wants to look."""
+    def _stands(
+        self,
+        copying: Copying,
+        prepare: Callable[[Copying], object],
+        go_on: Callable[[Copying, Any], None],
+    ) -> None:
+        """Go on with a context that stands still; first tell the host if it wants to look.
+
+        What `prepare` returns is made while the host looks.
+        """
         if copying.is_told:
-            copying.said["go_on"] = go_on
             pid = b"%d" % (copying.alone or copying.context.pid)
             self._channel.send({"ev": "chunk", "id": copying.request}, pid)
+            self._channel.flush()
+        try:
+            prepared = prepare(copying)
+        except _MISREAD as error:
+            self._refuse_list(copying, error)
+            return
+        if copying.is_told:
+            copying.said["go_on"] = lambda: go_on(copying, prepared)
         else:
-            go_on(copying)
+            go_on(copying, prepared)
+
+    def _refuse_list(self, copying: Copying, error: Exception) -> None:
+        """Give up a context of which no list can be made."""
+        code, why = "internal", f"it cannot be read: {error}"
+        if isinstance(error, Unlike):
+            code, why = "unsupported", str(error)
+        if copying.is_source:
+            self._give_up(copying, Refusal(code, f"copy: {why}"))
+        else:
+            self._fail(copying, Refusal("unsupported", f"make_ready: {error}"))
+            copying.context.kill()
 
     def _go_on(self, request: Request) -> None:
         """Take from the host which pages are the base's."""
@@ -193,7 +223,7 @@ class Copies:
                     return
                 if copying.base is not None:
                     copying.base.take_equal(request.body)
-                go_on(copying)
+                go_on()
                 return
 
     def _on_copied(self, copying: Copying, header: Header) -> bool:
@@ -211,7 +241,7 @@ class Copies:
             self._give_up(copying, copying.said["refusal"])
         elif header.get("held") is not None:
             if copying.alone == pid:  # else it has still to say that it stands
-                self._stands(copying, self._write_down)
+                self._stands(copying, self._outline, self._write_down)
         elif type(pid) is not int or message is None or (pid > 1) == (message == b""):
             why = str(header.get("why", "it did not stand still"))
             self._give_up(copying, Refusal("internal", f"copy: {why}"))
@@ -221,16 +251,12 @@ class Copies:
             self._finish(copying)
         return True
 
-    def _write_down(self, copying: Copying) -> None:
+    def _write_down(self, copying: Copying, outline: Outline | str) -> None:
         """Tell the source what to write, which stands still."""
         try:
-            message, answer, body = self._listed(copying)
-        except Unlike as error:
-            self._give_up(copying, Refusal("unsupported", f"copy: {error}"))
-            return
-        except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
-            # The numbers are the context's; what /proc says can change if it does not stand still.
-            self._give_up(copying, Refusal("internal", f"copy: it cannot be read: {error}"))
+            message, answer, body = self._listed(copying, outline)
+        except _MISREAD as error:
+            self._refuse_list(copying, error)
             return
         copying.said.update(answer=answer, body=body, message=b"")
         if copying.said.get("is_for_clone") and not copying.alone:
@@ -238,49 +264,51 @@ class Copies:
             message = lists.clone_message(int(copying.said["link"]))
         copying.standing[0].send_raw(message)
 
-    def _listed(self, copying: Copying) -> tuple[bytes, Header, bytes]:
-        said, pid = copying.said, copying.alone or copying.context.pid
-        files = [int(each) for each in said["files"]]
-        maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
-        pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if copying.base is None:
-                pipes = Pipes(int(said["link"]), files[0], -1)
-                message, data = lists.base_message(maps, pagemap, pipes)
-                return message, {}, data
-            return self._image(copying, maps, pagemap, files)
-        finally:
-            os.close(pagemap)
-
-    def _image(
-        self, copying: Copying, maps: str, pagemap: int, files: list[int]
-    ) -> tuple[bytes, Header, bytes]:
+    def _listed(self, copying: Copying, outline: Outline | str) -> tuple[bytes, Header, bytes]:
         """Return what the source is told, the host's answer, and its body."""
+        said, files = copying.said, [int(each) for each in copying.said["files"]]
+        if isinstance(outline, str):
+            pipes = Pipes(int(said["link"]), files[0], -1)
+            with _pagemap_of(copying) as pagemap:
+                message, data = lists.base_message(outline, pagemap.fileno(), pipes)
+            return message, {}, data
         assert copying.base is not None  # noqa: S101  for the type checker only
+        pipes = Pipes(int(said["link"]), *files)
+        with _pagemap_of(copying) as pagemap:
+            pages = pagemap.fileno()
+            alone = bool(copying.alone)
+            made = lists.image_message(outline, copying.base, pipes, pages, is_alone=alone)
+        said["is_for_clone"] = made.is_for_clone
+        answer: Header = {"records": made.records, "strings": made.strings}
+        return made.message, {**answer, **said["rest"]}, b""
+
+    def _outline(self, copying: Copying) -> Outline | str:
+        """Return what can be said of a source before its pages are looked at.
+
+        Its map only, if it is written down as a base. The rest of the host's answer is kept.
+        """
         said, pid = copying.said, copying.alone or copying.context.pid
-        own = {*files, int(said["link"]), *(int(each) for each in said["own"])}
+        maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
+        if copying.base is None:
+            return maps
+        own = {int(each) for each in (*said["files"], said["link"], *said["own"])}
         opened, left = _files_of(pid, own, copying.numbers)
         source = Source(
             maps=maps,
-            pagemap=pagemap,
             files=opened,
             directory=os.readlink(f"/proc/{pid}/cwd"),
             mask=_umask_of(pid),
             tid_address=int(said["tid_address"]),
         )
-        pipes = Pipes(int(said["link"]), *files)
-        image_fd = copying.numbers[_FILE]
-        is_alone = bool(copying.alone)
-        made = lists.image_message(source, copying.base, pipes, image_fd, is_alone=is_alone)
-        said["is_for_clone"] = made.is_for_clone
+        made = lists.outline(source, copying.base, copying.numbers[_FILE])
         left += self._others(copying.context)
         left += _threads_left(copying.context.pid, said.get("threads") or [])
         from cellwall.guest.files.areas import are_empty  # only a source needs it
 
-        answer: Header = {"records": made.records, "strings": made.strings, "left": left}
-        answer["boot_id"] = boot_id.known(self._config)
         has_files = not are_empty(str(self._config["home"]))
-        return made.message, answer | {"has_files": has_files}, b""
+        boot = boot_id.known(self._config)
+        said["rest"] = {"left": left, "boot_id": boot, "has_files": has_files}
+        return made
 
     def _others(self, context: Context) -> list[str]:
         """Return what else runs in the sandbox, and is not copied."""
@@ -288,20 +316,24 @@ class Copies:
         count = len(names - {1, os.getpid(), context.pid, *self._clones})
         return [f"other processes: {count}"] if count else []
 
-    def _make_like(self, copying: Copying) -> None:
+    def _like_outline(self, copying: Copying) -> Change:
+        assert copying.base  # noqa: S101  for the type checker only
+        maps = _read(f"/proc/{copying.context.pid}/maps").decode("utf-8", "surrogateescape")
+        return lists.change_to(copying.base, maps)
+
+    def _make_like(self, copying: Copying, change: Change) -> None:
         """Tell a context that stands still how to be like the base."""
         assert copying.base  # noqa: S101  for the type checker only
         pid, numbers = copying.context.pid, copying.numbers
         pipes = Pipes(numbers[_LINK], numbers[_FILE], numbers[_BASE])
+        told = encode({"ev": "like"})
         try:
-            maps = _read(f"/proc/{pid}/maps").decode("utf-8", "surrogateescape")
-            with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
-                told = encode({"ev": "like"})
-                message = lists.like_message(maps, pagemap.fileno(), copying.base, pipes, told)
+            with _pagemap_of(copying) as pagemap:
+                pages = pagemap.fileno()
+                message = lists.like_message(change, pages, copying.base, pipes, told)
             self._ready[pid] = Ready(pipes, _lowest_free(pid), [])
-        except (Unlike, OSError) as error:
-            self._fail(copying, Refusal("unsupported", f"make_ready: {error}"))
-            copying.context.kill()
+        except _MISREAD as error:
+            self._refuse_list(copying, error)
             return
         connection = copying.context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
@@ -420,6 +452,12 @@ class Copies:
             self._under_way.remove(copying)
         if copying.context.copying is copying:
             copying.context.copying = None
+
+
+def _pagemap_of(copying: Copying) -> FileIO:
+    """Open the page map of the process that stands still. Raises OSError."""
+    pid = copying.alone or copying.context.pid
+    return open(f"/proc/{pid}/pagemap", "rb", buffering=0)
 
 
 def _hand_over(op: str, context: Context, connection: ContextConnection, files: list[int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from functools import partial
 from typing import NamedTuple
 
 from cellwall.guest.transplant import memory_map, walker
@@ -71,14 +72,22 @@ class Source(NamedTuple):
     """What the kernel says of a process that is to be written down."""
 
     maps: str
-    pagemap: int
-    """Descriptor of its /proc/PID/pagemap."""
     files: list[OpenFile]
     directory: str
     mask: int
     """umask(2)."""
     tid_address: int
     """Address where libc keeps the id of its thread; 0: not known."""
+
+
+class Outline(NamedTuple):
+    """What is known of an image before it is known which of its pages are the base's."""
+
+    change: Change
+    readable: dict[Region, str]
+    """The paths of those new regions whose files can be mapped once more."""
+    blob: Program
+    """The image's own list."""
 
 
 class Pipes(NamedTuple):
@@ -206,8 +215,9 @@ class Program:
 def base_message(maps: str, pagemap: int, pipes: Pipes) -> tuple[bytes, bytes]:
     """Return what makes a process write its own pages down as the base, and the base's map."""
     made = Program(walker.LIST, 1)
-    data = bytearray(os.fsencode("\n".join(memory_map.lines_of(maps))) + b"\0")
-    for region in memory_map.kept_regions(maps):
+    lines = memory_map.lines_of(maps)
+    data = bytearray(os.fsencode("\n".join(lines)) + b"\0")
+    for region in memory_map.kept_regions(lines):
         flags = _existing(pagemap, region.start, region.end)
         data += flags
         for start, end in memory_map.runs(flags, region.start):
@@ -225,24 +235,34 @@ def clone_message(link: int) -> bytes:
     return made.message(link, {})
 
 
-def image_message(
-    source: Source, base: Base, pipes: Pipes, image_fd: int, *, is_alone: bool = False
-) -> ImageMessage:
-    """Return what makes a process write its image.
+def outline(source: Source, base: Base, image_fd: int) -> Outline:
+    """Return what an image of a process has beside its pages.
 
-    `image_fd`: the number that the image will have in the process that becomes one. `is_alone`: the
-    process is for that only, and ends with it. Raises Unlike.
+    `image_fd`: the number that the image will have in the process that becomes one. Raises Unlike.
     """
-    change = memory_map.change(base.maps, source.maps, base.lines, base.same)
+    lines = memory_map.lines_of(source.maps)
+    change = memory_map.change(base.lines, lines, base.regions)
     readable = _readable(change.new)
     blob = Program(walker.BLOB)
     blob.put(bytes(_SIGACTION_BYTES * 65))  # at _ACTIONS
     _rebuild(blob, change, readable, image_fd)
     _restore_state(blob, source)
+    return Outline(change, readable, blob)
+
+
+def image_message(
+    outline: Outline, base: Base, pipes: Pipes, pagemap: int, *, is_alone: bool = False
+) -> ImageMessage:
+    """Return what makes a process write its image.
+
+    `pagemap`: a descriptor of its /proc/PID/pagemap. `is_alone`: the process is for that only, and
+    ends with it. Raises Unlike.
+    """
+    change, readable, blob = outline
     made = Program(walker.LIST, 3)
     made.map_base(pipes.base, base)
     made.add_made(_SAVE_ACTIONS)
-    most = sum(_compare(made, each, readable, (base, source.pagemap)) for each in change.pieces)
+    most = sum(_compare(made, each, readable, (base, pagemap)) for each in change.pieces)
     parts = {walker.BLOB: blob.records, blob.strings_place: bytes(blob.strings)}
     made.add(walker.SEND, pipes.file)
     made.add(walker.TABLE, pipes.file)
@@ -261,21 +281,27 @@ def image_message(
     return ImageMessage(message, len(blob.records), len(blob.strings), is_for_clone)
 
 
-def like_message(maps: str, pagemap: int, base: Base, pipes: Pipes, told: bytes) -> bytes:
-    """Return what makes a process with the map `maps` like the base.
+def change_to(base: Base, maps: str) -> Change:
+    """Return how a process with the map `maps` gets the base's. Raises Unlike."""
+    lines = memory_map.lines_of(maps)
+    change = memory_map.change(lines, base.lines, base.regions, base.kept)
+    if any(not region.is_anonymous for region in change.new):
+        raise Unlike("it is of another fork-server")
+    return change
+
+
+def like_message(change: Change, pagemap: int, base: Base, pipes: Pipes, told: bytes) -> bytes:
+    """Return what makes a process like the base, which gets its map by `change`.
 
     It says so by the bytes `told`, and waits for `become_message`. Raises Unlike.
     """
     made = Program(walker.LIST, 1)
-    change = memory_map.change(maps, base.maps, base.lines, base.kept)
-    if any(not region.is_anonymous for region in change.new):
-        raise Unlike("it is of another fork-server")
     made.map_base(pipes.base, base)
     _rebuild(made, change, {}, -1)
     for region, (flags, place) in base.kept.items():
         if region in base.same:
             continue
-        exist = _existing(pagemap, region.start, region.end)
+        exist = base.existing(region, region.start, region.end, partial(_existing, pagemap))
         if not region.is_anonymous:  # the base has the others as they are in the file
             for start, end in memory_map.runs(memory_map.without(exist, flags), region.start):
                 made.add("madvise", start, end - start, _MADV_DONTNEED)
@@ -401,6 +427,8 @@ def _reopen(made: Program, file: OpenFile) -> None:
 
 def _existing(pagemap: int, start: int, end: int) -> bytes:
     """Return a byte for each page of a range: whether it exists."""
+    if start == end:
+        return b""
     count = (end - start) // walker.PAGE
     return memory_map.existing(os.pread(pagemap, count * 8, start // walker.PAGE * 8))
 
@@ -424,11 +452,13 @@ def _compare(
     base, pagemap = known
     if piece.kept in base.same:
         return 0
-    found = _existing(pagemap, piece.start, piece.end)
+    read = partial(_existing, pagemap)
     if piece.kept is not None:
+        found = base.existing(piece.kept, piece.start, piece.end, read)
         kinds = base.kinds(piece.kept, piece.start, piece.end, found)
         made.walk_pages(walker.SCAN, piece, base.place_of(piece.kept, piece.start), kinds)
         return kinds.count(walker.ZERO)
+    found = read(piece.start, piece.end)
     for start, end in memory_map.runs(found, piece.start):
         made.add(walker.COMPARE, start, end, walker.ZEROS, 0, longest)
     return found.count(1)

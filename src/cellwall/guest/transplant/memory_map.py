@@ -6,19 +6,19 @@ still, so it is exact.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from cellwall.guest.transplant.walker import AS_IN_BASE, PAGE, SCRATCH, SCRATCH_END, ZERO
 
 _KERNELS = ("[vvar]", "[vvar_vclock]", "[vdso]", "[vsyscall]")
 _KEPT = " rw-p "
-_DEVICE = re.compile(r"^(\S+ \S+ \S+) [0-9a-f]+:[0-9a-f]+ (\d+) *", re.MULTILINE)
-"""The device of a file's file system, which differs with each mount of an overlay, and the spaces
-before the path, whose number differs with the length of the device's number."""
+_NO_FILE = " 00:00 0 "
 HEAP, STACK = "[heap]", "[stack]"
 _EXISTS = bytes(int(flag >= 0x40) for flag in range(256))
+_EQUAL = bytes(flag & 1 for flag in range(256))
+_TOLD = bytes(flag >> 1 & 1 for flag in range(256))
+_IS_BOTH = 3
 
 
 class Unlike(Exception):
@@ -89,19 +89,22 @@ class Base:
     def __init__(self, data: bytes) -> None:
         """Raises Unlike if `data` is no base's."""
         text, _, flags = data.partition(b"\0")
-        self.maps = text.decode("utf-8", "surrogateescape")
+        self.lines = text.decode("utf-8", "surrogateescape").splitlines()
+        """The lines of its map, as `lines_of` returns them."""
         self.kept: dict[Region, tuple[bytes, int]] = {}
         """The flags of each region, and where the file has its first page, in bytes."""
         self._equal: dict[Region, bytes] = {}
         """Which pages of a process are known to be the base's, if that is known."""
+        self._told: dict[Region, tuple[int, bytes]] = {}
+        """Which pages of a process exist, from an address on, if that is known."""
         self.same: set[Region] = set()
         """Regions that the base has whole, and of which a process has every page as the base."""
-        self.lines: dict[str, Region] = {}
+        self.regions: dict[str, Region] = {}
         """The kept regions by their lines."""
         position = place = 0
-        for line in self.maps.splitlines():
+        for line in self.lines:
             if _KEPT in line:
-                region = self.lines[line] = read_line(line)
+                region = self.regions[line] = read_line(line)
                 own = flags[position : position + (region.end - region.start) // PAGE]
                 self.kept[region] = (own, place)
                 position += len(own)
@@ -112,21 +115,42 @@ class Base:
     def take_equal(self, flags: bytes) -> None:
         """Take which pages a process has as the base; nothing of them is known if there are none.
 
-        A byte for each page of all kept regions, from the first to the last that the base has.
+        A byte for each page of all kept regions, from the first to the last that the base has: 1 if
+        it is the base's; 2 if the process has one, which hosts of earlier versions do not say.
         """
         self._equal.clear()
+        self._told.clear()
         self.same.clear()
         kept = [(region, own) for region, (own, _place) in self.kept.items() if 1 in own]
         ends = [(own.index(1), own.rindex(1) + 1) for _region, own in kept]
         if len(flags) != sum(last - first for first, last in ends):
             return
+        told = flags.translate(_TOLD) if _IS_BOTH in flags else b""
+        flags = flags.translate(_EQUAL)
         position = 0
         for (region, own), (first, last) in zip(kept, ends):
-            part = flags[position : position + last - first]
-            position += last - first
+            place = slice(position, position + last - first)
+            position = place.stop
+            part = flags[place]
             self._equal[region] = bytes(first) + part
+            if told:
+                self._told[region] = (region.start + first * PAGE, told[place])
             if part.count(1) == len(own) == own.count(1):
                 self.same.add(region)
+
+    def existing(
+        self, region: Region, start: int, end: int, read: Callable[[int, int], bytes]
+    ) -> bytes:
+        """Return which pages of a part of a region a process has; `read` does for what is not told.
+
+        That returns a byte for each page of a range of addresses.
+        """
+        first, told = self._told.get(region, (start, b""))
+        low, high = max(start, first), min(end, first + len(told) * PAGE)
+        if low >= high:
+            return read(start, end)
+        known = told[(low - first) // PAGE : (high - first) // PAGE]
+        return read(start, low) + known + read(high, end)
 
     @property
     def has_equal(self) -> bool:
@@ -168,30 +192,42 @@ def read_line(line: str) -> Region:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a map without those of the scratch, and without devices."""
+    """Return the lines of a map without those of the scratch, and without devices.
+
+    The device of a file's file system differs with each mount of an overlay, and so does the number
+    of spaces before its path.
+    """
     first, last = f"{SCRATCH:x}", f"{SCRATCH_END:x}"
-    return [
-        line
-        for line in _DEVICE.sub(r"\1 00:00 \2 ", text).splitlines()
-        if not (first <= line[: len(first)] < last and line[len(first)] == "-")
-    ]
+    size = len(first)
+    found = []
+    for line in text.splitlines():
+        if first <= line[:size] < last and line[size] == "-":
+            continue
+        if not line.endswith(_NO_FILE):
+            fields = line.split(None, 5)
+            fields[3:4] = ["00:00"]
+            line = " ".join(fields if len(fields) > 5 else [*fields, ""])  # noqa: PLW2901
+        found.append(line)
+    return found
 
 
-def kept_regions(text: str) -> list[Region]:
+def kept_regions(lines: Sequence[str]) -> list[Region]:
     """Return the regions of a map whose pages a base has."""
-    return [read_line(line) for line in lines_of(text) if _KEPT in line]
+    return [read_line(line) for line in lines if _KEPT in line]
 
 
 def change(
-    base: str, target: str, known: dict[str, Region] | None = None, same: Container[Region] = ()
+    ours: Sequence[str],
+    theirs: Sequence[str],
+    known: dict[str, Region] | None = None,
+    same: Container[Region] = (),
 ) -> Change:
-    """Return how a process with the map `base` becomes one with the map `target`.
+    """Return how a process with the map `ours` becomes one with the map `theirs`, as `lines_of`.
 
     `known`: regions of lines of either that were read before; `same`: those of both that have no
     page that differs. Raises Unlike.
     """
     known = known or {}
-    ours, theirs = lines_of(base), lines_of(target)
     in_both = set(ours) & set(theirs)
     left = [read_line(line) for line in ours if line not in in_both]
     others = [read_line(line) for line in theirs if line not in in_both]

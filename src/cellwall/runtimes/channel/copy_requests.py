@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from cellwall.runtimes.channel.channel import GuestChannel
 
 
+Answer = Callable[[str, bytes], None]
+"""Sends an operation and its body, unless its request has ended."""
+Look = Callable[[bytes, Answer], None]
+
+
 async def request(channel: GuestChannel, op: str) -> Reply:
     """Send a request and wait for the one reply. Raises GuestRefused, ChannelLost."""
     channel.copy_requests += 1
@@ -36,7 +41,7 @@ async def request_with_files(
     files: Sequence[int],
     body: bytes = b"",
     *,
-    told: Callable[[bytes], tuple[str, bytes]] | None = None,
+    told: Look | None = None,
     patience_s: float = 0.0,
     **fields: object,
 ) -> Reply:
@@ -44,7 +49,7 @@ async def request_with_files(
 
     The descriptors are this function's: it closes them once they are sent. If it is cancelled, the
     guest is told to give up. `told` is called with a chunk that comes before the reply, one at
-    most, and returns the operation and the body that are sent for it under the same id. A
+    most, and with what sends an operation and a body for it under the same id. A
     cancellation waits up to `patience_s` for the guest to have given up. Raises GuestRefused,
     ChannelLost.
     """
@@ -54,8 +59,11 @@ async def request_with_files(
         look = waiting.pop() if waiting else None
         if look is None:
             raise FrameError("a chunk that was not asked for")
-        answer, more = look(chunk)
-        channel.send({"op": answer, "id": number}, more)
+        look(chunk, answer)
+
+    def answer(op: str, body: bytes) -> None:
+        if not future.done():
+            channel.send({"op": op, "id": number}, body)
 
     future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     try:

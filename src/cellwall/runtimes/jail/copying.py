@@ -19,24 +19,27 @@ import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from cellwall.jail.inspect import page_frames, posture
+from cellwall.jail.inspect import page_frames
 from cellwall.linux import nameless
 from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.runtimes.channel.copy_requests import request, request_with_files
 from cellwall.runtimes.channel.replies import Reply
 from cellwall.runtimes.copies import SessionFiles, SessionImage, Source
+from cellwall.runtimes.jail.stored import session_files
 from cellwall.runtimes.jail.stored.base import Base
 from cellwall.runtimes.jail.stored.kept_bases import KeptBases
 from cellwall.runtimes.jail.stored.lineages import StoredLineages
+from cellwall.runtimes.jail.stored.standing import Standing, process_of, ranges_of
 from cellwall.runtimes.jail.stored.variables import variables_of
 
 if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.channel.copy_requests import Look
     from cellwall.runtimes.copies import Budget, LineageFacts
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
@@ -48,8 +51,6 @@ _TAIL = struct.Struct("<2Q")
 _REGISTERS_BYTES = 64
 _EXTENT_BYTES = 16
 _PIPE_BYTES = 1 << 20
-_F_OFD_SETLK = 37
-_WHOLE_FILE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _LOOK_S = 0.1
 _TIMEOUT_S = 60.0
 _PATIENCE_S = 5.0
@@ -57,8 +58,6 @@ _PATIENCE_S = 5.0
 _MOST_LEFT = 100
 """Most things that are named as left behind, and most characters of each."""
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
-_MOST_DIGITS = 10
-_MOST_CHILDREN = 32
 _REMEDY = "what runs in it answers for its guest; make the session again"
 
 
@@ -143,80 +142,6 @@ class _Reader:
             )
 
 
-class _Standing(NamedTuple):
-    """A sandbox that was made ready and is never used, to compare page frames with its."""
-
-    sandbox: JailSandbox
-    frames: page_frames.Standing
-
-    async def aclose(self) -> None:
-        """End it."""
-        self.frames.close()
-        _entry_of(self.sandbox).standing -= 1
-        await self.sandbox.aclose()
-
-    def looker(self, other: JailSandbox) -> Callable[[bytes], tuple[str, bytes]]:
-        """Return what is called when the context of another sandbox stands still.
-
-        It reads this one now, and the other one then.
-        """
-        try:
-            first = self.frames.read()
-        except OSError:
-            return lambda _pid: ("equal", b"")  # it has ended
-
-        def look(pid: bytes) -> tuple[str, bytes]:
-            process = None if len(pid) > _MOST_DIGITS else _process_of(other.pid, pid)
-            if process is None:
-                return "equal", b""
-            try:
-                return "equal", self.frames.equal(first, process)
-            except OSError:
-                return "equal", b""
-            finally:
-                process.close()
-
-        return look
-
-
-def _process_of(init: int, pid: bytes) -> page_frames.Process | None:
-    """Return the child of an init that has a pid in the sandbox; None if there is none.
-
-    The guest says the pid. The kernel says which processes are init's children, and what each one's
-    pid is inside; whose process it is does not change while it is open here.
-    """
-    for each in posture.children(init)[:_MOST_CHILDREN]:
-        with contextlib.suppress(OSError, ValueError):
-            process = page_frames.Process(each)
-            try:
-                if b"%d" % process.inner_pid() == pid:
-                    return process
-            except (OSError, ValueError):
-                pass
-            process.close()
-    return None
-
-
-def _ranges_of(maps: bytes) -> list[page_frames.Range]:
-    """Return the memory that a base has pages of, as `transplant.memory_map.Base` has it.
-
-    A fresh sandbox wrote it, which had run nothing of a caller's.
-    """
-    text, _, flags = maps.partition(b"\0")
-    found, position = [], 0
-    for line in text.splitlines():
-        if b" rw-p " in line:
-            place, _, end = line.split(None, 1)[0].partition(b"-")
-            start, count = int(place, 16), (int(end, 16) - int(place, 16)) // page_frames.PAGE
-            own = flags[position : position + count]
-            position += count
-            first, last = own.find(1), own.rfind(1) + 1
-            if last:
-                ends = (start + each * page_frames.PAGE for each in (first, last))
-                found.append(page_frames.Range(*ends))
-    return found
-
-
 async def _taken(
     sandbox: JailSandbox,
     op: str,
@@ -231,7 +156,7 @@ async def _taken(
     guest writes no more.
     """
     reader = _Reader(fd, budget)
-    files = [reader.writing, *([] if base is None else [_for_reading(base.fd)])]
+    files = [reader.writing, *([] if base is None else [session_files.for_reading(base.fd)])]
     reading = reader.begin()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -270,38 +195,9 @@ async def _in_time(step: str) -> AsyncIterator[None]:
         raise SandboxBroken(f"{step}: not done within {_TIMEOUT_S:g} s", remedy=remedy) from None
 
 
-def _looker(base: Base | None, sandbox: JailSandbox) -> Callable[[bytes], tuple[str, bytes]] | None:
+def _looker(base: Base | None, sandbox: JailSandbox) -> Look | None:
     standing = None if base is None else base.standing
-    return standing.looker(sandbox) if isinstance(standing, _Standing) else None
-
-
-def _new_file(folder: Path | None) -> int:
-    """Make a file that sandboxes may read, locked from its beginning."""
-    made = nameless.in_memory() if folder is None else nameless.made_in(folder)
-    try:
-        _lock(made)
-    except BaseException:
-        os.close(made)
-        raise
-    return made
-
-
-def _for_reading(fd: int) -> int:
-    """Open a file of this process once more, for reading from its beginning.
-
-    SECURITY: never a duplicate: sandboxes with duplicates share one position. A read leaves no
-    time of access.
-    """
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
-
-
-def _lock(fd: int) -> None:
-    """Take both kinds of lock on a file, so that the sandboxes that read it can take none.
-
-    SECURITY: a lock of one sandbox would be a message to another.
-    """
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    fcntl.fcntl(fd, _F_OFD_SETLK, _WHOLE_FILE)
+    return standing.looker(sandbox) if isinstance(standing, Standing) else None
 
 
 class Copier:
@@ -317,6 +213,8 @@ class Copier:
         """`start` starts a sandbox; `begin` starts a task that the runtime waits for at its end."""
         self._servers = servers
         self._state_dir = state_dir
+        self._folders: dict[Path, nameless.Folder] = {}
+        """The directories of files that were made."""
         self._start = start
         self._begin = begin
         self._ready: weakref.WeakSet[JailSandbox] = weakref.WeakSet()
@@ -370,8 +268,10 @@ class Copier:
         await self._kept.wait_made(within_s)
 
     def close(self) -> None:
-        """Close what was made for sandboxes to keep."""
+        """Close what was made for sandboxes to keep, and the directories of files."""
         self._kept.close()
+        for folder in self._folders.values():
+            folder.close()
 
     def keep_lineage(self, lineage: str) -> None:
         """Keep a fork-server for images of its sessions. Raises NotFound."""
@@ -400,12 +300,16 @@ class Copier:
 
     def new_files(self, folder: Path | None) -> SessionFiles:
         """Make the empty files of a session."""
-        memory = _new_file(folder)
+        place = None if folder is None else self._folder(folder)
+        memory = session_files.new_file(place)
         try:
-            return SessionFiles(memory, _new_file(folder))
+            return SessionFiles(memory, session_files.new_file(place))
         except BaseException:
             os.close(memory)
             raise
+
+    def _folder(self, path: Path) -> nameless.Folder:
+        return self._folders.setdefault(path, nameless.Folder(path))
 
     async def write(
         self,
@@ -467,7 +371,7 @@ class Copier:
             reply = await request_with_files(
                 target.channel,
                 "make_ready",
-                [_for_reading(base.fd)],
+                [session_files.for_reading(base.fd)],
                 base.maps,
                 told=_looker(base, target),
                 is_told=base.standing is not None,
@@ -490,13 +394,15 @@ class Copier:
         async with _in_time("become a session"):
             if image.files_bytes:
                 # First: the session may have files open.
-                await request_with_files(channel, "areas_put", [_for_reading(files.archive)])
+                await request_with_files(
+                    channel, "areas_put", [session_files.for_reading(files.archive)]
+                )
             if not image.has_session:
                 return
             await request_with_files(
                 channel,
                 "become",
-                [_for_reading(files.memory)],
+                [session_files.for_reading(files.memory)],
                 context=_CONTEXT,
                 reseed=reseed,
                 pages=image.pages,
@@ -527,7 +433,7 @@ class Copier:
         """
         fresh, standing = await self._start(spec), None
         try:
-            written = _new_file(self._state_dir)
+            written = session_files.new_file(self._folder(self._state_dir))
             try:
                 reply, _size = await _taken(fresh, "copy", written, _NoBound())
                 base = Base(written, reply.body)
@@ -540,22 +446,22 @@ class Copier:
             if standing is None:
                 await fresh.aclose()
 
-    async def _standing(self, fresh: JailSandbox, base: Base) -> _Standing | None:
+    async def _standing(self, fresh: JailSandbox, base: Base) -> Standing | None:
         """Have the sandbox of a base stand still; None where page frames are not shown."""
         if not page_frames.are_shown():
             return None
         try:
             said = await self._made_like(fresh, base)
-            process = _process_of(fresh.pid, b"%d" % said.get("pid", 0))
+            process = process_of(fresh.pid, b"%d" % said.get("pid", 0))
             if process is None:
                 return None
             try:
-                frames = page_frames.Standing(process, _ranges_of(base.maps))
+                frames = page_frames.Standing(process, ranges_of(base.maps))
             except BaseException:
                 process.close()
                 raise
             _entry_of(fresh).standing += 1
-            return _Standing(fresh, frames)
+            return Standing(fresh, frames)
         except (CellwallError, OSError, ValueError, TypeError):
             return None  # copies are made without it
 

@@ -34,6 +34,10 @@ def _text(regions: list[Region]) -> str:
     return "".join(f"{_line(each)}\n" for each in regions)
 
 
+def _lines(regions: list[Region]) -> list[str]:
+    return memory_map.lines_of(_text(regions))
+
+
 @st.composite
 def _layouts(draw: st.DrawFn) -> list[Region]:
     """Regions behind one another, with gaps, then a heap and a stack."""
@@ -76,7 +80,7 @@ def _changed(base: list[Region], change: Change) -> dict[int, Page]:
 
 @given(_layouts(), _layouts())
 def test_change_makes_one_map_of_the_other(base: list[Region], target: list[Region]) -> None:
-    change = memory_map.change(_text(base), _text(target))
+    change = memory_map.change(_lines(base), _lines(target))
     assert _changed(base, change) == _pages(target)
     ends = [max((e.end for e in r if e.path == HEAP), default=0) for r in (base, target)]
     assert change.heap_end == (0 if ends[0] == ends[1] else ends[1])
@@ -86,7 +90,7 @@ def test_change_makes_one_map_of_the_other(base: list[Region], target: list[Regi
 def test_pieces_are_all_pages_that_can_differ_once(
     base: list[Region], target: list[Region]
 ) -> None:
-    change = memory_map.change(_text(base), _text(target))
+    change = memory_map.change(_lines(base), _lines(target))
     seen = [a for each in change.pieces for a in range(each.start, each.end, PAGE)]
     assert len(seen) == len(set(seen))
     own, theirs = _pages(target, grown=True), _pages(base, grown=True)
@@ -109,7 +113,7 @@ def _text_has(base: list[Region], target: list[Region], address: int) -> bool:
 
 @given(_layouts())
 def test_change_to_itself_is_none(layout: list[Region]) -> None:
-    change = memory_map.change(_text(layout), _text(layout))
+    change = memory_map.change(_lines(layout), _lines(layout))
     assert (change.gone, change.new, change.heap_end) == ([], [], 0)
     assert [(p.start, p.end) for p in change.pieces] == [
         (r.start, r.end) for r in layout if r.rights == "rw-p"
@@ -120,7 +124,7 @@ def test_change_to_itself_is_none(layout: list[Region]) -> None:
 def test_shared_mapping_is_refused(layout: list[Region], path: str) -> None:
     shared = Region(0x7A00_0000_0000, 0x7A00_0000_1000, "rw-s", 0, path)
     with pytest.raises(Unlike, match="shares memory"):
-        memory_map.change(_text(layout), _text([*layout, shared]))
+        memory_map.change(_lines(layout), _lines([*layout, shared]))
 
 
 @given(_layouts(), st.sampled_from(["[vdso]", "[vvar]", "[vsyscall]"]))
@@ -129,7 +133,7 @@ def test_other_place_of_the_kernels_pages_is_refused(layout: list[Region], name:
         Region(place, place + PAGE, "r-xp", 0, name) for place in (0x7A00_0000_0000, 0x7B00 << 32)
     )
     with pytest.raises(Unlike, match="another fork-server"):
-        memory_map.change(_text([*layout, at]), _text([*layout, elsewhere]))
+        memory_map.change(_lines([*layout, at]), _lines([*layout, elsewhere]))
 
 
 @given(_layouts())
@@ -146,7 +150,7 @@ def test_scratch_is_no_part_of_a_map(layout: list[Region]) -> None:
 def test_number_of_a_device_is_no_difference(layout: list[Region]) -> None:
     """An overlay has another one after each mount, and a longer one leaves the path less room."""
     other = _text(layout).replace(" 00:1f ", " fe:103 ").replace(" 0      ", " 0     ")
-    assert memory_map.change(_text(layout), other) == memory_map.change(other, other)
+    assert memory_map.lines_of(other) == _lines(layout)
 
 
 @given(st.text(alphabet="0123456789abcdef-rwxps \t/[]\n", max_size=80))
@@ -200,3 +204,36 @@ def test_base_says_where_its_file_has_each_page(layout: list[Region], data: st.D
                 assert base.place_of(each, each.start + n * PAGE) == place
                 place += PAGE
     assert base.size == place
+
+
+@given(_layouts(), st.booleans(), st.data())
+def test_only_pages_of_which_nothing_was_told_are_read(
+    layout: list[Region], says: bool, data: st.DataObject
+) -> None:
+    """An earlier host says only which are the base's, and all others have to be read."""
+    kept = [each for each in layout if each.rights == "rw-p"]
+    sizes = {each: (each.end - each.start) // PAGE for each in kept}
+    bits = {each: st.lists(st.booleans(), min_size=n, max_size=n) for each, n in sizes.items()}
+    theirs, ours, alike = ({each: bytes(data.draw(bits[each])) for each in kept} for _ in range(3))
+    base = Base(_text(layout).encode() + b"\0" + b"".join(theirs.values()))
+    told, said = set[int](), bytearray()
+    for each in kept:
+        if 1 in theirs[each]:
+            for page in range(theirs[each].index(1), theirs[each].rindex(1) + 1):
+                is_equal = theirs[each][page] & ours[each][page] & alike[each][page]
+                said.append(is_equal | (2 * ours[each][page] if says else 0))
+                told.add(each.start + page * PAGE)
+    base.take_equal(bytes(said))
+    for each in kept:
+        first = data.draw(st.integers(0, sizes[each] - 1))
+        last = data.draw(st.integers(first + 1, sizes[each]))
+        read = set[int]()
+
+        def reader(start: int, end: int, region: Region = each, read: set[int] = read) -> bytes:
+            read.update(range(start, end, PAGE))
+            return ours[region][(start - region.start) // PAGE : (end - region.start) // PAGE]
+
+        start, end = each.start + first * PAGE, each.start + last * PAGE
+        assert base.existing(each, start, end, reader) == ours[each][first:last]
+        wanted = set(range(start, end, PAGE))
+        assert read == (wanted - told if 3 in said else wanted)

@@ -87,7 +87,11 @@ def children(memory: Memory) -> Iterator[tuple[Child, Child]]:
 
 def _equal(flags: bytes) -> set[int]:
     assert len(flags) == PAGES
-    return {page for page in range(PAGES) if flags[page]}
+    return {page for page in range(PAGES) if flags[page] & 1}
+
+
+def _existing(flags: bytes) -> set[int]:
+    return {page for page in range(PAGES) if flags[page] & 2}
 
 
 def test_pages_that_one_has_written_to_are_not_equal(
@@ -97,10 +101,12 @@ def test_pages_that_one_has_written_to_are_not_equal(
     first, second = children
     first.do(3)
     standing = Standing(first.process, memory.ranges)
-    assert _equal(standing.equal(standing.read(), second.process)) == {*range(56)} - {3}
+    assert _equal(standing.equal(standing.read(), [second.process])[0]) == {*range(56)} - {3}
     for page in (3, 7, 41, 60):
         second.do(page)
-    assert _equal(standing.equal(standing.read(), second.process)) == {*range(56)} - {3, 7, 41}
+    flags = standing.equal(standing.read(), [second.process])[0]
+    assert _equal(flags) == {*range(56)} - {3, 7, 41}
+    assert _existing(flags) == {*range(56), 60}
 
 
 def test_page_that_left_its_frame_after_the_first_reading_is_not_equal(
@@ -111,8 +117,8 @@ def test_page_that_left_its_frame_after_the_first_reading_is_not_equal(
     standing = Standing(first.process, memory.ranges)
     reading = standing.read()
     first.do(5)
-    assert 5 not in _equal(standing.equal(reading, second.process))
-    assert 6 in _equal(standing.equal(reading, second.process))
+    assert 5 not in _equal(standing.equal(reading, [second.process])[0])
+    assert 6 in _equal(standing.equal(reading, [second.process])[0])
 
 
 def test_pages_that_the_kernel_moves_stay_equal(
@@ -125,9 +131,9 @@ def test_pages_that_the_kernel_moves_stay_equal(
     for _ in range(3):
         reading = standing.read()
         Path("/proc/sys/vm/compact_memory").write_text("1")
-        flags = standing.equal(reading, second.process)
+        flags = standing.equal(reading, [second.process])[0]
         assert not flags or _equal(flags) <= {*range(56)} - {9}
-    assert any(_equal(standing.equal(standing.read(), second.process)) for _ in range(20))
+    assert any(_equal(standing.equal(standing.read(), [second.process])[0]) for _ in range(20))
 
 
 def test_counters_of_moves_are_found() -> None:
@@ -142,10 +148,10 @@ def test_process_that_has_ended_has_no_pages(memory: Memory, children: tuple[Chi
     standing = Standing(first.process, memory.ranges)
     reading = standing.read()
     third = Child(lambda page: memory.write(page, 2))
-    assert standing.equal(reading, third.process)
+    assert standing.equal(reading, [third.process])[0]
     third.end()
     with contextlib.suppress(OSError):
-        assert standing.equal(reading, third.process) == b""
+        assert standing.equal(reading, [third.process])[0] == b""
     third.close()
     assert second.process.inner_pid() == second.pid
 
@@ -174,18 +180,46 @@ except ValueError as error: print(error)
 
 
 def test_words_are_judged_as_one_by_one() -> None:
-    """All at once is a fifth of the time; the control is what proc_pid_pagemap(5) says of each."""
-    present, swapped, soft_dirty, frame = 1 << 63, 1 << 62, 1 << 55, (1 << 55) - 1
+    """All at once is a tenth of the time; the control is what proc_pid_pagemap(5) says of each."""
+    present, swapped, file, frame = 1 << 63, 1 << 62, 1 << 61, (1 << 55) - 1
+    soft_dirty, exclusive = 1 << 55, 1 << 56
     parts = (0, 1, 1 << 8, 1 << 54, frame)
     words = [
-        top | dirty | part
-        for top in (0, present, swapped, present | swapped, present | 1 << 61)
-        for dirty in (0, soft_dirty)
+        top | other | part
+        for top in (0, present, swapped, present | swapped, present | file)
+        for other in (0, soft_dirty, exclusive)
         for part in parts
     ]
-    expected = bytes(
-        int(word & (present | swapped) == present and word & frame > 0) for word in words
-    )
-    data = b"".join(word.to_bytes(8, "little") for word in words)
-    assert page_frames._in_frames(data) == expected
-    assert 0 < expected.count(1) < len(expected)
+    expected = [word & (present | swapped) == present and word & frame > 0 for word in words]
+    reading = page_frames.Reading.of((), _packed(words))
+    assert reading.in_frames == int.from_bytes(bytes(expected), "little")
+    assert 0 < sum(expected) < len(expected)
+    matters = present | swapped | file | frame
+    for others in (words, words[1:] + words[:1], words[3:] + words[:3], words[::-1]):
+        found = reading.differences(_packed(others)).to_bytes(len(words), "little")
+        pairs = zip(words, others, strict=True)
+        assert [byte > 0 for byte in found] == [(one ^ other) & matters > 0 for one, other in pairs]
+
+
+def _packed(words: list[int]) -> bytes:
+    return b"".join(word.to_bytes(8, "little") for word in words)
+
+
+def test_several_are_compared_at_once_each_by_itself(
+    memory: Memory, children: tuple[Child, Child]
+) -> None:
+    """The standing one is read once more after all of them, and one that has ended is not known."""
+    first, second = children
+    third = Child(lambda page: memory.write(page, 2))
+    standing = Standing(first.process, memory.ranges)
+    reading = standing.read()
+    second.do(3)
+    third.do(4)
+    first.do(5)
+    found = standing.equal(reading, [second.process, third.process])
+    assert [_equal(flags) for flags in found] == [{*range(56)} - {3, 5}, {*range(56)} - {4, 5}]
+    third.end()
+    flags, none = standing.equal(reading, [second.process, third.process])
+    assert _equal(flags) == {*range(56)} - {3, 5}
+    assert none == b""
+    third.close()
