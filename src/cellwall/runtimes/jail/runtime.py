@@ -447,10 +447,11 @@ class JailRuntime:
 
     async def _move(self, entry: Entry, worker: Worker) -> None:
         try:
-            moving = self._begin(self._groups.move_on(worker))
-            self._moving.add(moving)
-            moving.add_done_callback(self._moving.discard)
-            await asyncio.shield(moving)  # the thread that moves it continues in any case
+            if not self._groups.move_at_once(worker):
+                moving = self._begin(self._groups.move_on(worker))
+                self._moving.add(moving)
+                moving.add_done_callback(self._moving.discard)
+                await asyncio.shield(moving)  # the thread that moves it continues in any case
         except Exception as error:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise
