@@ -439,7 +439,7 @@ def with_way_out(
     `needs_one`: it gets a way out also where the policy leads nowhere.
     """
     if policy.is_none:
-        return replace(spec, has_network=needs_one)
+        return spec if spec.has_network == needs_one else replace(spec, has_network=needs_one)
     own = _NETWORK_ENV if policy.packages is None else PACKAGES_ENV
     return replace(spec, has_network=True, own_env=own, env={**own, **spec.env})
 

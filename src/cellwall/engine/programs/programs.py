@@ -111,15 +111,12 @@ class Programs:
         packages = self._host.check_packages(request.packages)
         template = await self._host.template(request.template)
         runtime = await self._host.choose(request.isolation_request)
-        spec = SandboxSpec(
-            new_id(self._host.settings.node),
-            template,
-            work.limits,
-            env=work.env,
+        made_of = partial(
+            SandboxSpec,
+            template=template,
             demand_hard=request.demand_hard,
             start=check_start(request.start),
             language=work.spoken,
-            purpose="program",
         )
         stages = Stages(watch.on_start)
         compilation: Compilation | None = None
@@ -129,7 +126,7 @@ class Programs:
 
             scope = CacheScope(runtime.name, template.digest, request.tenant)
             # A caller's environment could affect a compiler; only its programs get it, later.
-            compile_spec = replace(spec, limits=work.compile_limits, env={})
+            compile_spec = partial(made_of, limits=work.compile_limits, purpose="program")
             in_sandbox = partial(self._in_compiler, runtime, compile_spec, watch)
             made = await self._compiler.compiled(work, scope, in_sandbox, stages)
             if isinstance(made, Execution):
@@ -142,7 +139,8 @@ class Programs:
         # Packages, and the files of trust, need more than a sandbox of a single program has.
         is_prepared = bool(packages) or egress.opened is not None or bool(request.volumes)
         purpose = "program" if is_prepared else purpose_of(work, program)
-        spec = replace(spec, purpose=purpose, env={**egress.variables, **spec.env})
+        env = {**egress.variables, **work.env}
+        spec = made_of(self._new_id(), limits=work.limits, purpose=purpose, env=env)
         spec = with_volumes(self._host.volumes, spec, request.volumes, request.tenant)
         spec = with_way_out(spec, egress.policy, needs_one=bool(packages))
 
@@ -161,15 +159,22 @@ class Programs:
         return execution if compilation is None else replace(execution, compilation=compilation)
 
     async def _in_compiler(
-        self, runtime: Runtime, spec: SandboxSpec, watch: Watch, job: SandboxWork
+        self,
+        runtime: Runtime,
+        made_of: Callable[[str], SandboxSpec],
+        watch: Watch,
+        job: SandboxWork,
     ) -> Compiled | Execution:
-        """Have a compiler work in a fresh sandbox."""
+        """Have a compiler work in a fresh sandbox, whose spec `made_of` makes of its id."""
 
         async def begun(live: ClaimedSandbox) -> Compiled | Execution:
             await self._before_code(watch)
             return await job(live)
 
-        return await self._anew(runtime, spec, watch, begun)
+        return await self._anew(runtime, made_of(self._new_id()), watch, begun)
+
+    def _new_id(self) -> str:
+        return new_id(self._host.settings.node)
 
     async def _anew(
         self,
@@ -178,14 +183,17 @@ class Programs:
         watch: Watch,
         job: Callable[[ClaimedSandbox], Awaitable[Done]],
     ) -> Done:
-        """Do `job` in a fresh sandbox, and in another if the first ended before anything ran."""
+        """Do `job` in a fresh sandbox, and in another if the first ended before anything ran.
+
+        The first has the id of `spec`, which no other sandbox may have.
+        """
         for tries_left in reversed(range(_TRIES)):
             try:
-                fresh = replace(spec, sandbox_id=new_id(self._host.settings.node))
-                return await self._try(runtime, fresh, watch, job)
+                return await self._try(runtime, spec, watch, job)
             except NotBegun:
                 if not tries_left:
                     raise
+                spec = replace(spec, sandbox_id=self._new_id())
         raise AssertionError("the last try returns or raises")
 
     async def _anew_on_image(

@@ -335,6 +335,8 @@ class Pool:
 
     def _refill_later(self, bucket: _Bucket, pause_s: float) -> None:
         """Refill after a pause: a start competes for the processor with the code just claimed."""
+        if self._tidy is not None and not self._settings.pool_max:
+            return  # nothing is ever parked, and a look at the buckets is due anyway
         loop = asyncio.get_running_loop()
         if bucket.soon is not None:
             if bucket.soon.when() <= loop.time() + pause_s:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -112,7 +112,7 @@ def host_namespaces() -> dict[str, str]:
 def expected(
     lockdown: Lockdown,
     host_ids: tuple[int, int],
-    cgroups: set[str],
+    cgroups: Set[str],
     namespaces: Mapping[str, str],
     server_namespaces: Mapping[str, str] | None = None,
     root_ids: tuple[int, int] | None = None,
@@ -130,21 +130,26 @@ def expected(
     else:
         uid_line = (str(lockdown.uid), str(host_uid), "1", *_root_line(root_ids, 0))
         gid_line = (str(lockdown.gid), str(host_gid), "1", *_root_line(root_ids, 1))
-    numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
-    limits = {numbers[n]: (str(soft), str(hard)) for n, soft, hard in lockdown.rlimits}
     return Expectation(
         uid=host_uid,
         gid=host_gid,
         uid_line=uid_line,
         gid_line=gid_line,
         groups=() if lockdown.clear_groups else tuple(sorted(map(str, os.getgroups()))),
-        limits=limits,
+        limits=_limit_lines(lockdown.rlimits),
         cgroups=frozenset(cgroups),
         host_namespaces=namespaces,
         server_namespaces=server_namespaces or {},
         capabilities=lockdown.capabilities,
         points=image_plan.POINTS if lockdown.builds_as_root else {},
     )
+
+
+@lru_cache(maxsize=64)
+def _limit_lines(rlimits: tuple[tuple[int, int, int], ...]) -> Mapping[str, tuple[str, str]]:
+    """Return the soft and hard limit by its name in /proc/<pid>/limits; the same for one plan."""
+    numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
+    return {numbers[n]: (str(soft), str(hard)) for n, soft, hard in rlimits}
 
 
 def _root_line(root_ids: tuple[int, int] | None, which: int) -> Links:

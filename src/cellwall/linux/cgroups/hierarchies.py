@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cellwall.linux.syscalls import mounts
@@ -29,7 +30,7 @@ class Hierarchy:
     """Mount point of the hierarchy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The hierarchies this process can use; empty when there is no delegation."""
 
@@ -59,14 +60,14 @@ class Layout:
         extra = [each for each in freezing if each is not None and each not in self.hierarchies]
         return (*dict.fromkeys(extra), *self.hierarchies)
 
-    @property
+    @cached_property
     def lets_move_itself(self) -> bool:
         """Whether a task can move itself through open files; see `Groups.open_self_move_files`."""
         return bool(self.hierarchies) and all(h.version == 1 for h in self.hierarchies)
 
-    @property
+    @cached_property
     def hard(self) -> frozenset[str]:
-        """Controllers that the kernel can enforce for this engine."""
+        """Controllers that the kernel can enforce for this engine; each start asks seven times."""
         found: set[str] = set()
         for hierarchy in self.hierarchies:
             found |= hierarchy.controllers

@@ -95,27 +95,34 @@ class Groups:
     """Whether some of the directories have been removed, while others were busy."""
     freezer: Freezer | None = None
     """What freezes its processes; None before the first time."""
+    v2_path: str | None = field(init=False)
+    """The directory in the v2 tree, if it has one."""
+    _by_controller: dict[str, tuple[Hierarchy, str]] = field(init=False, repr=False)
+    _lines: frozenset[str] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Note where each controller is: one sandbox asks twenty times."""
+        self.v2_path = None
+        self._by_controller = {}
+        for place in reversed(self.paths):
+            hierarchy, path = place
+            if hierarchy.version == 2:
+                self.v2_path = path
+            for name in hierarchy.controllers:
+                self._by_controller[name] = place
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
-        for hierarchy, path in self.paths:
-            if controller in hierarchy.controllers:
-                return hierarchy, path
-        return None
+        return self._by_controller.get(controller)
 
     def holds(self, controller: str) -> bool:
         """Whether the kernel enforces this controller's limits here."""
-        return self._path(controller) is not None
+        return controller in self._by_controller
 
     @property
     def are_gone(self) -> bool:
         """Whether the directory that counted memory has been removed."""
         found = self._path("memory")
         return found is not None and not os.path.exists(found[1])
-
-    @property
-    def v2_path(self) -> str | None:
-        """The directory in the v2 tree, if it has one."""
-        return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
 
     def _set(self, path: str, value: str) -> None:
         if self.applied.get(path) != value:
@@ -233,13 +240,18 @@ class Groups:
         words = b" ".join(read_whole(f"{path}/cgroup.procs") for _, path in self.paths[:1]).split()
         return {int(word) for word in words} - {0}  # 0: of a namespace that we cannot see
 
-    def expected_lines(self) -> set[str]:
-        """Return what `places` must find in /proc/<pid>/cgroup of a process in these groups."""
-        return {
-            f"{name}:{_tail(path)}"
-            for hierarchy, path in self.paths
-            for name in (hierarchy.controllers if hierarchy.version == 1 else ("",))
-        }
+    def expected_lines(self) -> frozenset[str]:
+        """Return what `places` must find in /proc/<pid>/cgroup of a process in these groups.
+
+        It is asked for the worker that moves here, and for each process of the sandbox.
+        """
+        if self._lines is None:
+            self._lines = frozenset(
+                f"{name}:{_tail(path)}"
+                for hierarchy, path in self.paths
+                for name in (hierarchy.controllers if hierarchy.version == 1 else ("",))
+            )
+        return self._lines
 
     def cpu_s(self) -> float:
         """CPU seconds of the whole tree since `begin`."""

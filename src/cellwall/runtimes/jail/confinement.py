@@ -45,6 +45,8 @@ class ClonedChild(NamedTuple):
     """Task that is done when the worker that cloned the sandbox has left the sandbox's cgroups."""
     has_left: bool
     """Whether the worker had left when it answered; otherwise the engine has to wait for it."""
+    shape: plan.Shape
+    """What it was cloned with."""
 
 
 class Shapes(NamedTuple):
@@ -137,9 +139,7 @@ class Confinement:
         self._verifier = posture.Verifier()
         self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
 
-    async def confine(
-        self, entry: Entry, spec: SandboxSpec, shape: plan.Shape, cloned: ClonedChild
-    ) -> Confined:
+    async def confine(self, entry: Entry, spec: SandboxSpec, cloned: ClonedChild) -> Confined:
         """Verify that a cloned child is confined, and set its limits.
 
         Wait for "L", compare init, wait for `ready` unless a caller waits, compare the contexts,
@@ -149,7 +149,7 @@ class Confinement:
         `PostureMismatch`, `OSError`, `ChannelLost`, `HostUnsupported`; the caller must then discard
         the child.
         """
-        child, groups = cloned.child, cloned.groups
+        child, groups, shape = cloned.child, cloned.groups, cloned.shape
         channel = await _heard(child, spec)
         work_fd = -1
         try:

@@ -386,7 +386,8 @@ class JailRuntime:
             groups = worker.groups
             if groups is None:
                 raise SandboxBroken("fork-server: a worker is in no cgroups")
-            child = await self._spawn(entry, worker, spec, index)
+            shape = self.shape(spec)
+            child = await self._spawn(entry, worker, spec, shape, index)
             child.hangs_on = (*entry.server.holds_of(worker), *entry.uids.lock)
         except BaseException:
             entry.uids.give_back(index)
@@ -395,7 +396,8 @@ class JailRuntime:
         if worker.groups is groups:
             worker.groups = None  # they belong to the sandbox now, whatever happens to the worker
         leaving = self._begin(self._leave(entry, worker))
-        return ClonedChild(child, groups, index, leaving, self._groups.workers_move_themselves)
+        has_left = self._groups.workers_move_themselves
+        return ClonedChild(child, groups, index, leaving, has_left, shape)
 
     async def _discard(self, entry: Entry, cloned: ClonedChild) -> None:
         cloned.child.discard()
@@ -447,17 +449,19 @@ class JailRuntime:
 
     async def _move(self, entry: Entry, worker: Worker) -> None:
         try:
-            moving = self._begin(self._groups.move_on(worker))
-            self._moving.add(moving)
-            moving.add_done_callback(self._moving.discard)
-            await asyncio.shield(moving)  # the thread that moves it continues in any case
+            if not self._groups.move_at_once(worker):
+                moving = self._begin(self._groups.move_on(worker))
+                self._moving.add(moving)
+                moving.add_done_callback(self._moving.discard)
+                await asyncio.shield(moving)  # the thread that moves it continues in any case
         except Exception as error:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise
 
-    async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Child:
+    async def _spawn(
+        self, entry: Entry, worker: Worker, spec: SandboxSpec, shape: plan.Shape, index: int
+    ) -> Child:
         environment = {**_environment(spec), **spec.env}
-        shape = self.shape(spec)
         guest = {
             "home": plan.HOME if spec.image is None else spec.image.working_dir,
             "is_image": spec.image is not None,
@@ -495,7 +499,7 @@ class JailRuntime:
     async def _confine(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], cloned: ClonedChild
     ) -> JailSandbox:
-        found = await self.confinement.confine(entry, spec, self.shape(spec), cloned)
+        found = await self.confinement.confine(entry, spec, cloned)
         ids = "shared" if self.rootless else "own"
         isolation = Isolation(self.name, self.level, found.digest, hardness, ids, spec.profile)
         pids = (cloned.child.pid, *found.contexts)

@@ -1,14 +1,18 @@
-"""The cgroup work of one runtime, on threads: the event loop never waits for the kernel here.
+"""The cgroup work of one runtime: on the event loop while the kernel is quick, else on a thread.
 
 Called by the jail and by gVisor in the engine process. The files that are written are in
 `linux.cgroups.sandbox_groups`. A hop to a thread and back costs as much as the work itself. So
-directories of ended sandboxes are removed along with the next move, or soon after if nothing moves.
+where workers move themselves, and the kernel waits for no grace period, directories are made on the
+loop; those of ended sandboxes are removed along with the next move, or soon after if nothing moves.
+The invariant: a kernel that is slow, for example because another program moves processes, blocks
+the loop only rarely and not for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -26,6 +30,12 @@ _QUARANTINE_FIRST_S = 1.0
 _QUARANTINE_MOST_S = 60.0
 _LINGER_S = 0.005
 """Seconds that an ended sandbox's directories wait for a move to be removed along with."""
+_SLOW_S = 0.002
+"""Average seconds of recent moves above which a thread is cheaper for the other users of the loop.
+"""
+_REST_S = 1.0
+_WEIGHT = 1 / 8
+"""Weight of the latest move in the average."""
 
 
 _Tell = Callable[[Callable[[], None]], object]
@@ -60,6 +70,7 @@ class GroupKeeper:
         self._quarantine: list[sandbox_groups.Groups] = []
         self._retry: asyncio.TimerHandle | None = None
         self._pause_s = _QUARANTINE_FIRST_S
+        self._usual_s = self._rests_until = 0.0
         barrier = threading.Barrier(_THREADS + 1)
         for _ in range(_THREADS):
             # Start the threads now. Later, with no process number free, ended sandboxes could not
@@ -82,9 +93,26 @@ class GroupKeeper:
         """Whether workers move themselves, so that `move_on` only opens the files for it."""
         return self._groups.layout.lets_move_itself
 
+    def move_at_once(self, worker: Mover) -> bool:
+        """Do what `move_on` does, on the loop; return False if the kernel may be slow."""
+        began = time.monotonic()
+        if not self.workers_move_themselves or began < self._rests_until:
+            return False
+        try:
+            self._work(asyncio.get_running_loop().call_soon, worker, self._take_ended())
+        finally:
+            self._note(time.monotonic() - began)
+        return True
+
     async def move_on(self, worker: Mover) -> None:
         """Put a worker into the directories of a future sandbox, or open them for it."""
         await asyncio.wrap_future(self._submit(worker))
+
+    def _note(self, took_s: float) -> None:
+        self._usual_s += _WEIGHT * (took_s - self._usual_s)
+        if self._usual_s > _SLOW_S:
+            self._usual_s = _SLOW_S / 2
+            self._rests_until = time.monotonic() + _REST_S
 
     async def make(self, limits: Limits) -> sandbox_groups.Groups:
         """Make directories with `limits` set, for a sandbox that moves itself there."""
