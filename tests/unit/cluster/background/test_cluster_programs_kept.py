@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -18,6 +19,20 @@ from kit.cluster.directories import directory
 from kit.postgres_server import Postgres
 
 NOTICE = ("notice-1", '{"type":"execution.ended"}')
+
+
+def ran(test: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
+    """Run a test of one directory on an event loop."""
+
+    @functools.wraps(test)
+    def run(url: str) -> None:
+        asyncio.run(_awaited(test(url)))
+
+    return run
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
 
 
 @pytest.fixture
@@ -51,6 +66,7 @@ def _wanted(webhook: str = "") -> Accepted:
     return Accepted(new_id(GATEWAYS), '{"scope":"run"}', b"{}\x00", '{"status":"queued"}', webhook)
 
 
+@ran
 async def test_a_program_is_in_one_hand_while_its_gateway_lives(url: str) -> None:
     async with _two(url) as (one, other):
         wanted = _wanted()
@@ -62,6 +78,7 @@ async def test_a_program_is_in_one_hand_while_its_gateway_lives(url: str) -> Non
         assert [each.id for each in await one.take(4, [])] == [wanted.id]  # it had forgotten it
 
 
+@ran
 async def test_a_dead_gateways_programs_are_anothers(url: str) -> None:
     async with _commits(url) as commits:
         dead, alive = Programs(commits, "dead"), Programs(commits, "alive")
@@ -77,6 +94,7 @@ async def test_a_dead_gateways_programs_are_anothers(url: str) -> None:
         assert not await dead.end("moss", begun.id, "{}", NOTICE)
 
 
+@ran
 async def test_a_try_is_made_once(url: str) -> None:
     async with _two(url) as (one, _):
         wanted = _wanted()
@@ -92,6 +110,7 @@ async def test_a_try_is_made_once(url: str) -> None:
         assert (found.state, found.node) == ("queued", "")
 
 
+@ran
 async def test_each_tenant_has_its_turn_behind_anothers_many(url: str) -> None:
     async with _two(url) as (one, _):
         for _number in range(20):
@@ -103,6 +122,7 @@ async def test_each_tenant_has_its_turn_behind_anothers_many(url: str) -> None:
         assert more == []  # it has as many in hand as it may
 
 
+@ran
 async def test_an_end_is_written_once_with_its_notice(url: str) -> None:
     async with _two(url) as (one, _), _commits(url) as commits:
         wanted = _wanted("https://hooks.example.com/")
@@ -120,6 +140,7 @@ async def test_an_end_is_written_once_with_its_notice(url: str) -> None:
         assert await one.find("other", wanted.id) is None
 
 
+@ran
 async def test_what_was_cancelled_never_begins(url: str) -> None:
     async with _two(url) as (one, other):
         wanted = _wanted()
@@ -131,6 +152,7 @@ async def test_what_was_cancelled_never_begins(url: str) -> None:
         assert not await other.cancel("moss", wanted.id, "{}", NOTICE)
 
 
+@ran
 async def test_a_key_keeps_one_program(url: str) -> None:
     async with _two(url) as (one, other), _commits(url) as commits:
         first, second = _wanted(), _wanted()
@@ -148,6 +170,7 @@ async def test_a_key_keeps_one_program(url: str) -> None:
         assert await one.queued("moss", 10) == 1
 
 
+@ran
 async def test_results_are_kept_for_their_time(url: str) -> None:
     async with _two(url) as (one, _):
         ended, waits = _wanted(), _wanted()
@@ -160,6 +183,7 @@ async def test_results_are_kept_for_their_time(url: str) -> None:
         assert await one.find("moss", waits.id) is not None
 
 
+@ran
 async def test_a_notice_is_one_gateways_until_it_is_due_again(url: str) -> None:
     async with _two(url) as (one, _), _commits(url) as commits:
         wanted = _wanted("https://hooks.example.com/")
