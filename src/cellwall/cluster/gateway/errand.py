@@ -56,6 +56,8 @@ class Aid:
     offer: Offer = _fresh
     more: tuple[tuple[bytes, bytes], ...] = _JSON
     """Headers of the program's request."""
+    may_begin: bool = True
+    """Whether a node begins something by it; else there is no doubt where a connection breaks."""
 
 
 async def run(book: Book, said: Headers, program: bytes, turn: Turn | None, aid: Aid) -> bytes:
@@ -153,6 +155,8 @@ async def _asked(
         node.programs -= 1
         if link is not None:
             node.links.give_back(link)
+    if not aid.may_begin:
+        return None
     await doubt.until_heard()
     if await doubt.has_begun(offered, [], 0.0):
         raise doubt.broken()

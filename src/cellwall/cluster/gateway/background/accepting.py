@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.cluster.directory.programs import Accepted
@@ -150,6 +151,7 @@ class Accepting:
 
         aid = aid_of(self._gateway, caller, said, offer, ((b"cellwall-trial", b"1"),))
         told = [*caller.said, (b"x-request-id", request_id.encode())]
+        aid = replace(aid, may_begin=False)
         found = await errand.run(self._gateway.book, told, data, None, aid)
         return found.decode()
 
