@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from cellwall.model.ids import GATEWAYS, node_of
 from kit.cluster.directories import directory
 from kit.cluster.processes import Cluster, cluster
 from kit.postgres_server import Postgres
-from kit.receivers import Received, answer, listening
+from kit.receivers import Answer, Received, Receiver, answer, listening
 from kit.servers import ALICE, BOB, MANAGER, error_of
 from kit.waiting import wait_until
 
@@ -42,13 +45,43 @@ def _key_file(folder: Path) -> Path:
     return made
 
 
+def _at_gateway(folder: Path) -> dict[str, Any]:
+    key = str(_key_file(folder))
+    return {"secrets_key_file": key, "webhooks": True, "webhook_networks": ["127.0.0.0/8"]}
+
+
+@contextlib.contextmanager
+def receiving(says: Callable[[int], Answer]) -> Iterator[Receiver]:
+    """Run a receiver of webhooks for the length of a block, on a thread of its own."""
+    loop, over = asyncio.new_event_loop(), asyncio.Event()
+    made: Future[Receiver] = Future()
+
+    async def serve() -> None:
+        async with listening(says) as receiver:
+            made.set_result(receiver)
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield made.result(10)
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
+
+
+def _check_signed(secret: str, request: Received) -> None:
+    """Check a signature as docs/server.md tells receivers."""
+    parts = request.headers["cellwall-signature"].split(",")
+    moment, signed = (each.partition("=")[2] for each in parts)
+    made = hmac.new(secret.encode(), moment.encode() + b"." + request.body, hashlib.sha256)
+    assert signed == made.hexdigest()
+
+
 @pytest.fixture(scope="module")
 def made(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    at_gateway = {
-        "secrets_key_file": str(_key_file(tmp_path_factory.mktemp("key"))),
-        "webhooks": True,
-        "webhook_networks": ["127.0.0.0/8"],
-    }
+    at_gateway = _at_gateway(tmp_path_factory.mktemp("key"))
     url = directory(postgres)
     with cluster(2, 2, directory=url, fence_s=60.0, at_gateway=at_gateway, tiers=TIERS) as found:
         yield found
@@ -118,8 +151,9 @@ def test_a_repeated_key_is_one_program_at_both_gateways(made: Cluster) -> None:
 
 def test_what_a_server_refuses_is_refused_before_it_is_kept(made: Cluster) -> None:
     alice = made.client()
-    for more in ({"language": "no-such"}, {"tools": []}, {"limits": 1}, {"files": 7}):
-        body = {"code": "print(1)", **more}
+    wrong: dict[str, object] = {"language": "no-such", "tools": [], "limits": 1, "files": 7}
+    for name, value in wrong.items():
+        body = {"code": "print(1)", name: value}
         control = alice.post("/execute", json=body)
         found = alice.post("/execute", json={**body, "background": True})
         assert 400 <= control.status_code < 500, control.text
@@ -165,29 +199,39 @@ def test_a_webhook_tells_of_the_end_and_is_signed(made: Cluster) -> None:
     assert shown == made.client(0, MANAGER).get("/webhooks").json()
     assert made.client().get("/webhooks").status_code == 403
 
-    async def receive() -> list[Received]:
-        async with listening(lambda number: answer(503 if number == 1 else 200)) as receiver:
-            url = receiver.url()
-            told = await asyncio.to_thread(_begin, manager, "print(1)", webhook=url)
-            assert told.status_code == 202, told.text
-            async with asyncio.timeout(60):
-                while len(receiver.received) < 2:
-                    await asyncio.sleep(0.05)
-            return receiver.received
-
-    first, second = asyncio.run(receive())
+    with receiving(lambda number: answer(503 if number == 1 else 200)) as receiver:
+        told = _begin(manager, "print(1)", webhook=receiver.url())
+        assert told.status_code == 202, told.text
+        wait_until(lambda: len(receiver.received) >= 2, "two attempts")
+    first, second = receiver.received
     assert first.body == second.body
     assert first.headers["cellwall-delivery"] == second.headers["cellwall-delivery"]
-    moment, signed = (
-        part.partition("=")[2] for part in second.headers["cellwall-signature"].split(",")
-    )
-    expected = hmac.new(
-        shown["secret"].encode(), moment.encode() + b"." + second.body, hashlib.sha256
-    )
-    assert signed == expected.hexdigest()
+    _check_signed(shown["secret"], second)
     notice = json.loads(second.body)
     assert (notice["type"], notice["verdict"]) == ("execution.ended", "ok")
     assert node_of(notice["execution_id"]) == GATEWAYS
+
+
+def test_a_webhook_is_delivered_after_its_gateway_was_killed(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    at_gateway = _at_gateway(tmp_path)
+    url, is_killed = directory(postgres), threading.Event()
+    with (
+        receiving(lambda _: answer(200 if is_killed.is_set() else 503)) as receiver,
+        cluster(1, 1, directory=url, fence_s=60.0, at_gateway=at_gateway) as made,
+    ):
+        secret = made.client(0, MANAGER).get("/webhooks").json()["secret"]
+        _begin(made.client(0, MANAGER), "print(1)", webhook=receiver.url())
+        wait_until(lambda: receiver.received, "an attempt that failed")
+        made.gateways[0].kill()
+        is_killed.set()
+        before = len(receiver.received)
+        made.start_gateway(60.0, **at_gateway)
+        wait_until(lambda: len(receiver.received) > before, "another gateway's attempt")
+    last = receiver.received[-1]
+    assert last.headers["cellwall-delivery"] == receiver.received[0].headers["cellwall-delivery"]
+    _check_signed(secret, last)
 
 
 def test_many_programs_of_one_tenant_end(made: Cluster) -> None:
