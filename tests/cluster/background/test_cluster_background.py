@@ -159,6 +159,7 @@ def test_what_a_server_refuses_is_refused_before_it_is_kept(made: Cluster) -> No
         assert 400 <= control.status_code < 500, control.text
         assert found.status_code == control.status_code, found.text
         assert error_of(found)["code"] == error_of(control)["code"]
+    assert _begin(alice, "print(1)", "k" * 129).status_code == 400
     assert _begin(alice, "print(1)", webhook="ftp://nowhere").status_code == 400
 
 

@@ -159,7 +159,7 @@ class Exchange:
         Raises what `Background.accept` raises.
         """
         background, caller = self._gateway.background, self._caller
-        if background is None or caller is None:
+        if background is None or caller is None or self._head.door:
             return False
         await self._body.until_whole()
         if self._body.kept is None or not self._body.is_whole:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.replays import Use
     from cellwall.cluster.gateway.wire.heads import RequestHead
 
-_FORM = re.compile(r"[\x21-\x7e]{1,128}")
+KEY_FORM = re.compile(r"[\x21-\x7e]{1,128}")
 """Of a key as a server takes it; it refuses another."""
 
 
@@ -59,7 +59,7 @@ class AgreedReplays:
     def use(self, head: RequestHead, caller: Caller | None) -> Use:
         """Return the use of a request's key."""
         key = head.first(b"idempotency-key")
-        if caller is None or not _FORM.fullmatch(key):
+        if caller is None or not KEY_FORM.fullmatch(key):
             return NO_KEY
         return _Agreed(self._claims, self._book, caller.principal.tenant, key, head)
 

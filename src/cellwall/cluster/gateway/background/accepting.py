@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.cluster.directory.programs import Accepted
 from cellwall.cluster.gateway import errand
-from cellwall.cluster.gateway.agreed.claims import digest_of, used_before
+from cellwall.cluster.gateway.agreed.claims import KEY_FORM, digest_of, used_before
 from cellwall.cluster.gateway.background.outcomes import object_of
 from cellwall.cluster.gateway.tenants.lending import lend, names_in
 from cellwall.cluster.gateway.wire.json_body import object_of as body_of
@@ -185,6 +185,9 @@ def _uncounted(_size: int) -> None:
 
 def _is_plain(head: RequestHead) -> bool:
     """Report whether a request is of the form that is kept; of any other a node says what it is."""
+    key = head.named.get(b"idempotency-key")
+    if key is not None and not KEY_FORM.fullmatch(key.decode("latin-1")):
+        return False
     media = head.first(b"content-type").partition(";")[0].strip().lower()
     accept = head.first(b"accept").partition(";")[0].partition(",")[0].strip().lower()
     return media == _JSON and accept in _FORMS and b"?" not in head.target

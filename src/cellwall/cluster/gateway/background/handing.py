@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.background.program import Aside, Program
 from cellwall.engine.scheduling.admission import UNBOUNDED
-from cellwall.model.errors import CellwallError
+from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.store.records.errors import StoreBusy
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Handing:
         """Report whether a program has its end; False: look again how far it is."""
         try:
             return await program.go()
-        except StoreBusy:
+        except (StoreBusy, CapacityError):
             return False
         except CellwallError as error:
             _log.warning("background %s: %s", program.taken.id, error)

@@ -152,7 +152,7 @@ class Program:
             return False
         except CapacityError:
             await self._wait_again()
-            raise
+            return False
         except StoreBusy:
             raise
         except (NodeLost, NodeUnreachable, Interrupted) as error:
