@@ -165,17 +165,23 @@ class Webhooks:
     async def _try(self, delivery: _Delivery, slots: _Slots) -> str:
         for delay_s in (*self.settings.delays_s, None):
             async with slots.free, self._free:
-                status = await self._attempt(delivery)
-            if status is not None and 200 <= status < 300:
+                is_taken = await self._attempt(delivery)
+            if is_taken:
                 return "delivered"
-            is_final = status is not None and status < 500 and status not in _AGAIN
-            if is_final or delay_s is None:
+            if is_taken is not None or delay_s is None:
                 return "failed"
             await asyncio.sleep(delay_s * (1 + random.random() / 2))  # noqa: S311 - no secret
         raise AssertionError
 
-    async def _attempt(self, delivery: _Delivery) -> int | None:
-        """Return the status; None if there was none; 0 if there will never be one."""
+    async def attempt(self, delivery_id: str, tenant: str, url: str, body: bytes) -> bool | None:
+        """Deliver once; True: it was taken; False: it never will be; None: it may be later.
+
+        For what keeps its deliveries itself. Raises UsageError for an impossible URL.
+        """
+        return await self._attempt(_Delivery(delivery_id, tenant, target_of(url), body, "POST"))
+
+    async def _attempt(self, delivery: _Delivery) -> bool | None:
+        """Return whether it was taken; None: it may be later."""
         headers = (
             ("Content-Type", "application/json"),
             ("User-Agent", "cellwall-webhook"),
@@ -183,11 +189,16 @@ class Webhooks:
             ("Cellwall-Signature", self.signature(delivery.tenant, delivery.body)),
         )
         try:
-            return await self._poster.post(delivery.target, headers, delivery.body, delivery.method)
+            status = await self._poster.post(
+                delivery.target, headers, delivery.body, delivery.method
+            )
         except Denied:
-            return 0
+            return False
         except Unanswered:
             return None
+        if 200 <= status < 300:
+            return True
+        return None if status >= 500 or status in _AGAIN else False
 
     def signature(self, tenant: str, body: bytes, at: float | None = None) -> str:
         """Return the header's value for a body sent now, or at time `at`."""

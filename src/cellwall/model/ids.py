@@ -20,6 +20,10 @@ NAMED_LENGTH = NODE_LENGTH + _LENGTH
 """Number of letters of an id that begins with the name of a node."""
 AUTO = "auto"
 """What a setting says in the place of a name that is to be drawn; no node is called so."""
+GATEWAYS = "gate"
+"""What ids of programs begin with that gateways keep until a node has room; no node is called
+so."""
+_NO_NODES = frozenset({AUTO, GATEWAYS})
 
 
 def new_id(node: str = "") -> str:
@@ -35,11 +39,12 @@ def is_id(text: str, node: str = "") -> bool:
 def accepted_id(offered: str, node: str) -> str:
     """Return an id that the object's maker did not draw itself; a fresh one for an empty text.
 
-    Raises UsageError unless it is an id that begins with the name of `node`, which there must be.
+    Raises UsageError unless it is an id that begins with the name of `node`, which there must be,
+    or of a program that gateways keep.
     """
     if not offered:
         return new_id(node)
-    if not node or not is_id(offered, node):
+    if not node or not (is_id(offered, node) or is_id(offered, GATEWAYS)):
         raise UsageError(
             f"id: {offered[:40]!r} is not one of this node's",
             remedy=f"offer the node's name and {_LENGTH} of the letters a to z and digits 2 to 7",
@@ -50,12 +55,12 @@ def accepted_id(offered: str, node: str) -> str:
 def new_node() -> str:
     """Return a fresh name of a node."""
     drawn = _drawn(NODE_LENGTH)
-    return new_node() if drawn == AUTO else drawn
+    return new_node() if drawn in _NO_NODES else drawn
 
 
 def is_node(name: str) -> bool:
     """Report whether a text has the form of a name of a node."""
-    return len(name) == NODE_LENGTH and _is_of_letters(name) and name != AUTO
+    return len(name) == NODE_LENGTH and _is_of_letters(name) and name not in _NO_NODES
 
 
 def check_node(name: str) -> str:

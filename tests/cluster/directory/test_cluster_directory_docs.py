@@ -25,10 +25,11 @@ _WAITS = {
 def test_every_command_of_the_section_does_what_it_says(tmp_path: Path, postgres: Postgres) -> None:
     page = PAGE.read_text(encoding="utf-8")
     blocks = [*_BEFORE.findall(page), *_BLOCK.findall(page)]
-    assert [name for name, _ in blocks][3:] == ["init", "gateways", "use", "keys"]
+    assert [name for name, _ in blocks][3:] == ["init", "gateways", "use", "keys", "background"]
     said = said_by(blocks, _WAITS, tmp_path, PGHOST=str(postgres.folder), PGUSER="cellwall")
     assert "cellwall_gateway" in said["init"]
     first, second = re.findall(r'"stdout":"([0-9a-f]{16})\\n"', said["use"])
     assert first == second
     assert '"name":"API_KEY"' in said["keys"]
     assert "not-shown-again" not in said["keys"]
+    assert '"stdout":"42\\n"' in said["background"]

@@ -26,9 +26,6 @@ _FAILS: Mapping[str, tuple[str, ...]] = {
         "templates/test_server_templates.py::test_audit_has_builds_and_removals",
         "mcp/test_mcp_server.py::test_quotas_and_audit_hold_for_tools",
     ),
-    "a gateway does not serve /webhooks": (
-        "tenants/test_server_ownership.py::test_every_route_wants_the_scope_it_says[GET /webhooks]",
-    ),
     "the gateways of these tests have no directory, so they make no keys; tests/cluster/tenants has those": (
         "sandboxes/test_server_ports_attack.py::test_signed_addresses_end_with_the_key_that_signed_them",
     ),

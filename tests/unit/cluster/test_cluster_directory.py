@@ -96,7 +96,7 @@ def test_role_of_gateways_changes_rows_and_nothing_else(postgres: Postgres) -> N
     for statement in forbidden:
         assert asyncio.run(_is_refused(url, statement)), statement
     tables = ("gateways", "nodes", "replays", "tenants", "sandboxes", "shares")
-    for table in (*tables, "keys", "changes", "secrets"):
+    for table in (*tables, "keys", "changes", "secrets", "programs", "hands", "notices"):
         for statement in (f"SELECT * FROM directory.{table}", f"DELETE FROM directory.{table}"):
             assert not asyncio.run(_is_refused(url, statement)), statement
     # The control: the owner may do what the role may not.

@@ -13,7 +13,9 @@ from cellwall.cluster.directory.claims import Claims
 from cellwall.cluster.directory.connection import check_url
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.keys import Keys
+from cellwall.cluster.directory.notices import NoticeRows
 from cellwall.cluster.directory.places import PlaceRows
+from cellwall.cluster.directory.programs import Programs
 from cellwall.cluster.directory.roll import Roll
 from cellwall.cluster.directory.secrets import Secrets
 from cellwall.cluster.directory.shares import Shares
@@ -23,11 +25,16 @@ from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
 from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.quotas import Quotas
 from cellwall.cluster.gateway.agreed.running import Running
+from cellwall.cluster.gateway.background.background import Background
+from cellwall.cluster.gateway.background.hooks import Hooks
 from cellwall.cluster.gateway.data.data import Data
 from cellwall.cluster.gateway.tenants.key_book import KeyBook
 from cellwall.cluster.gateway.tenants.lending import Keeps
 from cellwall.cluster.gateway.tenants.vault import Vault
 from cellwall.engine.scheduling.quotas import Tenants
+from cellwall.model.ids import new_id
+from cellwall.store import key_file
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.gateway import Gateway
@@ -58,12 +65,14 @@ async def agreeing(
     gateway.quotas = Quotas(Sums(commits), tenants, gateway.book)
     gateway.running = Running(Shares(commits), tenants, gateway.tasks)
     gateway.data = Data(gateway, AgreedPlaces(PlaceRows(commits)))
+    gateway.background = _background(server, gateway, commits, tenants)
     keys = KeyBook(Keys(commits), gateway.keyring, gateway.cut)
     gateway.keeps = Keeps(keys, Vault(Secrets(commits), _seal(server)))
     if not await _has_begun(losses.begin(), over):
         yield
         return
-    for work in (losses.run(over.set), commits.run(), _sweep(claims)):
+    background = gateway.background.works()
+    for work in (losses.run(over.set), commits.run(), _sweep(claims), *background):
         gateway.tasks.spawn(work)
     try:
         if await _has_begun(keys.begin(), over):
@@ -71,6 +80,22 @@ async def agreeing(
         yield
     finally:
         await roll.leave()
+
+
+def _background(
+    server: ServerSettings, gateway: Gateway, commits: GroupCommit, tenants: Tenants
+) -> Background:
+    """Return programs in the background, and webhooks as far as the operator allows them."""
+    path = server.secrets_key_file if server.webhooks else ""
+    key = key_file.read(Path(path), "webhooks") if path else None
+    hooks = Hooks(
+        NoticeRows(commits),
+        Tasks(),
+        key,
+        may_send=server.webhooks,
+        networks=server.webhook_networks,
+    )
+    return Background(gateway, Programs(commits, new_id()), hooks, tenants, server)
 
 
 def _seal(server: ServerSettings) -> Seal | None:

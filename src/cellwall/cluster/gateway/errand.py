@@ -30,9 +30,17 @@ if TYPE_CHECKING:
 
 Lend = Callable[["Node", str, bytes, bytes], Awaitable[None]]
 """Gives a node the secrets that its refusal of an id asks for; the last is the program."""
+Offer = Callable[["Node"], Awaitable[str]]
+"""Returns what a node that is about to be asked is offered: an id, under which it begins the
+program or nothing. What was offered before certainly never begins."""
 _TRIES = 3
 _LACKS = LACKS.encode()
-_JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
+_JSON = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
+_TAKEN = frozenset({200, 202})
+
+
+async def _fresh(node: Node) -> str:
+    return new_id(node.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +53,17 @@ class Aid:
     lend: Lend
     begin_lead: Callable[[], Lead | None]
     """Leads to what a node lacks."""
+    offer: Offer = _fresh
+    more: tuple[tuple[bytes, bytes], ...] = _JSON
+    """Headers of the program's request."""
+    may_begin: bool = True
+    """Whether a node begins something by it; else there is no doubt where a connection breaks."""
 
 
-async def run(book: Book, said: Headers, program: bytes, turn: Turn, aid: Aid) -> bytes:
+async def run(book: Book, said: Headers, program: bytes, turn: Turn | None, aid: Aid) -> bytes:
     """Return the execution of a program whose turn has come, as JSON on one line.
+
+    `turn`: None for what runs nothing.
 
     Raises CapacityError if no node takes it now, and the error of what became of it: that of the
     node's answer, NodeLost, Interrupted, NodeUnreachable.
@@ -63,11 +78,12 @@ async def run(book: Book, said: Headers, program: bytes, turn: Turn, aid: Aid) -
         except CapacityError as error:
             raise full or error from None
         asked.add(node)
-        turn.at(node)
+        if turn is not None:
+            turn.at(node)
         answer = await _at(book, node, said, program, aid)
         if answer is None:
             continue
-        if answer.status == 200:
+        if answer.status in _TAKEN:
             return _line_of(answer.body)
         lacked = dict(answer.headers).get(_LACKS, b"").decode("latin-1")
         lead = lead or (aid.begin_lead() if lacked else None)
@@ -101,7 +117,7 @@ def _line_of(body: bytes) -> bytes:
 
 async def _at(book: Book, node: Node, said: Headers, program: bytes, aid: Aid) -> Whole | None:
     """Run a program at one node, with the secrets that it names; None: nothing has begun there."""
-    offered = new_id(node.name)
+    offered = await aid.offer(node)
     answer = await _asked(book, node, offered, said, program, aid)
     if answer is not None and answer.status == NEEDS:
         try:
@@ -116,7 +132,7 @@ async def _asked(
     book: Book, node: Node, offered: str, said: Headers, program: bytes, aid: Aid
 ) -> Whole | None:
     doubt = Doubt(book, node)
-    headers = [*said, *_JSON, (b"cellwall-id", offered.encode())]
+    headers = [*said, *aid.more, (b"cellwall-id", offered.encode())]
     node.in_flight += 1
     node.programs += 1
     link: NodeLink | None = None
@@ -139,6 +155,8 @@ async def _asked(
         node.programs -= 1
         if link is not None:
             node.links.give_back(link)
+    if not aid.may_begin:
+        return None
     await doubt.until_heard()
     if await doubt.has_begun(offered, [], 0.0):
         raise doubt.broken()

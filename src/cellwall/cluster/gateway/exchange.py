@@ -131,7 +131,9 @@ class Exchange:
     async def run(self) -> None:
         """Bring the request to a node, and its answer back."""
         try:
-            if self._way.kind == "new":
+            if self._way.path == _PROGRAM and await self._is_kept():
+                pass  # it has its answer
+            elif self._way.kind == "new":
                 await self._in_place(self._at_a_chosen_node)
             elif self._way.makes == "program":
                 await self._in_place(self._at_one_node)
@@ -150,6 +152,26 @@ class Exchange:
             self._note()
             self._body.release()
             self._client.done()
+
+    async def _is_kept(self) -> bool:
+        """Answer a program in the background, if gateways keep those; report whether it is one.
+
+        Raises what `Background.accept` raises.
+        """
+        background, caller = self._gateway.background, self._caller
+        if background is None or caller is None or self._head.door:
+            return False
+        await self._body.until_whole()
+        if self._body.kept is None or not self._body.is_whole:
+            return False
+        body = b"".join(self._body.kept)
+        found = await background.accept(self._head, caller, self.request_id, body)
+        if found is None:
+            return False
+        self._own_status = 202
+        more = background.headers_of(found)
+        self._gateway.answer(self._client, self._head, 202, found.value, self.request_id, more)
+        return True
 
     async def _in_place(self, ask: Callable[[], Awaitable[None]]) -> None:
         """Hold a place for a program while nodes are asked; a sandbox needs none."""

@@ -29,7 +29,7 @@ from cellwall.cluster.gateway.work.orders import order
 from cellwall.cluster.gateway.work.outliers import judge
 from cellwall.cluster.gateway.work.turns import Turns
 from cellwall.model.errors import CellwallError
-from cellwall.model.ids import new_id
+from cellwall.model.ids import GATEWAYS, new_id
 from cellwall.server.auth.keys import Failures
 from cellwall.server.core.body_budget import BodyBudget, most_bytes
 from cellwall.server.core.error_log import log_failure
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.claims import AgreedReplays
     from cellwall.cluster.gateway.agreed.quotas import Quotas
     from cellwall.cluster.gateway.agreed.running import Running
+    from cellwall.cluster.gateway.background.background import Background
     from cellwall.cluster.gateway.book import Book
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.data.data import Data
@@ -96,6 +97,8 @@ class Gateway:
         """What answers for volumes, images and templates; None: nothing does."""
         self.keeps: Keeps | None = None
         """Keys and secrets that all gateways keep; None: there is no directory for them."""
+        self.background: Background | None = None
+        """Programs in the background and webhooks; None: a node has those that come to it."""
         self.clients: set[ClientLink] = set()
         """The connections of clients."""
         self._doors = doors
@@ -142,6 +145,8 @@ class Gateway:
             if head.path.startswith(f"{_NODES}/"):
                 return Listing(self.tasks.spawn(order(self, client, head, caller)))
             return self._own(client, head, head.path)
+        if self.background is not None and way.node == GATEWAYS and caller is not None:
+            return self.background.begin(client, head, way, caller)
         if way.kind in _OF_SEVERAL and caller is not None:
             return self._of_several(client, head, way, caller)
         exchange = Exchange(self, client, head, way, caller)
@@ -324,7 +329,7 @@ class Gateway:
         log_failure(error, request_id)
         if head.door:
             shaped = self._doors[head.door].shaped(error, head.door_path, head.named)
-            self._answer(client, head, shaped, request_id)
+            self.give(client, head, shaped, request_id)
             return
         body = envelope(error, request_id)
         status, more = status_of(error), headers_of(error)
@@ -341,11 +346,10 @@ class Gateway:
     ) -> None:
         """Answer with JSON."""
         data = one_line(value).encode()
-        self._answer(client, head, Shaped(status, data, "application/json", more), request_id)
+        self.give(client, head, Shaped(status, data, "application/json", more), request_id)
 
-    def _answer(
-        self, client: ClientLink, head: RequestHead, shaped: Shaped, request_id: str
-    ) -> None:
+    def give(self, client: ClientLink, head: RequestHead, shaped: Shaped, request_id: str) -> None:
+        """Answer with a body as it is."""
         status, data, media_type, more = shaped
         self.counted(head, status)
         headers: Headers = [(b"content-type", media_type.encode())]

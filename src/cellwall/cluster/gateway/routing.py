@@ -29,7 +29,7 @@ _BUILD = re.compile(r"/templates/(build)s/([^/]+)(?:/.*)?", re.DOTALL)
 _OBJECT = re.compile(r"/(sandbox|execution|snapshot)(?:e?s)/([^/]+)(?:/.*)?", re.DOTALL)
 _SIGNED = re.compile(r"/signed/([^/]+)")
 _MCP = "/mcp"
-_KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?|/(audit)")
+_KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?|/(audit|webhooks)")
 """What gateways keep themselves."""
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
@@ -43,10 +43,10 @@ class Way(NamedTuple):
 
     kind: Kind
     node: str = ""
-    """The name of the node that has the object."""
+    """The name of the node that has the object, or GATEWAYS for what gateways keep until then."""
     thing: str = ""
     """What the object is: `sandbox`, `execution`, `snapshot`, `token`, `session`, `key`, `secret`,
-    `audit`."""
+    `audit`, `webhooks`."""
     name: str = ""
     """The object's id."""
     may_have_token: bool = False

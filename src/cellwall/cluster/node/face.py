@@ -80,6 +80,7 @@ class NodeFace(OwnFace):
         if offered:
             self._offers.take(request, offered)
             request.origin.lent = self._offers.lent.take(tenant, offered)
+            request.origin.is_trial = "cellwall-trial" in headers
         found = Principal(tenant, headers.get("cellwall-key-id", ""), scope)
         self._keys.name(found)
         return found

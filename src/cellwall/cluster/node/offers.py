@@ -47,7 +47,7 @@ class Offers:
                 headers={"retry-after": "1"},
             )
         self._under_way[request] = offered
-        request.origin.offered_id = offered
+        request.origin.offered_id = _id_of(offered)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -85,11 +85,12 @@ class Offers:
         the gateway names it, the key says what it made.
         """
         state, key = request.state, request.headers.get("idempotency-key", "")
-        row = await state.ledger.find(offered)
+        own = _id_of(offered)
+        row = await state.ledger.find(own)
         has_begun = False
         if key and request.principal is not None:
-            has_begun = await state.replays.made(request.owner, key, offered)
-        is_kept = row is not None or state.executions.has(offered) or state.sandboxes.has(offered)
+            has_begun = await state.replays.made(request.owner, key, own)
+        is_kept = row is not None or state.executions.has(own) or state.sandboxes.has(own)
         is_kept |= offered in self._under_way.values()
         return _Found(has_begun or is_kept, is_kept, goes_on(row))
 
@@ -106,6 +107,11 @@ class _Found(NamedTuple):
     is_kept: bool
     """Whether what it stands for is here still."""
     goes_on: bool
+
+
+def _id_of(offered: str) -> str:
+    """Return the id of what an offer is for; a program of gateways has an offer for each try."""
+    return offered.partition(".")[0]
 
 
 def goes_on(row: ExecutionRow | None) -> bool:

@@ -32,6 +32,8 @@ class Origin:
     offered_id: str = ""
     """Id that the execution or sandbox it asks for gets; empty: a fresh one. Only a listener that
     is there for such offers sets it, never a part of a request of ours or a foreign protocol's."""
+    is_trial: bool = False
+    """Whether nothing is to begin: what would is checked, and shown. Set as `offered_id` is."""
     lent: tuple[Secret, ...] | None = None
     """Secrets that came with it, which alone it may name; None: names are those of the store."""
 

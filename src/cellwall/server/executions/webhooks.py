@@ -28,6 +28,19 @@ HEADER = "Cellwall-Signature"
 _SHOWN = ("execution_id", "status", "verdict", "sandbox_id", "started_at")
 
 
+def ended_notice(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a receiver is told of an execution that has ended with an answer."""
+    return {"type": "execution.ended", **{name: answer.get(name) for name in _SHOWN}}
+
+
+def sends_none() -> UsageError:
+    """Return the error for a webhook where the operator allows none."""
+    return UsageError(
+        "webhook: this server sends none",
+        remedy="leave it out, or let the operator set webhooks = true",
+    )
+
+
 class Notices:
     """Sends notices; see the module. Lives on one event loop."""
 
@@ -66,10 +79,7 @@ class Notices:
 
     def _allowed(self) -> Webhooks:
         if self._webhooks is None:
-            raise UsageError(
-                "webhook: this server sends none",
-                remedy="leave it out, or let the operator set webhooks = true",
-            )
+            raise sends_none()
         return self._webhooks
 
     def ended(
@@ -78,9 +88,7 @@ class Notices:
         """Send the notice about an ended execution, if its request named a webhook."""
         url = asked.get("webhook")
         if url is not None and self._webhooks is not None:
-            value = answer()
-            shown = {name: value.get(name) for name in _SHOWN}
-            self._webhooks.send(url, {"type": "execution.ended", **shown}, tenant=owner)
+            self._webhooks.send(url, ended_notice(answer()), tenant=owner)
 
     def put(self, owner: str, url: str, value: Mapping[str, Any]) -> None:
         """Send a result by PUT, as a foreign protocol calls back, to a URL that `check` took."""

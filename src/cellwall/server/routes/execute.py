@@ -45,6 +45,9 @@ async def execute(request: Request) -> None:
             on_disconnect=leaving(request, body.on_disconnect),
             replay=use,
         )
+        if request.origin.is_trial:
+            await request.answer(waits(request.origin.offered_id, order.asked), 202)
+            return
         if body.background:
             order = offered(request, replace(order, on_disconnect="detach"))
             await _submit(request, order, use)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.directory.claims import Claim
 from cellwall.cluster.gateway.replays import NO_KEY
+from cellwall.model.ids import GATEWAYS
 from cellwall.server.core.errors import HttpError
 
 if TYPE_CHECKING:
@@ -25,8 +26,26 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.replays import Use
     from cellwall.cluster.gateway.wire.heads import RequestHead
 
-_FORM = re.compile(r"[\x21-\x7e]{1,128}")
+KEY_FORM = re.compile(r"[\x21-\x7e]{1,128}")
 """Of a key as a server takes it; it refuses another."""
+
+
+def digest_of(head: RequestHead, body: bytes) -> bytes:
+    """Return the digest by which a request is compared with a later one of its key."""
+    hashed = hashlib.sha256()
+    for part in (head.method, head.target, body):
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    return hashed.digest()
+
+
+def used_before() -> HttpError:
+    """Return the error for a key of another request."""
+    return HttpError(
+        409,
+        "idempotency",
+        "idempotency-key: it was used for another request",
+        remedy="use a fresh key for a different request",
+    )
 
 
 class AgreedReplays:
@@ -40,7 +59,7 @@ class AgreedReplays:
     def use(self, head: RequestHead, caller: Caller | None) -> Use:
         """Return the use of a request's key."""
         key = head.first(b"idempotency-key")
-        if caller is None or not _FORM.fullmatch(key):
+        if caller is None or not KEY_FORM.fullmatch(key):
             return NO_KEY
         return _Agreed(self._claims, self._book, caller.principal.tenant, key, head)
 
@@ -67,10 +86,7 @@ class _Agreed:
         """Take its digest."""
         if pieces is None:
             return
-        hashed = hashlib.sha256()
-        for part in (self._head.method, self._head.target, b"".join(pieces)):
-            hashed.update(len(part).to_bytes(8, "big") + part)
-        self._digest = hashed.digest()
+        self._digest = digest_of(self._head, b"".join(pieces))
 
     async def goes(self, node: str, offered: str) -> str:
         """Claim the key for a node; empty: another node has it. Raises StoreBusy, HttpError."""
@@ -97,12 +113,9 @@ class _Agreed:
         """Refuse another request under the key of one that is lost: no node compares them."""
         is_known = claim.digest and self._digest
         if is_known and claim.node in self._book.lost and claim.digest != self._digest:
-            raise HttpError(
-                409,
-                "idempotency",
-                "idempotency-key: it was used for another request",
-                remedy="use a fresh key for a different request",
-            )
+            raise used_before()
+        if claim.node == GATEWAYS:  # a program in the background, which this is not
+            raise used_before()
 
     async def did_not(self, *, is_settled: bool = False) -> bool:
         """Give the claim up. Raises StoreBusy: the claim stays, and a repeat finds it."""

@@ -113,6 +113,11 @@ class Visit:
         if self._exchange is not None:
             self._exchange.on_gone()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has left."""
+        return self._is_gone
+
     # -- the whole way ---------------------------------------------------------------------
 
     async def _run(self, work: Work) -> None:

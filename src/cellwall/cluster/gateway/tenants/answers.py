@@ -118,6 +118,16 @@ async def _remove_secret(asked: Asked) -> Answer:
     return 200, {"message": "removed", "id": name}
 
 
+# -- webhooks ----------------------------------------------------------------------------------
+
+
+async def _webhooks(asked: Asked) -> Answer:
+    background = asked.gateway.background
+    if background is None:
+        raise without_directory("webhooks")
+    return 200, background.hooks.shown(asked.caller.principal.tenant)
+
+
 # -- the gateway's own audit -------------------------------------------------------------------
 
 
@@ -156,6 +166,7 @@ _ROUTES: Mapping[tuple[str, bool], Mapping[str, Callable[[Asked], Awaitable[Answ
     ("key", True): {"DELETE": _revoke_key},
     ("secret", False): {"GET": _secrets},
     ("audit", False): {"GET": _audit},
+    ("webhooks", False): {"GET": _webhooks},
     ("secret", True): {"PUT": _put_secret, "DELETE": _remove_secret},
 }
 """By what a path is about, and whether it names one of them."""

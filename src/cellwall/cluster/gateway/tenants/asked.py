@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from cellwall.server.auth.keys import Scope
 
 _MOST_BYTES = 64 * 1024
-_SCOPES: Mapping[str, Scope] = {"key": "admin", "secret": "manage", "audit": "admin"}
+_SCOPES: Mapping[str, Scope] = {
+    "key": "admin",
+    "secret": "manage",
+    "audit": "admin",
+    "webhooks": "manage",
+}
 
 
 def check_scope(way: Way, caller: Caller | None) -> None:

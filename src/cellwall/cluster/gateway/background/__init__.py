@@ -1,0 +1,1 @@
+"""Programs in the background, which gateways keep, and the webhooks that tell of their ends."""

@@ -1,0 +1,225 @@
+"""Accepting programs in the background: what a request asks for, as the directory keeps it.
+
+A node is asked what it would show of the program, without beginning it: so a request that a server
+refuses is refused here, too, in the same words, and what clients see while it waits is a node's
+word. The invariant: 202 is said only after the whole request is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cellwall.cluster.directory.programs import Accepted
+from cellwall.cluster.gateway import errand
+from cellwall.cluster.gateway.agreed.claims import KEY_FORM, digest_of, used_before
+from cellwall.cluster.gateway.background.outcomes import object_of
+from cellwall.cluster.gateway.tenants.lending import lend, names_in
+from cellwall.cluster.gateway.wire.json_body import object_of as body_of
+from cellwall.engine.scheduling.quotas import exceeded
+from cellwall.model.errors import CapacityError, UsageError
+from cellwall.model.ids import GATEWAYS, new_id
+from cellwall.server.executions.idempotency import gone
+from cellwall.wire.answer import one_line
+
+if TYPE_CHECKING:
+    from cellwall.cluster.directory.programs import Programs
+    from cellwall.cluster.gateway.background.hooks import Hooks
+    from cellwall.cluster.gateway.book import Node
+    from cellwall.cluster.gateway.callers import Caller
+    from cellwall.cluster.gateway.gateway import Gateway
+    from cellwall.cluster.gateway.wire.heads import RequestHead
+    from cellwall.engine.scheduling.quotas import Tenants
+
+_LONG_BYTES = 64 * 1024
+"""Longer bodies are read beside the loop."""
+_MAY = (b'"background"', b"\\u")
+"""What a body has that asks for it; a letter of the name may be escaped."""
+_FORMS = frozenset({"application/json", "application/x-ndjson", "text/event-stream", "*/*", ""})
+_JSON = "application/json"
+
+
+class Kept(NamedTuple):
+    """What a client is told of its program."""
+
+    value: dict[str, Any]
+    is_replay: bool
+    """Whether an earlier request with its key made it."""
+
+
+class _Asked(NamedTuple):
+    """A body that asks for the background."""
+
+    data: bytes
+    """As a node gets it: gateways send webhooks, so it names none."""
+    webhook: str
+
+
+class Accepting:
+    """See the module."""
+
+    def __init__(
+        self, gateway: Gateway, programs: Programs, hooks: Hooks, tenants: Tenants, most: int
+    ) -> None:
+        """`tenants` knows each one's quotas; no more than `most` programs of one wait."""
+        self._gateway = gateway
+        self._programs = programs
+        self._hooks = hooks
+        self._tenants = tenants
+        self._most = most
+        self._coming: Counter[str] = Counter()
+        """Requests of each tenant that are on their way into the directory."""
+
+    async def accept(
+        self, head: RequestHead, caller: Caller, request_id: str, body: bytes
+    ) -> Kept | None:
+        """Keep the program of a request; None: it is none for the background, or a node's to say.
+
+        Raises what a node says of it, QuotaExceeded, StoreBusy, HttpError for a key that was used.
+        """
+        if not any(each in body for each in _MAY) or not _is_plain(head):
+            return None
+        asked = await _asked(body)
+        if asked is None:
+            return None
+        if asked.webhook:
+            self._hooks.check(asked.webhook)
+        tenant = caller.principal.tenant
+        self._coming[tenant] += 1
+        try:
+            await self._check_room(tenant)
+            return await self._keep(head, caller, request_id, body, asked)
+        finally:
+            self._coming[tenant] -= 1
+            if not self._coming[tenant]:
+                del self._coming[tenant]
+
+    async def _check_room(self, tenant: str) -> None:
+        quota = self._tenants.use(tenant).quotas.queued
+        most = self._most if quota is None else min(quota, self._most)
+        count = await self._programs.queued(tenant, most) + self._coming[tenant] - 1
+        if count < most:
+            return
+        if quota is not None and count >= quota:
+            raise exceeded("queued", count, quota, "let some end", wait_s=1)
+        raise CapacityError(
+            f"background: {self._most} programs wait, the most",
+            retry_after_s=1.0,
+            remedy="try again when some have ended",
+        )
+
+    async def _keep(
+        self, head: RequestHead, caller: Caller, request_id: str, body: bytes, asked: _Asked
+    ) -> Kept | None:
+        tenant, program_id = caller.principal.tenant, new_id(GATEWAYS)
+        said = _said(head, caller, request_id)
+        shown = await self._tried(caller, request_id, program_id, said, asked.data)
+        wanted = Accepted(program_id, one_line(said), asked.data, shown, asked.webhook)
+        key = head.first(b"idempotency-key")
+        if not key:
+            await self._programs.accept(tenant, wanted)
+            return Kept(json.loads(shown), is_replay=False)
+        digest = digest_of(head, body)
+        claim = await self._programs.accept_with_key(tenant, key, digest, wanted)
+        if claim.offered == program_id:
+            return Kept(json.loads(shown), is_replay=False)
+        if claim.node != GATEWAYS:
+            return None  # that node compares them
+        if claim.digest != digest:
+            raise used_before()
+        seen = await self._programs.find(tenant, claim.offered)
+        if seen is None:
+            raise gone()
+        return Kept(object_of(seen), is_replay=True)
+
+    async def _tried(
+        self,
+        caller: Caller,
+        request_id: str,
+        program_id: str,
+        said: dict[str, str],
+        data: bytes,
+    ) -> str:
+        """Return what a node would show of a program that waits. Raises what it says instead."""
+        offered = f"{program_id}.0"
+
+        async def offer(_node: Node) -> str:
+            return offered
+
+        aid = aid_of(self._gateway, caller, said, offer, ((b"cellwall-trial", b"1"),))
+        told = [*caller.said, (b"x-request-id", request_id.encode())]
+        aid = replace(aid, may_begin=False)
+        found = await errand.run(self._gateway.book, told, data, None, aid)
+        return found.decode()
+
+
+def aid_of(
+    gateway: Gateway,
+    caller: Caller,
+    said: dict[str, str],
+    offer: errand.Offer,
+    more: tuple[tuple[bytes, bytes], ...],
+) -> errand.Aid:
+    """Return what is done for a program on its way to a node; `more`: headers of the request."""
+
+    async def lending(node: Node, offered: str, refusal: bytes, program: bytes) -> None:
+        named = await names_in([program])
+        await lend(gateway.keeps, node, offered, caller, refusal, named)
+
+    accept = (b"accept", said["accept"].encode("latin-1"))
+    return errand.Aid(
+        _uncounted,
+        lending,
+        lambda: None if gateway.data is None else gateway.data.lead(caller),
+        offer,
+        ((b"content-type", _JSON.encode()), accept, *more),
+    )
+
+
+def _uncounted(_size: int) -> None:
+    """Count nothing: the answer is small."""
+
+
+def _is_plain(head: RequestHead) -> bool:
+    """Report whether a request is of the form that is kept; of any other a node says what it is."""
+    key = head.named.get(b"idempotency-key")
+    if key is not None and not KEY_FORM.fullmatch(key.decode("latin-1")):
+        return False
+    media = head.first(b"content-type").partition(";")[0].strip().lower()
+    accept = head.first(b"accept").partition(";")[0].partition(",")[0].strip().lower()
+    return media == _JSON and accept in _FORMS and b"?" not in head.target
+
+
+def _said(head: RequestHead, caller: Caller, request_id: str) -> dict[str, str]:
+    principal = caller.principal
+    return {
+        "key_id": principal.key_id,
+        "scope": principal.scope,
+        "request_id": request_id,
+        "accept": head.first(b"accept")[:200] or _JSON,
+    }
+
+
+async def _asked(body: bytes) -> _Asked | None:
+    """Return what a body asks for; None: not the background."""
+    if len(body) <= _LONG_BYTES:
+        return _looked(body)
+    return await asyncio.to_thread(_looked, body)
+
+
+def _looked(body: bytes) -> _Asked | None:
+    try:
+        found = body_of(body)
+    except ValueError:
+        return None  # a node says what is wrong with it
+    if found.get("background") is not True:
+        return None
+    webhook = found.pop("webhook", None)
+    if webhook is None:
+        return _Asked(body, "")
+    if not isinstance(webhook, str):
+        raise UsageError("body: webhook: Input should be a valid string", remedy="see /docs")
+    return _Asked(json.dumps(found).encode(), webhook)

@@ -1,0 +1,202 @@
+"""Rows of programs in the background, in a real PostgreSQL: acceptance, hands, tries and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from cellwall.cluster.directory.claims import Claim, Claims
+from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.notices import NoticeRows
+from cellwall.cluster.directory.programs import Accepted, Programs
+from cellwall.model.ids import GATEWAYS, new_id
+from kit.cluster.directories import directory
+from kit.postgres_server import Postgres
+
+NOTICE = ("notice-1", '{"type":"execution.ended"}')
+
+
+def ran(test: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
+    """Run a test of one directory on an event loop."""
+
+    @functools.wraps(test)
+    def run(url: str) -> None:
+        asyncio.run(_awaited(test(url)))
+
+    return run
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return directory(postgres)
+
+
+@contextlib.asynccontextmanager
+async def _commits(url: str) -> AsyncIterator[GroupCommit]:
+    made = GroupCommit(url)
+    task = asyncio.get_running_loop().create_task(made.run())
+    try:
+        await made.wait_there()
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@contextlib.asynccontextmanager
+async def _two(url: str) -> AsyncIterator[tuple[Programs, Programs]]:
+    """Two gateways, both alive."""
+    async with _commits(url) as commits:
+        both = Programs(commits, "one"), Programs(commits, "other")
+        for each in both:
+            await each.keep_hand()
+        yield both
+
+
+def _wanted(webhook: str = "") -> Accepted:
+    return Accepted(new_id(GATEWAYS), '{"scope":"run"}', b"{}\x00", '{"status":"queued"}', webhook)
+
+
+@ran
+async def test_a_program_is_in_one_hand_while_its_gateway_lives(url: str) -> None:
+    async with _two(url) as (one, other):
+        wanted = _wanted()
+        await one.accept("moss", wanted)
+        (taken,) = await one.take(4, [])
+        assert (taken.id, taken.state, taken.tries) == (wanted.id, "queued", 0)
+        assert await other.take(4, []) == []
+        assert await one.take(4, [wanted.id]) == []
+        assert [each.id for each in await one.take(4, [])] == [wanted.id]  # it had forgotten it
+
+
+@ran
+async def test_a_dead_gateways_programs_are_anothers(url: str) -> None:
+    async with _commits(url) as commits:
+        dead, alive = Programs(commits, "dead"), Programs(commits, "alive")
+        queued, begun = _wanted(), _wanted()
+        for each in (queued, begun):
+            await dead.accept("moss", each)
+        await dead.take(4, [])  # its row of hands was never renewed
+        assert await dead.begin("moss", begun.id, "a7c2", 0) == 1
+        found = {each.id: each for each in await alive.take(4, [])}
+        assert found[queued.id].state == "queued"
+        assert (found[begun.id].node, found[begun.id].tries) == ("a7c2", 1)
+        assert await dead.begin("moss", queued.id, "xm4q", 0) is None
+        assert not await dead.end("moss", begun.id, "{}", NOTICE)
+
+
+@ran
+async def test_a_try_is_made_once(url: str) -> None:
+    async with _two(url) as (one, _):
+        wanted = _wanted()
+        await one.accept("moss", wanted)
+        await one.take(4, [])
+        assert await one.begin("moss", wanted.id, "a7c2", 0) == 1
+        assert await one.begin("moss", wanted.id, "xm4q", 0) is None
+        assert await one.begin("moss", wanted.id, "xm4q", 1) == 2
+        assert not await one.give_up("moss", wanted.id, 1)
+        assert await one.give_up("moss", wanted.id, 2)
+        found = await one.read("moss", wanted.id)
+        assert found is not None
+        assert (found.state, found.node) == ("queued", "")
+
+
+@ran
+async def test_each_tenant_has_its_turn_behind_anothers_many(url: str) -> None:
+    async with _two(url) as (one, _):
+        for _number in range(20):
+            await one.accept("many", _wanted())
+        await one.accept("one", _wanted())
+        taken = await one.take(3, [])
+        assert sorted(each.tenant for each in taken) == ["many"] * 3 + ["one"]
+        more = await one.take(3, [each.id for each in taken])
+        assert more == []  # it has as many in hand as it may
+
+
+@ran
+async def test_an_end_is_written_once_with_its_notice(url: str) -> None:
+    async with _two(url) as (one, _), _commits(url) as commits:
+        wanted = _wanted("https://hooks.example.com/")
+        await one.accept("moss", wanted)
+        await one.take(4, [])
+        await one.begin("moss", wanted.id, "a7c2", 0)
+        assert await one.end("moss", wanted.id, '{"status":"success"}', NOTICE)
+        assert not await one.end("moss", wanted.id, "{}", ("notice-2", "{}"))
+        seen = await one.find("moss", wanted.id)
+        assert seen is not None
+        assert (seen.state, seen.node, seen.answer) == ("done", "a7c2", '{"status":"success"}')
+        assert await one.body("moss", wanted.id) is None
+        (notice,) = await NoticeRows(commits).due(4, 16, 30.0)
+        assert (notice.id, notice.url, notice.body) == (NOTICE[0], wanted.webhook, NOTICE[1])
+        assert await one.find("other", wanted.id) is None
+
+
+@ran
+async def test_what_was_cancelled_never_begins(url: str) -> None:
+    async with _two(url) as (one, other):
+        wanted = _wanted()
+        await one.accept("moss", wanted)
+        await one.take(4, [])
+        assert not await other.cancel("foreign", wanted.id, "{}", NOTICE)
+        assert await other.cancel("moss", wanted.id, "{}", NOTICE)
+        assert await one.begin("moss", wanted.id, "a7c2", 0) is None
+        assert not await other.cancel("moss", wanted.id, "{}", NOTICE)
+
+
+@ran
+async def test_a_key_keeps_one_program(url: str) -> None:
+    async with _two(url) as (one, other), _commits(url) as commits:
+        first, second = _wanted(), _wanted()
+        claim = await one.accept_with_key("moss", "key", b"digest", first)
+        assert (claim.node, claim.offered) == (GATEWAYS, first.id)
+        claim = await other.accept_with_key("moss", "key", b"another", second)
+        assert (claim.digest, claim.offered) == (b"digest", first.id)
+        assert await one.find("moss", second.id) is None
+        of_a_request = Claim(b"", "a7c2", new_id("a7c2"))
+        assert (await Claims(commits).claim("moss", "key", of_a_request)).offered == first.id
+        await Claims(commits).claim("moss", "older", of_a_request)
+        claim = await one.accept_with_key("moss", "older", b"digest", second)
+        assert claim.node == "a7c2"
+        assert await one.find("moss", second.id) is None
+        assert await one.queued("moss", 10) == 1
+
+
+@ran
+async def test_results_are_kept_for_their_time(url: str) -> None:
+    async with _two(url) as (one, _):
+        ended, waits = _wanted(), _wanted()
+        for each in (ended, waits):
+            await one.accept("moss", each)
+        await one.cancel("moss", ended.id, "{}", NOTICE)
+        assert await one.sweep(60.0) == 0
+        assert await one.sweep(0.0) == 1
+        assert await one.find("moss", ended.id) is None
+        assert await one.find("moss", waits.id) is not None
+
+
+@ran
+async def test_a_notice_is_one_gateways_until_it_is_due_again(url: str) -> None:
+    async with _two(url) as (one, _), _commits(url) as commits:
+        wanted = _wanted("https://hooks.example.com/")
+        await one.accept("moss", wanted)
+        await one.cancel("moss", wanted.id, "{}", NOTICE)
+        rows = NoticeRows(commits)
+        (notice,) = await rows.due(4, 16, 30.0)
+        assert await rows.due(4, 16, 30.0) == []
+        await rows.again(notice, 0.0)
+        (second,) = await rows.due(4, 16, 0.0)
+        assert second.tries == 2
+        await rows.over(notice)  # of an attempt that is over
+        (third,) = await rows.due(4, 16, 30.0)
+        await rows.over(third)
+        assert await rows.due(4, 16, 0.0) == []
+        assert json.loads(notice.body) == {"type": "execution.ended"}
