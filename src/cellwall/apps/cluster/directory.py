@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.directory.claims import Claims
 from cellwall.cluster.directory.connection import check_url
+from cellwall.cluster.directory.grants import Grants
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.keys import Keys
 from cellwall.cluster.directory.places import PlaceRows
@@ -19,6 +21,7 @@ from cellwall.cluster.directory.secrets import Secrets
 from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.directory.sums import Sums
 from cellwall.cluster.gateway.agreed.claims import AgreedReplays
+from cellwall.cluster.gateway.agreed.granting import Granting, has_costs
 from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
 from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.quotas import Quotas
@@ -32,6 +35,7 @@ from cellwall.engine.scheduling.quotas import Tenants
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.settings import GatewaySettings
+    from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.secrets.sealing import Seal
 
@@ -63,6 +67,13 @@ async def agreeing(
     if not await _has_begun(losses.begin(), over):
         yield
         return
+    if any(map(has_costs, server.tiers.values())):
+        gateway.book.grants = True
+        grants = Grants(commits)
+        granting = Granting(
+            grants, tenants, gateway.book, gateway.tasks, partial(_is_tenant, server, gateway.keyring)
+        )
+        gateway.tasks.spawn(granting.run())
     for work in (losses.run(over.set), commits.run(), _sweep(claims)):
         gateway.tasks.spawn(work)
     try:
@@ -71,6 +82,11 @@ async def agreeing(
         yield
     finally:
         await roll.leave()
+
+
+def _is_tenant(server: ServerSettings, keys: KeyRing, name: str) -> bool:
+    """Report whether there is a tenant of that name: it has a key, or a door is open to it."""
+    return any(each.tenant == name for each in server.doors.values()) or bool(keys.holders(name))
 
 
 def _seal(server: ServerSettings) -> Seal | None:
