@@ -6,7 +6,6 @@ The witness is what the nodes themselves say of the tenant's sandboxes and progr
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ import pytest
 from cellwall.model.ids import new_id, node_of
 from kit.cluster.directories import directory
 from kit.cluster.processes import Cluster, cluster
+from kit.cluster.witness import Witness
 from kit.postgres_server import Postgres
 from kit.servers import ALICE, BOB, run_cell
 from kit.waiting import wait_until
@@ -44,33 +44,6 @@ def _live(client: httpx.Client) -> list[str]:
     return [str(each["id"]) for each in answer["sandboxes"]]
 
 
-class _Witness:
-    """Asks the nodes again and again how much there is at most."""
-
-    def __init__(self, made: Cluster, name: str) -> None:
-        self._client = made.client()
-        self._name = name
-        self.most = self.looks = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> _Witness:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._is_over.is_set():
-            answer = self._client.get("/quota")
-            if answer.status_code != 200:
-                continue  # on a busy machine a node may miss probes
-            use = answer.json()["use"]
-            self.most, self.looks = max(self.most, use[self._name]), self.looks + 1
-
-
 def _same_at_once(clients: list[httpx.Client], key: str) -> list[httpx.Response]:
     """Send one request under one key at both gateways, twice."""
     with ThreadPoolExecutor(4) as pool:
@@ -83,7 +56,7 @@ def _same_at_once(clients: list[httpx.Client], key: str) -> list[httpx.Response]
 
 def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> None:
     clients = [two.client(number % 2) for number in range(8)]
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(32) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(32) as pool:
         answers = list(
             pool.map(
                 lambda number: clients[number % 8].post(
@@ -155,7 +128,7 @@ def test_what_the_quota_allows_is_hardly_ever_refused(two: Cluster) -> None:
                 assert answer.status_code == 429, answer.text
         return asked, refused
 
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(SANDBOXES) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(SANDBOXES) as pool:
         counts = list(pool.map(churn, range(SANDBOXES)))
     asked, refused = (sum(each) for each in zip(*counts, strict=True))
     assert asked == SANDBOXES * ROUNDS
@@ -169,7 +142,7 @@ def test_copies_are_counted_as_sandboxes_are(two: Cluster) -> None:
     source = first.post("/sandboxes", json={}).json()["id"]
     run_cell(first, f"/sandboxes/{source}", "x = 1")
     kept = first.post(f"/sandboxes/{source}/snapshots", json={}).json()["id"]
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(8) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(8) as pool:
 
         def copy(number: int) -> int:
             client = (first, second)[number % 2]
@@ -190,7 +163,7 @@ def test_copies_are_counted_as_sandboxes_are(two: Cluster) -> None:
 
 def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Cluster) -> None:
     clients = [two.client(number % 2) for number in range(8)]
-    with _Witness(two, "running") as witness, ThreadPoolExecutor(64) as pool:
+    with Witness(two, "running") as witness, ThreadPoolExecutor(64) as pool:
         answers = list(
             pool.map(
                 lambda number: clients[number % 8].post(
@@ -227,7 +200,7 @@ def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Clust
 def test_sandboxes_of_a_door_are_counted_with_the_others(two: Cluster) -> None:
     clients = [two.client(number % 2) for number in range(8)]
     ways = [("/e2b/v2/sandboxes", {"templateID": "base"}), ("/sandboxes", {})]
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(16) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(16) as pool:
 
         def make(number: int) -> int:
             path, body = ways[number % 2]
@@ -256,6 +229,6 @@ def test_programs_of_a_door_are_counted_with_the_others(two: Cluster) -> None:
         answer = client.post("/fusion/run_code", json=asked, headers=bearer).json()
         return str(answer["run_result"]["stdout"])
 
-    with _Witness(two, "running") as witness, ThreadPoolExecutor(32) as pool:
+    with Witness(two, "running") as witness, ThreadPoolExecutor(32) as pool:
         assert set(pool.map(run, range(CLIENTS // 2))) == {"42\n"}
     assert (witness.most, witness.looks > 10) == (RUNNING, True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.directory.claims import Claims
 from cellwall.cluster.directory.connection import check_url
+from cellwall.cluster.directory.ended import Ended
 from cellwall.cluster.directory.grants import Grants
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.keys import Keys
@@ -26,6 +27,7 @@ from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
 from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.quotas import Quotas
 from cellwall.cluster.gateway.agreed.running import Running
+from cellwall.cluster.gateway.agreed.upkeep import Upkeep
 from cellwall.cluster.gateway.data.data import Data
 from cellwall.cluster.gateway.tenants.key_book import KeyBook
 from cellwall.cluster.gateway.tenants.lending import Keeps
@@ -59,8 +61,9 @@ async def agreeing(
     claims = Claims(commits)
     gateway.replays = AgreedReplays(claims, gateway.book)
     tenants = Tenants(server.tiers, server.tenants)
-    gateway.quotas = Quotas(Sums(commits), tenants, gateway.book)
+    gateway.quotas = quotas = Quotas(Sums(commits), tenants, gateway.book)
     gateway.running = Running(Shares(commits), tenants, gateway.tasks)
+    upkeep = Upkeep(Ended(commits), Shares(commits), quotas, settings.ended_keys_days)
     gateway.data = Data(gateway, AgreedPlaces(PlaceRows(commits)))
     keys = KeyBook(Keys(commits), gateway.keyring, gateway.cut)
     gateway.keeps = Keeps(keys, Vault(Secrets(commits), _seal(server)))
@@ -71,10 +74,14 @@ async def agreeing(
         gateway.book.grants = True
         grants = Grants(commits)
         granting = Granting(
-            grants, tenants, gateway.book, gateway.tasks, partial(_is_tenant, server, gateway.keyring)
+            grants,
+            tenants,
+            gateway.book,
+            gateway.tasks,
+            partial(_is_tenant, server, gateway.keyring),
         )
         gateway.tasks.spawn(granting.run())
-    for work in (losses.run(over.set), commits.run(), _sweep(claims)):
+    for work in (losses.run(over.set), commits.run(), _sweep(claims, upkeep)):
         gateway.tasks.spawn(work)
     try:
         if await _has_begun(keys.begin(), over):
@@ -111,10 +118,11 @@ async def _has_begun(beginning: Coroutine[Any, Any, None], over: asyncio.Event) 
     return True
 
 
-async def _sweep(claims: Claims) -> None:
-    """Remove claims that are over, for ever."""
+async def _sweep(claims: Claims, upkeep: Upkeep) -> None:
+    """Remove what is over, for ever."""
     while True:
         await asyncio.sleep(_SWEEP_S)
         with contextlib.suppress(Exception):  # the directory is away; there is time
             while await claims.sweep():
                 pass
+            await upkeep.round()

@@ -37,7 +37,8 @@ changed AS (
   UPDATE directory.tenants SET change = {_NEXT.format("change + 1")}
   WHERE tenant = $1 AND change = $3::bigint AND change <> 0 RETURNING change),
 made AS (
-  INSERT INTO directory.tenants AS t (tenant, change) SELECT $1, {_NEXT.format("1")} WHERE $3::bigint = 0
+  INSERT INTO directory.tenants AS t (tenant, change)
+  SELECT $1, {_NEXT.format("1")} WHERE $3::bigint = 0
   ON CONFLICT (tenant) DO UPDATE SET change = excluded.change WHERE t.change = 0 RETURNING change),
 mine AS (SELECT change FROM changed UNION ALL SELECT change FROM made),
 written AS (
