@@ -5,6 +5,7 @@ The witness is what the nodes themselves say of the tenant's sandboxes and progr
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from kit.cluster.directories import directory
 from kit.cluster.processes import Cluster, cluster
 from kit.cluster.witness import Witness
 from kit.postgres_server import Postgres
+from kit.server.mcp_doors import HttpDoor, text_of
 from kit.servers import ALICE, BOB, run_cell
 from kit.waiting import wait_until
 
@@ -232,3 +234,40 @@ def test_programs_of_a_door_are_counted_with_the_others(two: Cluster) -> None:
     with Witness(two, "running") as witness, ThreadPoolExecutor(32) as pool:
         assert set(pool.map(run, range(CLIENTS // 2))) == {"42\n"}
     assert (witness.most, witness.looks > 10) == (RUNNING, True)
+
+
+def test_tools_of_mcp_are_counted_with_the_others(two: Cluster) -> None:
+    clients = [two.client(number % 2) for number in range(8)]
+    doors = [HttpDoor(f"{two.address(number)}/mcp") for number in range(2)]
+
+    async def call(number: int, tool: str, given: dict[str, object]) -> str:
+        async with doors[number % 2].client() as client:
+            return text_of(await client.call_tool(tool, given))
+
+    async def calls(tool: str, given: dict[str, object], count: int) -> list[str]:
+        return await asyncio.gather(*(call(number, tool, given) for number in range(count)))
+
+    def run(number: int) -> str:
+        code = f"import time; time.sleep(0.1); print({number})"
+        return str(clients[number % 8].post("/execute", json={"code": code}).json()["stdout"])
+
+    slow: dict[str, object] = {"code": "import time; time.sleep(0.2); print(42)"}
+    with Witness(two, "running") as witness, ThreadPoolExecutor(16) as pool:
+        ran = [pool.submit(run, number) for number in range(40)]
+        said = asyncio.run(calls("run_code", slow, 16))
+        assert [each.result() for each in ran] == [f"{number}\n" for number in range(40)]
+    assert all("42" in each for each in said), said
+    assert (witness.most, witness.looks > 5) == (RUNNING, True)
+    held = [clients[0].post("/sandboxes", json={}).json()["id"] for _ in range(SANDBOXES - 1)]
+
+    async def make() -> tuple[str, str]:
+        async with doors[1].client() as client:
+            made = text_of(await client.call_tool("create_sandbox", {}))
+            return made, text_of(await client.call_tool("create_sandbox", {}))
+
+    first, second = asyncio.run(make())
+    assert "sandbox_id" in first, first
+    assert "sandboxes" in second, second
+    assert "quota" in second, second
+    for each in held:
+        clients[0].delete(f"/sandboxes/{each}")

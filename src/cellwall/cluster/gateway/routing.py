@@ -33,9 +33,10 @@ _KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?|/(audit)")
 """What gateways keep themselves."""
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
-Makes = Literal["", "program", "sandbox", "fork"]
+Makes = Literal["", "program", "sandbox", "fork", "call"]
 """What a request of a door makes that counts in its tenant's quotas over all nodes: a program which
-its client waits for, a sandbox, as many copies as its body says; empty: nothing."""
+its client waits for, a sandbox, as many copies as its body says; `call`: its body says which of
+these; empty: nothing."""
 
 
 class Way(NamedTuple):
@@ -69,7 +70,8 @@ def way_of(method: str, path: str, session: str = "") -> Way:
         token = signed[1]
         return Way("object", token[:NODE_LENGTH], "token", token, may_have_token=True)
     if path == _MCP:  # without a session it begins one, on any node
-        return Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
+        way = Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
+        return way._replace(makes="call") if method == "POST" else way
     found = _OBJECT.fullmatch(path) or _BUILD.fullmatch(path)
     if found and found[2] != "batch":
         has_token = _PORTS.match(path) is not None
