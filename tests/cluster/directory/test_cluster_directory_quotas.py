@@ -266,8 +266,26 @@ def test_tools_of_mcp_are_counted_with_the_others(two: Cluster) -> None:
             return made, text_of(await client.call_tool("create_sandbox", {}))
 
     first, second = asyncio.run(make())
-    assert "sandbox_id" in first, first
+    assert "is ready" in first, first
     assert "sandboxes" in second, second
     assert "quota" in second, second
     for each in held:
         clients[0].delete(f"/sandboxes/{each}")
+
+
+def test_program_waits_and_is_not_refused_while_others_may_run(postgres: Postgres) -> None:
+    """Two gateways, nine of ten programs at one of them: waiting is allowed, a refusal is not."""
+    tiers = "[tiers.default]\nrunning = 10\n"
+    with cluster(2, 2, directory=directory(postgres), tiers=tiers, probe_s=1.0) as made:
+        clients = [made.client(0 if number % 10 else 1) for number in range(40)]
+
+        def run(number: int) -> int:
+            code = f"import time; time.sleep({0.1 + number % 5 / 20}); print({number})"
+            return clients[number % 40].post("/execute", json={"code": code}).status_code
+
+        with Witness(made, "running") as witness, ThreadPoolExecutor(40) as pool:
+            answers = list(pool.map(run, range(400)))
+    refused = len(answers) - answers.count(200)
+    print(f"refused of the quota of 10: {refused} of {len(answers)}")
+    assert refused <= len(answers) // 100
+    assert 8 <= witness.most <= 10

@@ -50,9 +50,9 @@ class Exchange:
     """See the module."""
 
     __slots__ = (
-        "_body", "_called", "_caller", "_client", "_counting", "_gateway", "_head", "_in_line", "_is_gone",
-        "_lacking", "_lead", "_needs", "_node", "_own_status", "_status", "_tenant", "_turn",
-        "_way", "request_id",
+        "_body", "_called", "_caller", "_client", "_counting", "_gateway", "_head", "_in_line",
+        "_is_gone", "_lacking", "_lead", "_needs", "_node", "_own_status", "_status", "_tenant",
+        "_turn", "_way", "request_id",
     )  # fmt: skip
 
     def __init__(
