@@ -10,8 +10,14 @@ import pytest
 from cellwall.cluster.directory.ended import Ended
 from cellwall.cluster.directory.grants import Amount, Grants
 from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.places import PlaceRows
 from cellwall.cluster.directory.shares import Shares
+from cellwall.cluster.gateway.agreed.places import AgreedPlaces
+from cellwall.cluster.gateway.agreed.upkeep import Leftovers
+from cellwall.cluster.gateway.data.finder import Finder
+from cellwall.engine.scheduling.quotas import Tenants
 from kit.cluster.directories import directory, name_of
+from kit.cluster.tiny_nodes import nodes
 from kit.postgres_server import Postgres
 
 NODES = (
@@ -128,3 +134,24 @@ def test_grant_is_written_only_as_the_next_change(postgres: Postgres) -> None:
         assert await grants.write("moss", "n1", much, 0) > none
 
     _with(url, work)
+
+
+def test_name_of_a_build_that_failed_is_free_after_a_day(postgres: Postgres) -> None:
+    url = directory(postgres)
+    things = {"template:failed": "1 day", "template:built": "1 day", "template:begun": "23 hours",
+              "volume:none": "1 day", "volume:data": "1 day", "template:lost": "1 day"}  # fmt: skip
+    for thing, ago in things.items():
+        node = "cccc" if thing.endswith("lost") else "aaaa"
+        row = f"('moss', '{thing}', '{node}', 3, now() - interval '{ago}')"
+        postgres.sql(f"INSERT INTO directory.places VALUES {row}", name_of(url))
+    has = {"/volumes/data": {"name": "data"}, "/templates": {"own": [{"name": "built:1"}]}}
+
+    async def work(commits: GroupCommit) -> None:
+        rows = PlaceRows(commits)
+        async with nodes({"aaaa": has, "bbbb": {"/templates": {"own": []}}}) as book:
+            book.bury("cccc", "it did not answer")
+            await Leftovers(rows, Finder(book, AgreedPlaces(rows)), Tenants()).round()
+
+    _with(url, work)
+    shown = postgres.sql("SELECT thing FROM directory.places", name_of(url))
+    assert set(shown.split()) == things.keys() - {"template:failed", "volume:none"}

@@ -27,7 +27,7 @@ from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
 from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.quotas import Quotas
 from cellwall.cluster.gateway.agreed.running import Running
-from cellwall.cluster.gateway.agreed.upkeep import Upkeep
+from cellwall.cluster.gateway.agreed.upkeep import Leftovers, Upkeep
 from cellwall.cluster.gateway.data.data import Data
 from cellwall.cluster.gateway.tenants.key_book import KeyBook
 from cellwall.cluster.gateway.tenants.lending import Keeps
@@ -63,8 +63,15 @@ async def agreeing(
     tenants = Tenants(server.tiers, server.tenants)
     gateway.quotas = quotas = Quotas(Sums(commits), tenants, gateway.book)
     gateway.running = Running(Shares(commits), tenants, gateway.tasks)
-    upkeep = Upkeep(Ended(commits), Shares(commits), quotas, settings.ended_keys_days)
-    gateway.data = Data(gateway, AgreedPlaces(PlaceRows(commits)))
+    rows = PlaceRows(commits)
+    gateway.data = data = Data(gateway, AgreedPlaces(rows))
+    upkeep = Upkeep(
+        Ended(commits),
+        Shares(commits),
+        quotas,
+        Leftovers(rows, data.finder, tenants),
+        settings.ended_keys_days,
+    )
     keys = KeyBook(Keys(commits), gateway.keyring, gateway.cut)
     gateway.keeps = Keeps(keys, Vault(Secrets(commits), _seal(server)))
     if not await _has_begun(losses.begin(), over):

@@ -149,6 +149,9 @@ class Own(Keys):
         self.row = replace(self.row, revoked_at=1.0)
         return True, True
 
+    async def since(self, known: Version) -> None:
+        """It is to be read again."""
+
     async def all(self) -> tuple[Version, list[Kept]]:
         return Version(1), [self.row]
 

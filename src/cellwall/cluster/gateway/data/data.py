@@ -38,7 +38,8 @@ class Data:
     def __init__(self, gateway: Gateway, places: Places) -> None:
         """`places`: where things lie; several gateways agree on it."""
         self._gateway = gateway
-        self._finder = finder = Finder(gateway.book, places)
+        self.finder = finder = Finder(gateway.book, places)
+        """What knows where things lie."""
         volumes, templates = Volumes(gateway.book, finder), Templates(gateway.book, finder)
         images = Images(gateway.book)
         self._whole = {
@@ -84,7 +85,7 @@ class Data:
 
     def lead(self, caller: Caller) -> Lead:
         """Return the lead of a request that names what the node that was asked lacks."""
-        return Lead(self._finder, caller)
+        return Lead(self.finder, caller)
 
 
 async def _named(work: Callable[[Visit, str], Awaitable[None]], name: str, visit: Visit) -> None:
