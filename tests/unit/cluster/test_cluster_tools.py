@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cellwall.cluster.gateway.agreed.copies import copies_in
-from cellwall.cluster.gateway.doors.tools import called
 from cellwall.cluster.gateway.routing import way_of
+from cellwall.cluster.gateway.work.tools import called
 from cellwall.engine.scheduling.quotas import exceeded
 from cellwall.model.errors import UsageError
 

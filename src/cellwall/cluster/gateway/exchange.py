@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from cellwall.cluster.gateway.doors.tools import Called, called
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
+from cellwall.cluster.gateway.routing import Way
 from cellwall.cluster.gateway.tenants.lending import lend, names_in
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
+from cellwall.cluster.gateway.work.tools import Called, called
 from cellwall.model.errors import CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.replays import Use
-    from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
@@ -142,9 +142,9 @@ class Exchange:
                 await self._in_place(self._at_one_node)
             elif self._counting.copying:
                 async with await self._copies():
-                    await self._at_one_node()
+                    await self._at_its_node()
             else:
-                await self._at_one_node()
+                await self._at_its_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self._status, self._own_status = 0, status_of(error)
             if not self._is_gone:
@@ -194,6 +194,23 @@ class Exchange:
             gateway.refuse(self._client, self._head, error, self.request_id)
             return
         gateway.answer(self._client, self._head, 200, found.refused(error), self.request_id)
+
+    async def _at_its_node(self) -> None:
+        """Ask the node of the template that a door's request names, or the one of its way."""
+        data, caller, body = self._gateway.data, self._caller, b""
+        if self._way.kind == "template" and (data is None or not self._tenant):
+            self._way = Way("any")  # which refuses what has no key
+        if self._way.kind != "template" or data is None or caller is None:
+            await self._at_one_node()
+            return
+        if not self._way.name:
+            await self._body.until_whole()
+            if self._body.kept is None:
+                raise self._body.not_kept("it names a template", "send at most 8 MiB")
+            body = b"".join(self._body.kept)
+        status = lambda: self._status  # noqa: E731 - of the answer, which is not there yet
+        async with data.named.at(caller, self._way, body, status) as self._way:
+            await self._at_one_node()
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""

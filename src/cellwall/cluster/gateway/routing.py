@@ -11,11 +11,12 @@ from typing import Literal, NamedTuple
 
 from cellwall.model.ids import NODE_LENGTH, node_of
 
-Kind = Literal["own", "object", "new", "batch", "any", "all", "data", "refused"]
+Kind = Literal["own", "object", "new", "batch", "any", "all", "data", "template", "refused"]
 """`own`: the gateway answers; `object`: the node that has it; `new`: a node is chosen, and may be
 chosen again; `batch`: many of these; `any`: each node answers alike; `all`: the answers of all
-nodes together; `data`: of what is named without its node (`data.Data`); `refused`: it has no
-meaning for many machines yet."""
+nodes together; `data`: of what is named without its node (`data.Data`); `template`: a door's, for
+the node of the template that `name` is, or that the fields `path` of its body say; `refused`: it
+has no meaning for many machines yet."""
 
 _NEW = frozenset({("POST", "/execute"), ("POST", "/sandboxes")})
 _OWN = frozenset({"/health", "/nodes"})

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from cellwall.cluster.gateway.data.finder import Finder
 from cellwall.cluster.gateway.data.images import Images
 from cellwall.cluster.gateway.data.lead import Lead
+from cellwall.cluster.gateway.data.named import NamedTemplates
 from cellwall.cluster.gateway.data.templates import Templates
 from cellwall.cluster.gateway.data.visit import Visit
 from cellwall.cluster.gateway.data.volumes import Volumes
@@ -41,6 +42,8 @@ class Data:
         self.finder = finder = Finder(gateway.book, places)
         """What knows where things lie."""
         volumes, templates = Volumes(gateway.book, finder), Templates(gateway.book, finder)
+        self.named = NamedTemplates(gateway.book, templates)
+        """What finds the templates that requests of doors name."""
         images = Images(gateway.book)
         self._whole = {
             ("GET", "volumes"): volumes.index,

@@ -17,9 +17,9 @@ from cellwall.model.errors import CapacityError
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.quotas import Quotas
-    from cellwall.cluster.gateway.doors.tools import Called
     from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.heads import RequestHead
+    from cellwall.cluster.gateway.work.tools import Called
 
 SANDBOXES = "/sandboxes"
 _COPYING = re.compile(r"/sandboxes/[^/]+/(fork)|/snapshots/[^/]+/(restore)")

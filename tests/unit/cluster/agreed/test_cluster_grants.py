@@ -138,9 +138,9 @@ def test_what_is_given_back_is_not_held_any_more() -> None:
 
 def test_sandbox_waits_for_a_word_and_is_refused_by_the_last_one() -> None:
     async def run() -> None:
-        node, loop = Spoken(), asyncio.get_running_loop()
+        node = Spoken()
         for is_final in (False, True):
-            waiting = loop.create_task(node.queue.room("moss", SMALL))
+            waiting = asyncio.ensure_future(node.queue.room("moss", SMALL))
             (want,) = await node.wants()
             assert not waiting.done()
             await node.say(2 if is_final else 1, [64, 0, 0], is_final=is_final)
