@@ -156,7 +156,7 @@ OF_SANDBOX = Way("object", "a7c2", "sandbox", ID)
 @pytest.mark.parametrize(
     ("method", "path", "headers", "way"),
     [
-        ("POST", "/v2/sandboxes", {}, Way("any", makes="sandbox")),
+        ("POST", "/v2/sandboxes", {}, Way("template", path="templateID", makes="sandbox")),
         ("POST", "/sandboxes", {}, Way("template", path="templateID", makes="sandbox")),
         ("POST", f"/sandboxes/{ID}/f%6frk", {}, OF_SANDBOX._replace(makes="fork")),
         ("POST", f"/sandboxes/{ID}/fork", {}, OF_SANDBOX._replace(makes="fork")),
