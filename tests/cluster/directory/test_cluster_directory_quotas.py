@@ -5,8 +5,8 @@ The witness is what the nodes themselves say of the tenant's sandboxes and progr
 
 from __future__ import annotations
 
+import asyncio
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +16,9 @@ import pytest
 from cellwall.model.ids import new_id, node_of
 from kit.cluster.directories import directory
 from kit.cluster.processes import Cluster, cluster
+from kit.cluster.witness import Witness
 from kit.postgres_server import Postgres
+from kit.server.mcp_doors import HttpDoor, text_of
 from kit.servers import ALICE, BOB, run_cell
 from kit.waiting import wait_until
 
@@ -44,33 +46,6 @@ def _live(client: httpx.Client) -> list[str]:
     return [str(each["id"]) for each in answer["sandboxes"]]
 
 
-class _Witness:
-    """Asks the nodes again and again how much there is at most."""
-
-    def __init__(self, made: Cluster, name: str) -> None:
-        self._client = made.client()
-        self._name = name
-        self.most = self.looks = 0
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> _Witness:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._is_over.is_set():
-            answer = self._client.get("/quota")
-            if answer.status_code != 200:
-                continue  # on a busy machine a node may miss probes
-            use = answer.json()["use"]
-            self.most, self.looks = max(self.most, use[self._name]), self.looks + 1
-
-
 def _same_at_once(clients: list[httpx.Client], key: str) -> list[httpx.Response]:
     """Send one request under one key at both gateways, twice."""
     with ThreadPoolExecutor(4) as pool:
@@ -83,7 +58,7 @@ def _same_at_once(clients: list[httpx.Client], key: str) -> list[httpx.Response]
 
 def test_sandboxes_of_a_tenant_are_never_more_than_its_quota(two: Cluster) -> None:
     clients = [two.client(number % 2) for number in range(8)]
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(32) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(32) as pool:
         answers = list(
             pool.map(
                 lambda number: clients[number % 8].post(
@@ -155,7 +130,7 @@ def test_what_the_quota_allows_is_hardly_ever_refused(two: Cluster) -> None:
                 assert answer.status_code == 429, answer.text
         return asked, refused
 
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(SANDBOXES) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(SANDBOXES) as pool:
         counts = list(pool.map(churn, range(SANDBOXES)))
     asked, refused = (sum(each) for each in zip(*counts, strict=True))
     assert asked == SANDBOXES * ROUNDS
@@ -169,7 +144,7 @@ def test_copies_are_counted_as_sandboxes_are(two: Cluster) -> None:
     source = first.post("/sandboxes", json={}).json()["id"]
     run_cell(first, f"/sandboxes/{source}", "x = 1")
     kept = first.post(f"/sandboxes/{source}/snapshots", json={}).json()["id"]
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(8) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(8) as pool:
 
         def copy(number: int) -> int:
             client = (first, second)[number % 2]
@@ -190,7 +165,7 @@ def test_copies_are_counted_as_sandboxes_are(two: Cluster) -> None:
 
 def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Cluster) -> None:
     clients = [two.client(number % 2) for number in range(8)]
-    with _Witness(two, "running") as witness, ThreadPoolExecutor(64) as pool:
+    with Witness(two, "running") as witness, ThreadPoolExecutor(64) as pool:
         answers = list(
             pool.map(
                 lambda number: clients[number % 8].post(
@@ -227,7 +202,7 @@ def test_programs_of_a_tenant_under_way_are_never_more_than_its_quota(two: Clust
 def test_sandboxes_of_a_door_are_counted_with_the_others(two: Cluster) -> None:
     clients = [two.client(number % 2) for number in range(8)]
     ways = [("/e2b/v2/sandboxes", {"templateID": "base"}), ("/sandboxes", {})]
-    with _Witness(two, "sandboxes") as witness, ThreadPoolExecutor(16) as pool:
+    with Witness(two, "sandboxes") as witness, ThreadPoolExecutor(16) as pool:
 
         def make(number: int) -> int:
             path, body = ways[number % 2]
@@ -256,6 +231,61 @@ def test_programs_of_a_door_are_counted_with_the_others(two: Cluster) -> None:
         answer = client.post("/fusion/run_code", json=asked, headers=bearer).json()
         return str(answer["run_result"]["stdout"])
 
-    with _Witness(two, "running") as witness, ThreadPoolExecutor(32) as pool:
+    with Witness(two, "running") as witness, ThreadPoolExecutor(32) as pool:
         assert set(pool.map(run, range(CLIENTS // 2))) == {"42\n"}
     assert (witness.most, witness.looks > 10) == (RUNNING, True)
+
+
+def test_tools_of_mcp_are_counted_with_the_others(two: Cluster) -> None:
+    clients = [two.client(number % 2) for number in range(8)]
+    doors = [HttpDoor(f"{two.address(number)}/mcp") for number in range(2)]
+
+    async def call(number: int, tool: str, given: dict[str, object]) -> str:
+        async with doors[number % 2].client() as client:
+            return text_of(await client.call_tool(tool, given))
+
+    async def calls(tool: str, given: dict[str, object], count: int) -> list[str]:
+        return await asyncio.gather(*(call(number, tool, given) for number in range(count)))
+
+    def run(number: int) -> str:
+        code = f"import time; time.sleep(0.1); print({number})"
+        return str(clients[number % 8].post("/execute", json={"code": code}).json()["stdout"])
+
+    slow: dict[str, object] = {"code": "import time; time.sleep(0.2); print(42)"}
+    with Witness(two, "running") as witness, ThreadPoolExecutor(16) as pool:
+        ran = [pool.submit(run, number) for number in range(40)]
+        said = asyncio.run(calls("run_code", slow, 16))
+        assert [each.result() for each in ran] == [f"{number}\n" for number in range(40)]
+    assert all("42" in each for each in said), said
+    assert (witness.most, witness.looks > 5) == (RUNNING, True)
+    held = [clients[0].post("/sandboxes", json={}).json()["id"] for _ in range(SANDBOXES - 1)]
+
+    async def make() -> tuple[str, str]:
+        async with doors[1].client() as client:
+            made = text_of(await client.call_tool("create_sandbox", {}))
+            return made, text_of(await client.call_tool("create_sandbox", {}))
+
+    first, second = asyncio.run(make())
+    assert "is ready" in first, first
+    assert "sandboxes" in second, second
+    assert "quota" in second, second
+    for each in held:
+        clients[0].delete(f"/sandboxes/{each}")
+
+
+def test_program_waits_and_is_not_refused_while_others_may_run(postgres: Postgres) -> None:
+    """Two gateways, nine of ten programs at one of them: waiting is allowed, a refusal is not."""
+    tiers = "[tiers.default]\nrunning = 10\n"
+    with cluster(2, 2, directory=directory(postgres), tiers=tiers, probe_s=1.0) as made:
+        clients = [made.client(0 if number % 10 else 1) for number in range(40)]
+
+        def run(number: int) -> int:
+            code = f"import time; time.sleep({0.1 + number % 5 / 20}); print({number})"
+            return clients[number % 40].post("/execute", json={"code": code}).status_code
+
+        with Witness(made, "running") as witness, ThreadPoolExecutor(40) as pool:
+            answers = list(pool.map(run, range(400)))
+    refused = len(answers) - answers.count(200)
+    print(f"refused of the quota of 10: {refused} of {len(answers)}")
+    assert refused <= len(answers) // 100
+    assert 8 <= witness.most <= 10

@@ -116,7 +116,7 @@ def test_tables_of_the_first_version_become_the_newest_and_keep_their_rows(
         async with _commits(as_role(owner)) as commits:
             again = await Claims(commits).claim("t", "k", Claim(b"", "bbbb", "o2"))
             assert again == Claim(b"", "aaaa", "o1")
-            assert await Keys(commits).all() == (0, [])
+            assert await Keys(commits).all() == ((0, None), [])
 
     asyncio.run(run())
 

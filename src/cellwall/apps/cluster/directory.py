@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.directory.claims import Claims
 from cellwall.cluster.directory.connection import check_url
+from cellwall.cluster.directory.ended import Ended
+from cellwall.cluster.directory.grants import Grants
 from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.keys import Keys
 from cellwall.cluster.directory.notices import NoticeRows
@@ -21,10 +24,12 @@ from cellwall.cluster.directory.secrets import Secrets
 from cellwall.cluster.directory.shares import Shares
 from cellwall.cluster.directory.sums import Sums
 from cellwall.cluster.gateway.agreed.claims import AgreedReplays
+from cellwall.cluster.gateway.agreed.granting import Granting, has_costs
 from cellwall.cluster.gateway.agreed.losses import Losses, fresh_s
 from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.quotas import Quotas
 from cellwall.cluster.gateway.agreed.running import Running
+from cellwall.cluster.gateway.agreed.upkeep import Leftovers, Upkeep
 from cellwall.cluster.gateway.background.background import Background
 from cellwall.cluster.gateway.background.hooks import Hooks
 from cellwall.cluster.gateway.data.data import Data
@@ -39,6 +44,7 @@ from cellwall.surface.shared.tasks import Tasks
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.settings import GatewaySettings
+    from cellwall.server.auth.keys import KeyRing
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.secrets.sealing import Seal
 
@@ -62,9 +68,17 @@ async def agreeing(
     claims = Claims(commits)
     gateway.replays = AgreedReplays(claims, gateway.book)
     tenants = Tenants(server.tiers, server.tenants)
-    gateway.quotas = Quotas(Sums(commits), tenants, gateway.book)
+    gateway.quotas = quotas = Quotas(Sums(commits), tenants, gateway.book)
     gateway.running = Running(Shares(commits), tenants, gateway.tasks)
-    gateway.data = Data(gateway, AgreedPlaces(PlaceRows(commits)))
+    rows = PlaceRows(commits)
+    gateway.data = data = Data(gateway, AgreedPlaces(rows))
+    upkeep = Upkeep(
+        Ended(commits),
+        Shares(commits),
+        quotas,
+        Leftovers(rows, data.finder, tenants),
+        settings.ended_keys_days,
+    )
     gateway.background = _background(server, gateway, commits, tenants)
     keys = KeyBook(Keys(commits), gateway.keyring, gateway.cut)
     gateway.keeps = Keeps(keys, Vault(Secrets(commits), _seal(server)))
@@ -72,7 +86,18 @@ async def agreeing(
         yield
         return
     background = gateway.background.works()
-    for work in (losses.run(over.set), commits.run(), _sweep(claims), *background):
+    if any(map(has_costs, server.tiers.values())):
+        gateway.book.grants = True
+        grants = Grants(commits)
+        granting = Granting(
+            grants,
+            tenants,
+            gateway.book,
+            gateway.tasks,
+            partial(_is_tenant, server, gateway.keyring),
+        )
+        gateway.tasks.spawn(granting.run())
+    for work in (losses.run(over.set), commits.run(), _sweep(claims, upkeep), *background):
         gateway.tasks.spawn(work)
     try:
         if await _has_begun(keys.begin(), over):
@@ -98,6 +123,11 @@ def _background(
     return Background(gateway, Programs(commits, new_id()), hooks, tenants, server)
 
 
+def _is_tenant(server: ServerSettings, keys: KeyRing, name: str) -> bool:
+    """Report whether there is a tenant of that name: it has a key, or a door is open to it."""
+    return any(each.tenant == name for each in server.doors.values()) or bool(keys.holders(name))
+
+
 def _seal(server: ServerSettings) -> Seal | None:
     """Return the seal of tenants' secrets; None: the operator gives no key for it."""
     if not server.secrets_key_file:
@@ -120,10 +150,11 @@ async def _has_begun(beginning: Coroutine[Any, Any, None], over: asyncio.Event) 
     return True
 
 
-async def _sweep(claims: Claims) -> None:
-    """Remove claims that are over, for ever."""
+async def _sweep(claims: Claims, upkeep: Upkeep) -> None:
+    """Remove what is over, for ever."""
     while True:
         await asyncio.sleep(_SWEEP_S)
         with contextlib.suppress(Exception):  # the directory is away; there is time
             while await claims.sweep():
                 pass
+            await upkeep.round()

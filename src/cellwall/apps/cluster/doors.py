@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote
 
 from cellwall.apps.doors.e2b.addressing import place_of
 from cellwall.apps.doors.judge0 import tokens
+from cellwall.cluster.gateway.data.named import CLAIM
 from cellwall.cluster.gateway.doors.opened import Opened
 from cellwall.cluster.gateway.routing import Makes, Way
 from cellwall.cluster.gateway.wire.heads import Shaped
@@ -45,9 +46,14 @@ _KEYS: Mapping[str, tuple[bytes, ...]] = {
 _E2B_SANDBOX = re.compile(r"(?:/v2)?/sandboxes/([a-z0-9]{1,64})(?:/.*)?")
 _E2B_TOKEN = re.compile(rb"cws_([a-z0-9]{1,64})_[0-9a-f]{12}_[0-9a-f]{64}")
 _E2B_TOKENS = (b"x-access-token", b"e2b-traffic-access-token")
-_E2B_ANYWHERE = re.compile(r"/health|(?:/v2)?/sandboxes|(?:/v2)?/templates|/templates/aliases/.*")
+_E2B_ANYWHERE = re.compile(r"/health|(?:/v2)?/sandboxes")
 """Paths at which every node answers alike, or makes something new."""
 _E2B_LISTS = frozenset({"/sandboxes", "/v2/sandboxes"})
+_E2B_TEMPLATES = frozenset({"/templates", "/v2/templates"})
+_E2B_TEMPLATE = re.compile(
+    r"/templates/aliases/([^/]{1,200})|(?:/v2)?/templates/([^/]{1,200})(?:/(?:files|builds|tags).*)?"
+)
+_E2B_UPLOAD = re.compile(r"/uploads/([a-z2-7]{4})_.*")
 _SUBMISSION = re.compile(r"/submissions/([^/]+)")
 
 
@@ -168,10 +174,30 @@ def _of_e2b(domain: str | None) -> WayOf:
         if method == "GET" and path in _E2B_LISTS:
             return Way("all", thing="array", path=path)
         if method == "POST" and path in _E2B_LISTS:
-            return Way("any", makes="sandbox")
+            return Way("template", path="templateID", makes="sandbox")
+        template = _template(method, path)
+        if template is not None:
+            return template
         return _ANY if _E2B_ANYWHERE.fullmatch(path) else _OF_ONE
 
     return of
+
+
+def _template(method: str, path: str) -> Way | None:
+    """Return the way of what builds or names templates; None: it does neither."""
+    named = _E2B_TEMPLATE.fullmatch(path)
+    upload = _E2B_UPLOAD.fullmatch(path)
+    if upload is not None:
+        return Way("object", upload[1], "upload", upload[0])
+    if method == "POST" and path == "/v3/templates":
+        return Way("template", thing=CLAIM, path="name alias")
+    if path == "/templates/tags":
+        return Way("template", path="target name")
+    if named is not None:
+        return Way("template", name=unquote(named[1] or named[2]))
+    if method == "GET" and path in _E2B_TEMPLATES:
+        return Way("all", thing="array", path=path)
+    return None
 
 
 def _in_text(headers: Mapping[bytes, bytes]) -> dict[str, str]:

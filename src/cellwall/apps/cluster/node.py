@@ -12,6 +12,7 @@ from cellwall.apps.serve import Role, run
 from cellwall.cluster.certificates import node_context
 from cellwall.cluster.node.drain import Drain
 from cellwall.cluster.node.face import GatewayKeys, NodeFace
+from cellwall.cluster.node.grants import NodeGrants
 from cellwall.cluster.node.guard import Heart, guard
 from cellwall.cluster.node.offers import Offers
 from cellwall.cluster.node.probe import Probe
@@ -88,15 +89,18 @@ def serve_as_node(settings: NodeSettings, loaded: Loaded, said: Said, beats: int
     """Serve gateways until a signal ends the server."""
     heart = Heart(beats, settings.fence_s)
     drain, offers, keys = Drain(settings.drain_s, settings.fence_s), Offers(), GatewayKeys()
-    probe = Probe(heart, drain)
+    grants = NodeGrants()
+    probe = Probe(heart, drain, grants)
 
     def face(state: State) -> Face:
         has_doors = bool(loaded.server.doors)
         offers.lent.open(state)
+        grants.open(state, probe.generation)
         return NodeFace(state.tokens, state.queue.tenants, heart, offers, keys, has_doors=has_doors)
 
     context = node_context(Path(settings.authority), settings.files)
     endpoints = (*probe.endpoints, *offers.endpoints, *drain.endpoints, *offers.lent.endpoints)
+    endpoints += grants.endpoints
     role = Role(context, face, lambda _state: endpoints, drain, probe.hold)
     # All clients come from the addresses of gateways, which count theirs.
     server = replace(loaded.server, proxies=_EVERYWHERE, doors=_behind(loaded.server))

@@ -1,4 +1,4 @@
-"""Keys of callers: their digests, which every gateway reads again once they have changed.
+"""Keys of callers: their digests, of which every gateway reads those that have changed.
 
 What is left of a key's life is told by the clock of the directory's server alone: a gateway whose
 clock is wrong ends no key early or late. The invariants: each change is counted in the transaction
@@ -8,25 +8,29 @@ that makes it; a key that is revoked stays so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.cluster.directory.group_commit import Statement
 from cellwall.store.records.rows import KeyRow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cellwall.cluster.directory.group_commit import GroupCommit
 
 _STEP = "keys"
 _CHANGE = "UPDATE directory.changes SET number = number + 1 WHERE what = 'keys'"
+"""Holds the row until the commit, so changes are known in the order of their numbers."""
 _PUT = Statement(
     12,
     _STEP,
     f"""
-WITH made AS (
-  INSERT INTO directory.keys (id, digest, tenant, scope, name, made_at, expires_at)
-  VALUES ($2, $3, $1, $4, $5, clock_timestamp(), clock_timestamp() + make_interval(secs => $6))
-  RETURNING made_at, expires_at),
-change AS ({_CHANGE} AND EXISTS (SELECT FROM made) RETURNING true)
+WITH next AS ({_CHANGE} RETURNING number),
+made AS (
+  INSERT INTO directory.keys (id, digest, tenant, scope, name, made_at, expires_at, change)
+  SELECT $2, $3, $1, $4, $5, clock_timestamp(),
+         clock_timestamp() + make_interval(secs => $6), number FROM next
+  RETURNING made_at, expires_at)
 SELECT extract(epoch FROM made_at)::float8, extract(epoch FROM expires_at)::float8 FROM made
 """,  # noqa: S608 - of constants
 )
@@ -34,28 +38,53 @@ _REVOKE = Statement(
     13,
     _STEP,
     f"""
-WITH gone AS (
-  UPDATE directory.keys SET revoked_at = clock_timestamp()
-  WHERE id = $1 AND $2 = '' AND revoked_at IS NULL RETURNING true),
-change AS ({_CHANGE} AND EXISTS (SELECT FROM gone) RETURNING true)
-SELECT EXISTS (SELECT FROM directory.keys WHERE id = $1), EXISTS (SELECT FROM change)
+WITH next AS (
+  {_CHANGE} AND EXISTS (SELECT FROM directory.keys WHERE id = $1 AND revoked_at IS NULL)
+  RETURNING number),
+gone AS (
+  UPDATE directory.keys SET revoked_at = clock_timestamp(), change = number FROM next
+  WHERE id = $1 AND $2 = '' AND revoked_at IS NULL RETURNING true)
+SELECT EXISTS (SELECT FROM directory.keys WHERE id = $1), EXISTS (SELECT FROM gone)
 """,  # noqa: S608 - of constants
 )
 _VERSION = Statement(14, _STEP, "SELECT number FROM directory.changes WHERE what = $1 AND $2 = ''")
-_ALL = Statement(
-    15,
-    _STEP,
-    """
-SELECT (SELECT number FROM directory.changes WHERE what = $1 AND $2 = ''),
+_COLUMNS = """
        coalesce(array_agg(digest), '{}'), coalesce(array_agg(tenant), '{}'),
        coalesce(array_agg(scope), '{}'), coalesce(array_agg(name), '{}'),
        coalesce(array_agg(extract(epoch FROM made_at)::float8), '{}'),
        coalesce(array_agg(extract(epoch FROM expires_at)::float8), '{}'),
        coalesce(array_agg(extract(epoch FROM revoked_at)::float8), '{}'),
        coalesce(array_agg(extract(epoch FROM expires_at - clock_timestamp())::float8), '{}')
+"""
+_NUMBER = "(SELECT number FROM directory.changes WHERE what = $1 AND $2 = '')"
+_LATEST = f"(SELECT max(id) FROM directory.keys WHERE change = {_NUMBER})"  # noqa: S608 - of constants
+_ALL = Statement(
+    15,
+    _STEP,
+    f"""
+SELECT {_NUMBER}, {_LATEST}, {_COLUMNS}
 FROM (SELECT * FROM directory.keys ORDER BY made_at, id) AS keys
-""",
+""",  # noqa: S608 - of constants
 )
+_SINCE = Statement(
+    16,
+    _STEP,
+    f"""
+SELECT {_NUMBER}, {_LATEST},
+       EXISTS (SELECT FROM directory.keys WHERE id = $4 AND change >= $3)
+       AND NOT EXISTS (SELECT FROM directory.keys WHERE id <> $4 AND change = $3), {_COLUMNS}
+FROM (SELECT * FROM directory.keys WHERE change > $3 ORDER BY change) AS keys
+""",  # noqa: S608 - of constants
+)
+
+
+class Version(NamedTuple):
+    """Which changes of the keys are known."""
+
+    number: int
+    latest: str | None = None
+    """Id of the key that the latest change was of; None: it was removed since, or there is none.
+    Where that change is another one's, the directory is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +124,22 @@ class Keys:
         """Return a number that grows with each change."""
         return int((await self._commits.do(_VERSION, "keys", ""))[0])
 
-    async def all(self) -> tuple[int, list[Kept]]:
+    async def all(self) -> tuple[Version, list[Kept]]:
         """Return all keys, oldest first, also revoked ones, and the version that they are of."""
-        version, *columns = await self._commits.do(_ALL, "keys", "")
-        return int(version), [Kept(*each) for each in zip(*columns, strict=True)]
+        number, latest, *columns = await self._commits.do(_ALL, "keys", "")
+        return Version(int(number), latest), _kept(columns)
+
+    async def since(self, known: Version) -> tuple[Version, list[Kept]] | None:
+        """Return the keys that were changed after a version, and the version now.
+
+        None: that version is not of this directory, as of one that was restored, or cannot be told.
+        """
+        row = await self._commits.do(_SINCE, "keys", "", known.number, known.latest)
+        number, latest, is_same, *columns = row
+        if number < known.number or not is_same:
+            return None
+        return Version(int(number), latest), _kept(columns)
+
+
+def _kept(columns: Sequence[Sequence[Any]]) -> list[Kept]:
+    return [Kept(*each) for each in zip(*columns, strict=True)]

@@ -5,7 +5,7 @@ The invariant: a name has one row, so of gateways that make it at once all ask o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.cluster.directory.group_commit import Statement
 
@@ -20,14 +20,15 @@ _CLAIM = Statement(
     _STEP,
     f"""
 WITH known AS (
-  UPDATE directory.places SET uses = uses + 1 WHERE tenant = $1 AND thing = $2
+  UPDATE directory.places SET uses = uses + 1, made_at = clock_timestamp()
+  WHERE tenant = $1 AND thing = $2
   RETURNING node, uses),
 made AS (
   INSERT INTO directory.places AS p (tenant, thing, node, uses, made_at)
   SELECT $1, $2, $3, 0, clock_timestamp()
   WHERE NOT EXISTS (SELECT FROM known)
     AND (SELECT count(*) FROM directory.places WHERE tenant = $1) < {MOST}
-  ON CONFLICT (tenant, thing) DO UPDATE SET uses = p.uses + 1
+  ON CONFLICT (tenant, thing) DO UPDATE SET uses = p.uses + 1, made_at = excluded.made_at
   RETURNING node, uses)
 SELECT coalesce((SELECT node FROM known), (SELECT node FROM made)),
        coalesce((SELECT uses FROM known), (SELECT uses FROM made))
@@ -71,6 +72,28 @@ FROM directory.places WHERE tenant = $1 AND starts_with(thing, $2)
 )
 
 
+_OLD = Statement(
+    35,
+    _STEP,
+    """
+SELECT coalesce(array_agg(tenant), '{}'), coalesce(array_agg(thing), '{}'),
+       coalesce(array_agg(node), '{}'), coalesce(array_agg(uses), '{}')
+FROM (SELECT * FROM directory.places
+      WHERE $1 = '' AND $2 = '' AND made_at < clock_timestamp() - interval '1 day'
+      ORDER BY random() LIMIT $3::integer) AS old
+""",
+)
+
+
+class PlaceRow(NamedTuple):
+    """One row."""
+
+    tenant: str
+    thing: str
+    node: str
+    uses: int
+
+
 class PlaceRows:
     """The rows, as one gateway changes them. All raise StoreBusy while the directory is away."""
 
@@ -98,6 +121,11 @@ class PlaceRows:
     async def forget(self, tenant: str, thing: str, node: str, uses: int) -> None:
         """Remove a row, unless it has changed since."""
         await self._commits.do(_FORGET, tenant, thing, node, uses)
+
+    async def old(self, most: int) -> list[PlaceRow]:
+        """Return some rows that nothing has claimed for a day, at random."""
+        columns = await self._commits.do(_OLD, "", "", most)
+        return [PlaceRow(*each) for each in zip(*columns, strict=True)]
 
     async def of(self, tenant: str, begins: str) -> dict[str, str]:
         """Return the node of each of a tenant's things whose name begins so."""

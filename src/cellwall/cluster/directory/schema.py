@@ -19,7 +19,7 @@ from cellwall.store.records.errors import StoreBroken
 if TYPE_CHECKING:
     from cellwall.cluster.directory.connection import Connection
 
-VERSION = 4
+VERSION = 5
 _FOLDER = Path(__file__).parent
 _LOCK = 0x63656C64
 _ROLE = re.compile(r"[a-z_][a-z0-9_]{0,62}")

@@ -87,9 +87,13 @@ class Shares:
         """
         if (await self._commits.do(_TAKE, tenant, self._run, most))[0]:
             return True
-        if not (await self._commits.do(_REAP, tenant, ""))[0]:
+        if not await self.reap(tenant):
             return False
         return bool((await self._commits.do(_TAKE, tenant, self._run, most))[0])
+
+    async def reap(self, tenant: str) -> bool:
+        """Take shares back that were not renewed in time; report whether there were some."""
+        return bool((await self._commits.do(_REAP, tenant, ""))[0])
 
     async def renew(self, tenant: str) -> int:
         """Keep this gateway's share for a while longer; return how large it is."""

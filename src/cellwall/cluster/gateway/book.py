@@ -153,6 +153,8 @@ class Book:
     """Why each lost name was lost."""
     has_directory: bool = False
     """Whether gateways agree on losses (`agreed.losses`): this one alone tells none."""
+    grants: bool = False
+    """Whether gateways count memory, CPUs and files over nodes (`agreed.granting`)."""
     is_alone: bool = True
     """Whether nodes are told at once that they were heard: there is no directory, or the one in
     which this gateway is noted does not answer."""

@@ -46,6 +46,8 @@ async def array(book: Book, _path: str, target: bytes, said: Headers) -> Array:
     if refusal is not None:
         return Array(refusal.status, json.loads(refusal.body), waits_of(refusal))
     found: list[dict[str, Any]] = [each for part in whole for each in json.loads(part.body)]
+    if target.partition(b"?")[0].endswith(b"/templates"):
+        return Array(200, [*{each["templateID"]: each for each in found}.values()])
     query = parse_qs(target.partition(b"?")[2].decode("latin-1"))
     has_more = any(key == _MORE for part in whole for key, _ in part.headers)
     if has_more or len(found) > int(query.get("limit", [str(_LIMIT)])[-1]):

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.names import node_with
+from cellwall.cluster.gateway.routing import Way
 from cellwall.cluster.gateway.tenants.lending import lend, names_in
 from cellwall.cluster.gateway.wire.body import Body
 from cellwall.cluster.gateway.wire.heads import request_bytes
 from cellwall.cluster.gateway.wire.passage import Passage
 from cellwall.cluster.gateway.work.counting import SANDBOXES, Counting
+from cellwall.cluster.gateway.work.tools import Called, called
 from cellwall.model.errors import CellwallError, NodeUnreachable, QuotaExceeded
 from cellwall.model.ids import new_id
 from cellwall.server.core.body_budget import Held
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.data.lead import Lead
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.replays import Use
-    from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.front import ClientLink
     from cellwall.cluster.gateway.wire.heads import Headers, RequestHead
     from cellwall.cluster.gateway.wire.node_link import NodeLink
@@ -49,9 +50,9 @@ class Exchange:
     """See the module."""
 
     __slots__ = (
-        "_body", "_caller", "_client", "_counting", "_gateway", "_head", "_in_line", "_is_gone",
-        "_lacking", "_lead", "_needs", "_node", "_own_status", "_status", "_tenant", "_turn",
-        "_way", "request_id",
+        "_body", "_called", "_caller", "_client", "_counting", "_gateway", "_head", "_in_line",
+        "_is_gone", "_lacking", "_lead", "_needs", "_node", "_own_status", "_status", "_tenant",
+        "_turn", "_way", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +86,8 @@ class Exchange:
         self._needs = b""
         """A node's refusal that asks for secrets; they are lent once."""
         self._is_gone = False
+        self._called = Called("")
+        """What a call of a tool makes."""
         self._lead: Lead | None = None
         """Where it is led, once a node has said what it lacks."""
         self._lacking: Passage | None = None
@@ -131,6 +134,8 @@ class Exchange:
     async def run(self) -> None:
         """Bring the request to a node, and its answer back."""
         try:
+            if self._way.makes == "call":
+                await self._call()
             if self._way.path == _PROGRAM and await self._is_kept():
                 pass  # it has its answer
             elif self._way.kind == "new":
@@ -139,13 +144,13 @@ class Exchange:
                 await self._in_place(self._at_one_node)
             elif self._counting.copying:
                 async with await self._copies():
-                    await self._at_one_node()
+                    await self._at_its_node()
             else:
-                await self._at_one_node()
+                await self._at_its_node()
         except Exception as error:  # noqa: BLE001 - a defect has to be an answer, too
             self._status, self._own_status = 0, status_of(error)
             if not self._is_gone:
-                self._gateway.refuse(self._client, self._head, error, self.request_id)
+                self._refuse(error)
         finally:
             if self._turn is not None:
                 self._turn.leave()
@@ -191,6 +196,43 @@ class Exchange:
         if self._body.kept is None:
             raise self._body.not_kept("its copies are counted first", "send at most 8 MiB")
         return self._counting.copies(b"".join(self._body.kept), lambda: self._node)
+
+    async def _call(self) -> None:
+        """Take what a call of a tool makes, where that is counted."""
+        gateway = self._gateway
+        if self._tenant and (gateway.quotas is not None or gateway.running is not None):
+            await self._body.until_whole()
+            if self._body.kept is None:
+                raise self._body.not_kept("what it makes is counted first", "send at most 8 MiB")
+            if not self._is_gone:
+                self._called = called(b"".join(self._body.kept))
+                self._counting.called(self._called)
+        self._way = self._way._replace(makes=self._called.makes)
+
+    def _refuse(self, error: Exception) -> None:
+        """Answer with an error, in the words for models where a tool was called."""
+        gateway, found = self._gateway, self._called
+        if found.call is None or not isinstance(error, CellwallError):
+            gateway.refuse(self._client, self._head, error, self.request_id)
+            return
+        gateway.answer(self._client, self._head, 200, found.refused(error), self.request_id)
+
+    async def _at_its_node(self) -> None:
+        """Ask the node of the template that a door's request names, or the one of its way."""
+        data, caller, body = self._gateway.data, self._caller, b""
+        if self._way.kind == "template" and (data is None or not self._tenant):
+            self._way = Way("any")  # which refuses what has no key
+        if self._way.kind != "template" or data is None or caller is None:
+            await self._at_one_node()
+            return
+        if not self._way.name:
+            await self._body.until_whole()
+            if self._body.kept is None:
+                raise self._body.not_kept("it names a template", "send at most 8 MiB")
+            body = b"".join(self._body.kept)
+        status = lambda: self._status  # noqa: E731 - of the answer, which is not there yet
+        async with data.named.at(caller, self._way, body, status) as self._way:
+            await self._at_one_node()
 
     async def _at_one_node(self) -> None:
         """Ask the node that has the object, or any; twice, if that can do no harm."""

@@ -206,6 +206,8 @@ class Gateway:
         is_split = way.kind == "all" and self.book.has_several
         if way.kind == "refused" or (is_split and not way.path):
             raise _nothing_there()
+        if way.kind == "template" and not self.book.has_several:
+            return Way("any", makes=way.makes)
         is_nowhere = way.kind == "object" and not self.book.has_had(way.node)
         if is_nowhere or (way.kind == "all" and not is_split):
             return Way("any")  # which answers in the protocol's shape, also that there is none

@@ -24,6 +24,8 @@ _PATH = b"/node"
 _BEAT = b"cellwall-beat"
 _GATEWAY = b"cellwall-gateway"
 _LOST = b"cellwall-lost"
+_GRANTS = b"cellwall-grants"
+"""Says that costs are granted: gateways count them over all nodes."""
 _log = logging.getLogger("cellwall.gateway")
 
 
@@ -57,6 +59,8 @@ async def _asked(book: Book, node: Node) -> Told:
     """Ask once. Raises OSError, and the errors of an answer that is none."""
     beat = book.beat(node)
     said = [(_GATEWAY, book.gateway.encode())]
+    if book.grants:
+        said.append((_GRANTS, b"1"))
     if beat:
         said.append((_BEAT, beat.encode()))
     if node.used_up:

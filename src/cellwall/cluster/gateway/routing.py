@@ -11,11 +11,12 @@ from typing import Literal, NamedTuple
 
 from cellwall.model.ids import NODE_LENGTH, node_of
 
-Kind = Literal["own", "object", "new", "batch", "any", "all", "data", "refused"]
+Kind = Literal["own", "object", "new", "batch", "any", "all", "data", "template", "refused"]
 """`own`: the gateway answers; `object`: the node that has it; `new`: a node is chosen, and may be
 chosen again; `batch`: many of these; `any`: each node answers alike; `all`: the answers of all
-nodes together; `data`: of what is named without its node (`data.Data`); `refused`: it has no
-meaning for many machines yet."""
+nodes together; `data`: of what is named without its node (`data.Data`); `template`: a door's, for
+the node of the template that `name` is, or that the fields `path` of its body say; `refused`: it
+has no meaning for many machines yet."""
 
 _NEW = frozenset({("POST", "/execute"), ("POST", "/sandboxes")})
 _OWN = frozenset({"/health", "/nodes"})
@@ -33,9 +34,10 @@ _KEPT = re.compile(r"/(key|secret)s(?:/([^/]+))?|/(audit|webhooks)")
 """What gateways keep themselves."""
 _PORTS = re.compile(r"/sandboxes/[a-z0-9]+/ports/")
 
-Makes = Literal["", "program", "sandbox", "fork"]
+Makes = Literal["", "program", "sandbox", "fork", "call"]
 """What a request of a door makes that counts in its tenant's quotas over all nodes: a program which
-its client waits for, a sandbox, as many copies as its body says; empty: nothing."""
+its client waits for, a sandbox, as many copies as its body says; `call`: its body says which of
+these; empty: nothing."""
 
 
 class Way(NamedTuple):
@@ -69,7 +71,8 @@ def way_of(method: str, path: str, session: str = "") -> Way:
         token = signed[1]
         return Way("object", token[:NODE_LENGTH], "token", token, may_have_token=True)
     if path == _MCP:  # without a session it begins one, on any node
-        return Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
+        way = Way("object", session[:NODE_LENGTH], "session", session) if session else Way("any")
+        return way._replace(makes="call") if method == "POST" else way
     found = _OBJECT.fullmatch(path) or _BUILD.fullmatch(path)
     if found and found[2] != "batch":
         has_token = _PORTS.match(path) is not None

@@ -46,6 +46,9 @@ class GatewaySettings:
     directory: str = ""
     """Address of the PostgreSQL database over which several gateways agree, as
     `postgresql://cellwall_gateway@db.example/directory`; empty: this gateway is the only one."""
+    ended_keys_days: int = 30
+    """Keys that were revoked, or have expired, are in lists for so many days, and then removed from
+    the directory."""
     name: str = ""
     """Name of this gateway among them; by default its machine's name and its port."""
 
@@ -61,6 +64,11 @@ class GatewaySettings:
         if self.gateways < 1:
             raise UsageError(
                 f"gateway: gateways = {self.gateways} is below 1", remedy="count this one, too"
+            )
+        if self.ended_keys_days < 1:
+            raise UsageError(
+                f"gateway: ended_keys_days = {self.ended_keys_days} is below 1",
+                remedy="keep ended keys in lists for a day at least",
             )
         if not 0 < self.probe_s < self.fence_s:
             raise UsageError(

@@ -12,6 +12,7 @@ from cellwall.server.http.endpoint import Answer, Endpoint
 
 if TYPE_CHECKING:
     from cellwall.cluster.node.drain import Drain
+    from cellwall.cluster.node.grants import NodeGrants
     from cellwall.cluster.node.guard import Heart
     from cellwall.server.core.request import Request
     from cellwall.server.state import State
@@ -23,12 +24,14 @@ _UNHEARD = "unheard"
 class Probe:
     """The route of probes; one of a server's run."""
 
-    def __init__(self, heart: Heart, drain: Drain) -> None:
-        """`heart` tells the guard what gateways have heard."""
+    def __init__(self, heart: Heart, drain: Drain, grants: NodeGrants) -> None:
+        """`heart` tells the guard what gateways have heard; `grants`: where they count."""
         self._heart = heart
         self._drain = drain
         self._cores = len(os.sched_getaffinity(0))
-        self._generation = new_id()
+        self._grants = grants
+        self.generation = new_id()
+        """A word that differs for each run."""
 
     def hold(self, state: State) -> None:
         """Let what an earlier server left in the queue wait until a gateway has heard this one.
@@ -58,6 +61,8 @@ class Probe:
         name = state.engine.settings.node
         is_looking = "cellwall-look" in request.headers  # no gateway: the fence does not count
         beat = request.headers.get("cellwall-beat", "")
+        if "cellwall-grants" in request.headers:
+            self._grants.begin()
         if self._heart.heard(beat):  # for that gateway the name is not lost
             state.executions.hold(_UNHEARD, is_held=False)
         if not is_looking:
@@ -67,7 +72,7 @@ class Probe:
         await request.answer(
             {
                 "name": name,
-                "generation": self._generation,
+                "generation": self.generation,
                 "state": "draining" if self._drain.is_draining else "ready",
                 "beat": "" if is_looking else self._heart.beat(),
                 "fence_s": self._heart.fence_s,

@@ -44,6 +44,15 @@ class Cost:
             self.cpus + other.cpus,
         )
 
+    def times(self, count: int) -> Cost:
+        """Return the cost of so many alike."""
+        return Cost(
+            self.memory_mb * count,
+            self.processes * count,
+            self.disk_mb * count,
+            round(self.cpus * count, 6),
+        )
+
     def or_more(self, other: Cost) -> Cost:
         """Return the smallest cost that covers either of the two, one after the other."""
         return Cost(

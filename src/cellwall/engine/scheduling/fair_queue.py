@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cellwall.engine.scheduling.admission import NOTHING, Cost, Machine, Overcommit
@@ -40,6 +41,10 @@ _WEIGHT_MB = 512
 _LONGEST_ADVICE_S = 60.0
 
 OnTurn = Callable[["Place"], None]
+
+
+async def _is_known(_tenant: str, _cost: Cost) -> None:
+    """Return at once: this machine alone holds the tenants' quotas."""
 
 
 class Place:
@@ -84,6 +89,11 @@ class Promise:
         if self._queue is not None and self._is_held:
             self._is_held = False
             self._queue._left(self._line, self._cost, self._counted)
+
+    async def room(self) -> None:
+        """Wait as `FairQueue.room` does before `take_again`."""
+        if self._queue is not None and not self._is_held:
+            await self._queue.room(self._line.use.tenant, self._cost)
 
     def take_again(self) -> None:
         """Hold it again, unless it is held, or given back for good. Raises as `FairQueue.hold`."""
@@ -173,6 +183,9 @@ class FairQueue:
         self._is_serving = False
         self.running = 0
         self.queued = 0
+        self.room: Callable[[str, Cost], Awaitable[None]] = _is_known
+        """Function that returns once it is known whether a tenant's quotas have room for a cost,
+        which is then held or refused at once; several machines may share the quotas."""
 
     # -- one-shots -------------------------------------------------------------------------
 
@@ -278,6 +291,12 @@ class FairQueue:
         line.use.held -= cost
         line.use.sandboxes -= 1
         self._serve()
+
+    def waiting_of(self, tenant: str, most: int) -> list[Cost]:
+        """Return the costs of a tenant's first waiting one-shots, at most so many."""
+        line = self._line(tenant)
+        costs = (each._cost for each in line.items if each._on_turn is not None)
+        return list(itertools.islice(costs, most))
 
     # -- order -----------------------------------------------------------------------------
 

@@ -135,6 +135,10 @@ class Use:
     """Bytes of the store: what is kept of ended executions."""
     held: Cost = NOTHING
     """Sum of the limits of running one-shots and live sandboxes."""
+    granted: Cost | None = None
+    """What this machine may hold of the quotas, where several machines share them; None: all."""
+    on_lack: Callable[[str], None] = field(default=lambda _tenant: None, repr=False)
+    """Called with the tenant when there is no room for a cost that could be granted."""
     creates: _Bucket | None = field(default=None, repr=False)
     output: _Bucket | None = field(default=None, repr=False)
 
@@ -148,16 +152,27 @@ class Use:
         """MiB of the store's disk that the tenant uses, rounded for display."""
         return round(self.stored_bytes / (1 << 20), 2)
 
+    @property
+    def elsewhere(self) -> Cost:
+        """What other machines may hold of the quotas; of a quota that is None it says nothing."""
+        if self.granted is None:
+            return NOTHING
+        quotas = self.quotas
+        whole = Cost(quotas.memory_mb or 0, 0, quotas.file_mb or 0, quotas.cpus or 0.0)
+        return whole - self.granted
+
     def lacks(self, cost: Cost) -> str | None:
         """Return the name of the quota that has no room for `cost`, or None."""
         quotas = self.quotas
-        together = self.held + cost
+        together = self.held + self.elsewhere + cost
         for name, most, value in (
             ("memory_mb", quotas.memory_mb, together.memory_mb),
-            ("cpus", quotas.cpus, together.cpus),
+            ("cpus", quotas.cpus, round(together.cpus, 6)),
             ("file_mb", quotas.file_mb, together.disk_mb),
         ):
             if most is not None and value > most:
+                if self.granted is not None:
+                    self.on_lack(self.tenant)
                 return name
         return None
 
@@ -176,7 +191,7 @@ class Use:
         name = Use(self.tenant, self.quotas).lacks(cost)
         if name is not None:
             most = getattr(self.quotas, name)
-            asked = cost.disk_mb if name == "file_mb" else getattr(cost, name)
+            asked = _amount(name, cost)
             limit = "disk_mb" if name == "file_mb" else name
             raise UsageError(
                 f"quota {name}: {asked:g} can never fit, it is {most:g} for this tenant",
@@ -221,6 +236,8 @@ class Tenants:
         self._tenants = dict(tenants or {})
         self._clock = clock
         self._uses: dict[str, Use] = {}
+        self._on_lack: Callable[[str], None] | None = None
+        """What hears of a lack, once costs are granted."""
         self.history_mb: Callable[[str], int] = lambda _tenant: 0
         """Returns the MiB of a tenant's checkpoints, which the engine's `HistoryRoom` counts."""
         self.snapshots_mb: Callable[[str], int] = lambda _tenant: 0
@@ -272,6 +289,8 @@ class Tenants:
         if found is None:
             quotas = self._tiers[self.tier(tenant)]
             found = self._uses[tenant] = Use(tenant, quotas)
+            if self._on_lack is not None:
+                found.granted, found.on_lack = NOTHING, self._on_lack
             now = self._clock()
             if quotas.creates_per_min is not None:
                 most = quotas.creates_per_min
@@ -312,7 +331,7 @@ class Tenants:
             raise exceeded("sandboxes", use.sandboxes, most, "delete one")
         name = use.lacks(cost)
         if name is not None:
-            have = use.as_json()[name]
+            have = _amount(name, use.held + use.elsewhere)
             raise exceeded(name, have, getattr(use.quotas, name), "delete a sandbox")
         wait_s = 0.0 if use.creates is None or not is_new else use.creates.wait_s(1, self._clock())
         if wait_s > 0:
@@ -340,6 +359,16 @@ class Tenants:
             )
         return use
 
+    def grant(self, on_lack: Callable[[str], None]) -> None:
+        """Have every tenant's costs granted from now on, of which it holds nothing yet.
+
+        `on_lack` is called with the tenant that lacks room.
+        """
+        self._on_lack = on_lack
+        for use in self._uses.values():
+            if use.granted is None:
+                use.granted, use.on_lack = NOTHING, on_lack
+
     def quotas_json(self, tenant: str) -> dict[str, Any]:
         """Return the tenant's tier, its quotas and its use."""
         use = self.use(tenant)
@@ -357,6 +386,11 @@ class Tenants:
     def all_json(self) -> list[dict[str, Any]]:
         """Return the same for every tenant seen since the start, for the operator."""
         return [self.quotas_json(tenant) for tenant in sorted(self._uses)]
+
+
+def _amount(name: str, cost: Cost) -> float:
+    """Return what a cost has of the quota of that name."""
+    return float(cost.disk_mb if name == "file_mb" else getattr(cost, name))
 
 
 def exceeded(name: str, have: float, most: float, remedy: str, wait_s: float = 5) -> QuotaExceeded:

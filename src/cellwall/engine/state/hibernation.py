@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,10 @@ def _nothing() -> None:
     """Do nothing: a library's sandboxes reserve nothing."""
 
 
+async def _is_known() -> None:
+    """Return at once, for the same reason."""
+
+
 class Hibernation:
     """What hibernates one sandbox."""
 
@@ -81,6 +85,8 @@ class Hibernation:
         """Processes that it had."""
         self.on_down: Callable[[], None] = _nothing
         """Gives back what was reserved for its processes."""
+        self.room: Callable[[], Awaitable[None]] = _is_known
+        """Waits until it is known whether there is room for them again. Raises CapacityError."""
         self.before_back: Callable[[], None] = _nothing
         """Reserves it again. Raises CapacityError."""
         self.floor: Callable[[], Floor] = _no_floor
@@ -290,6 +296,7 @@ class Hibernation:
         """Have it go on in fresh processes. If this raises, it is as it was."""
         sandbox, copies = self._held(), self._copies()
         written: Written | None = None
+        await self.room()
         self.before_back()
         try:
             with copies.counts.counting("wake"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
-from cellwall.server.auth.keys import KeyRecord, digest_of, new_key
+from cellwall.server.auth.keys import KEY_ID_LENGTH, KeyRecord, digest_of, new_key
 from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def record_of(row: KeyRow) -> KeyRecord:
 def shown(row: KeyRow) -> dict[str, Any]:
     """Return a key's public description for lists of keys; never the key."""
     return {
-        "id": row.digest[:12],
+        "id": row.digest[:KEY_ID_LENGTH],
         "tenant": row.tenant,
         "scope": row.scope,
         "name": row.name,

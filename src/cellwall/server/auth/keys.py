@@ -19,6 +19,8 @@ from typing import Literal
 from cellwall.model.errors import UsageError
 
 Scope = Literal["run", "manage", "admin"]
+KEY_ID_LENGTH = 12
+"""Digits of a key's digest that are its short name."""
 SCOPES: tuple[Scope, ...] = ("run", "manage", "admin")
 """Scopes in rising order; each contains the ones before it."""
 _E2B = "e2b_"
@@ -69,7 +71,7 @@ class KeyRecord:
     @property
     def key_id(self) -> str:
         """A short name for logs, from the digest."""
-        return self.digest[:12]
+        return self.digest[:KEY_ID_LENGTH]
 
     @property
     def principal(self) -> Principal:
@@ -148,6 +150,18 @@ class KeyRing:
         """Accept `records` besides the fixed keys, and no longer those of the previous call."""
         self._stored = {record.digest: record for record in records}
         self._name_all()
+
+    def change_stored(self, made: Iterable[KeyRecord], gone: Iterable[str]) -> None:
+        """Accept further keys besides the fixed ones, and those of some ids no longer."""
+        fixed = {each.key_id for each in self._fixed.values()}
+        for key_id in set(gone) - fixed:
+            record = self._by_id.pop(key_id, None)
+            if record is not None:
+                self._stored.pop(record.digest, None)
+        for record in made:
+            self._stored[record.digest] = record
+            if record.key_id not in fixed:
+                self._by_id[record.key_id] = record
 
     def _name_all(self) -> None:
         records = (*self._stored.values(), *self._fixed.values())

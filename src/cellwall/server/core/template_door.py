@@ -185,6 +185,7 @@ class TemplateDoor:
         cost = Cost.of(request.limits)
         if b"--from" in request.source:  # then a step may have two sandboxes
             cost += cost
+        await self._queue.room(build.owner, cost)
         promise = self._queue.hold(build.owner, cost)
         held.callback(promise.release)
         whole = replace(

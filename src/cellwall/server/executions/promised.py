@@ -27,6 +27,7 @@ def bind(promise: Promise, sandbox: AsyncSandbox, headroom: HostHeadroom) -> Non
         promise.take_again()
 
     sandbox.hibernation.on_down = promise.give_back
+    sandbox.hibernation.room = promise.room
     sandbox.hibernation.before_back = take_again
     sandbox.on_ended(lambda _reason: promise.release())
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cellwall.server.observability.tracing import Phase, Tracing
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS")
-_QUIET = frozenset({"/node", "/health"})
+_QUIET = frozenset({"/node", "/node/wants", "/health"})
 """Routes that monitors poll; logged at level debug."""
 _log = logger("cellwall.request")
 _sweeps = logger("cellwall.sweep")

@@ -128,6 +128,7 @@ async def _promised(
 ) -> AsyncSandbox:
     """Return a sandbox whose limits are reserved from before its creation until its end."""
     state = request.state
+    await state.queue.room(request.owner, Cost.of(limits))
     promise = state.queue.hold(request.owner, Cost.of(limits))
     try:
         made = await state.engine.create_sandbox(

@@ -76,6 +76,8 @@ async def _forked(
     request: Request, source: SandboxRecord, body: schemas.ForkBody
 ) -> list[dict[str, Any]]:
     """Make the copies; return what the answer shows of each."""
+    one = Cost.of(source.sandbox.limits)
+    await request.state.queue.room(request.owner, one.times(body.count))
     promises, refusal = _promises(request, source, body.count)
     try:
         made = await request.unless_gone(
@@ -293,6 +295,7 @@ async def _restored(request: Request, body: schemas.RestoreBody, use: Use | None
     limits = copies.limits(found.id, request.owner)
     decode.check_allowed(limits, state.engine.settings.limits, state.settings.most)
     offered_id = request.origin.offered_id
+    await state.queue.room(request.owner, Cost.of(limits))
     promise = _place(request, Cost.of(limits), offered_id)
     try:
         made = await request.unless_gone(

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from cellwall.apps.cluster.doors import opened_doors
-from cellwall.cluster.directory.keys import Kept, Keys
+from cellwall.cluster.directory.keys import Kept, Keys, Version
 from cellwall.cluster.gateway.book import Book, Node, Told
 from cellwall.cluster.gateway.data.data import Data
 from cellwall.cluster.gateway.data.places import OwnPlaces, Place
@@ -149,8 +149,11 @@ class Own(Keys):
         self.row = replace(self.row, revoked_at=1.0)
         return True, True
 
-    async def all(self) -> tuple[int, list[Kept]]:
-        return 1, [self.row]
+    async def since(self, known: Version) -> None:
+        """It is to be read again."""
+
+    async def all(self) -> tuple[Version, list[Kept]]:
+        return Version(1), [self.row]
 
 
 def test_caller_that_revokes_its_own_key_is_answered() -> None:

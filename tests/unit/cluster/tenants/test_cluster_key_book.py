@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from cellwall.cluster.directory.group_commit import GroupCommit
-from cellwall.cluster.directory.keys import Kept, Keys
+from cellwall.cluster.directory.keys import Kept, Keys, Version
 from cellwall.cluster.gateway.tenants.key_book import KeyBook, records
 from cellwall.model.errors import Conflict, NotFound, UsageError
 from cellwall.server.auth.key_facts import fresh
@@ -210,11 +210,14 @@ class Half(Keys):
     async def version(self) -> int:
         return self.number
 
-    async def all(self) -> tuple[int, list[Kept]]:
+    async def since(self, known: Version) -> None:
+        """The keys are to be read again."""
+
+    async def all(self) -> tuple[Version, list[Kept]]:
         if not self.is_there:
             raise StoreBusy("keys: away", retry_after_s=1.0)
         self.reads += 1
-        return self.number, [self.row]
+        return Version(self.number), [self.row]
 
 
 def test_change_that_is_made_is_answered_though_the_keys_cannot_be_read_then() -> None:

@@ -112,7 +112,7 @@ class House:
         secret = key_file.read(state.engine.state_dir / _KEY_FILE, "doors.e2b", may_make=True)
         self.tokens = SandboxTokens(secret, state.keys)
         self.clients = Clients()
-        self.links = UploadLinks(secret, state.keys)
+        self.links = UploadLinks(secret, state.keys, state.engine.settings.node)
         self.uploads = Uploads(state.engine.state_dir / _UPLOADS, self.options.uploads_mb << 20)
 
     def shown(self, request: Request, sandbox: AsyncSandbox) -> dict[str, Any]:

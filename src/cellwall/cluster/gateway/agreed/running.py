@@ -29,6 +29,8 @@ _AGAIN_S = 0.1
 """How often a gateway asks whether others have given something back."""
 _RENEW_S = 2.0
 _MARGIN_S = 2.0
+_PATIENCE_S = 1.0
+"""Programs wait so long for a directory that does not answer: a lock, or a slow disk, is no end."""
 
 
 class Running:
@@ -73,6 +75,8 @@ class _Line:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._news = asyncio.Event()
         self._renewed_s = self._used_s = asyncio.get_running_loop().time()
+        self._answered_s = self._renewed_s
+        """When the directory answered last, or could first be asked."""
 
     async def enter(self, most_waiting: int | None) -> None:
         """Wait for a place."""
@@ -118,8 +122,10 @@ class _Line:
             while self._waiting or self._held or self._share:
                 try:
                     await self._adjust(loop.time())
+                    self._answered_s = loop.time()
                 except CellwallError as error:
-                    self._refuse(error)
+                    if loop.time() - self._answered_s > _PATIENCE_S:
+                        self._refuse(error)
                 self._news.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_AGAIN_S):

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from cellwall.cluster.gateway.data.finder import Finder
 from cellwall.cluster.gateway.data.images import Images
 from cellwall.cluster.gateway.data.lead import Lead
+from cellwall.cluster.gateway.data.named import NamedTemplates
 from cellwall.cluster.gateway.data.templates import Templates
 from cellwall.cluster.gateway.data.visit import Visit
 from cellwall.cluster.gateway.data.volumes import Volumes
@@ -38,8 +39,11 @@ class Data:
     def __init__(self, gateway: Gateway, places: Places) -> None:
         """`places`: where things lie; several gateways agree on it."""
         self._gateway = gateway
-        self._finder = finder = Finder(gateway.book, places)
+        self.finder = finder = Finder(gateway.book, places)
+        """What knows where things lie."""
         volumes, templates = Volumes(gateway.book, finder), Templates(gateway.book, finder)
+        self.named = NamedTemplates(gateway.book, templates)
+        """What finds the templates that requests of doors name."""
         images = Images(gateway.book)
         self._whole = {
             ("GET", "volumes"): volumes.index,
@@ -84,7 +88,7 @@ class Data:
 
     def lead(self, caller: Caller) -> Lead:
         """Return the lead of a request that names what the node that was asked lacks."""
-        return Lead(self._finder, caller)
+        return Lead(self.finder, caller)
 
 
 async def _named(work: Callable[[Visit, str], Awaitable[None]], name: str, visit: Visit) -> None:

@@ -32,6 +32,10 @@ class Finder:
         self._book = book
         self.places = places
 
+    def is_lost(self, node: str) -> bool:
+        """Report whether the node of that name is lost."""
+        return node in self._book.lost
+
     async def node_of(self, caller: Caller, kind: str, name: str) -> Node:
         """Return the node that has it.
 

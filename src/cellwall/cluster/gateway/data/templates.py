@@ -8,6 +8,8 @@ only one whose node is lost is built at another.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from cellwall.cluster.gateway.data.bodies import FirstPart, name_in
@@ -21,6 +23,7 @@ from cellwall.server.core.errors import HttpError
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
+    from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.data.finder import Finder
     from cellwall.cluster.gateway.data.places import Place
     from cellwall.cluster.gateway.data.visit import Visit
@@ -76,34 +79,50 @@ class Templates:
         except UsageError:
             await visit.go(Way("any"))  # which says what is wrong
             return
-        node, place = await self._claimed(visit, stem)
         status = 0
-        try:
+        async with self.claimed(visit.caller, stem, lambda: status in (200, 202)) as node:
             status = await visit.go(Way("object", node.name, TEMPLATE, stem))
-        finally:
-            if place.uses == 0 and status not in (200, 202):
-                await self._places.forget(visit.tenant, _thing(stem), place)
 
-    async def _claimed(self, visit: Visit, stem: str) -> tuple[Node, Place]:
+    async def node_of(self, caller: Caller, stem: str) -> Node:
+        """Return the node that has a template; raises as `Finder.node_of`."""
+        return await self._finder.node_of(caller, TEMPLATE, stem)
+
+    @contextlib.asynccontextmanager
+    async def claimed(
+        self, caller: Caller, stem: str, has_begun: Callable[[], bool]
+    ) -> AsyncIterator[Node]:
+        """Claim a name for a build for the length of a block; give the node that is to build.
+
+        The name is free again afterwards unless the build `has_begun`, or others claim it, too.
+        Raises as `_claimed`.
+        """
+        node, place = await self._claimed(caller, stem)
+        try:
+            yield node
+        finally:
+            if place.uses == 0 and not has_begun():
+                await self._places.forget(caller.principal.tenant, _thing(stem), place)
+
+    async def _claimed(self, caller: Caller, stem: str) -> tuple[Node, Place]:
         """Claim a name; return the node that is to build, and the place.
 
         Raises CapacityError if no node is ready, NodeUnreachable if the one that has the name, or
         may have it, does not answer.
         """
-        chosen = self._book.choose()
+        chosen, tenant = self._book.choose(), caller.principal.tenant
         thing = _thing(stem)
-        place = await self._places.claim(visit.tenant, thing, chosen.name)
+        place = await self._places.claim(tenant, thing, chosen.name)
         if place.uses and place.node not in self._book.lost:
             return self._book.of(place.node, TEMPLATE, stem), place
         try:
-            found = await self._finder.asked(visit.caller, TEMPLATE, stem)
+            found = await self._finder.asked(caller, TEMPLATE, stem)
         except BaseException:
             if place.uses == 0:
-                await self._places.forget(visit.tenant, thing, place)
+                await self._places.forget(tenant, thing, place)
             raise
         node = chosen if found is None else found
         if node.name != place.node:
-            await self._places.note(visit.tenant, thing, node.name, place.node)
+            await self._places.note(tenant, thing, node.name, place.node)
             place = place._replace(uses=1)  # not this request's alone
         return node, place
 

@@ -1,6 +1,7 @@
 """The keys of callers that the directory keeps, in the ring by which this gateway checks requests.
 
-The directory is asked twice a second whether keys have changed, and never on a request's way. The
+The directory is asked twice a second whether keys have changed, and never on a request's way; those
+that have are read, and no others. The
 invariants: a key in clear is in the answer that made it and nowhere else; a directory that is away
 changes nothing here; the requests of a key that has gone are told at once (`on_gone`).
 """
@@ -14,8 +15,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cellwall.cluster.directory.keys import Version
 from cellwall.model.errors import Conflict, NotFound, UsageError
 from cellwall.server.auth.key_facts import record_of, shown
+from cellwall.server.auth.keys import KEY_ID_LENGTH
 from cellwall.store.records.errors import StoreBusy
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.5
 _AGAIN_S = 0.2
-_READ_EVERY_S = 60.0
+_READ_EVERY_S = 600.0
 """Longest time after which all keys are read again, though none has changed."""
 _CLOCK_STEP_S = 1.0
 """A clock that was set by more makes every end of a key another moment."""
@@ -42,12 +45,13 @@ class KeyBook:
         self._kept = kept
         self._ring = ring
         self._on_gone = on_gone
-        self._version = -1
+        self._version = Version(-1)
         self._reading = asyncio.Lock()
         """Held while the keys are read: their answers come in the order of the questions."""
         self._read_s = self._clock_s = 0.0
         """When they were read, on the loop's clock, and how far the machine's clock was ahead."""
-        self._found: list[KeyRecord] = []
+        self._found: dict[str, KeyRecord] = {}
+        """The directory's keys that are accepted, by their ids."""
         self._accepted: set[str] = set()
         self._ends: list[float] = []
         """When keys expire, in seconds since the epoch, the next one first."""
@@ -63,7 +67,7 @@ class KeyBook:
         row = await self._kept.put(
             record.key_id, record.digest, record.tenant, record.scope, made.name, made.life_s
         )
-        await self._try_refresh()
+        await self._try_follow()
         return {**_shown(row), "key": made.key}
 
     async def revoke(self, key_id: str) -> bool:
@@ -79,8 +83,8 @@ class KeyBook:
         is_there, is_new = await self._kept.revoke(key_id)
         if not is_there:
             raise NotFound(f"key {key_id[:64]!r}: there is none", remedy="list them: GET /keys")
-        self._accept([each for each in self._found if each.key_id != key_id])
-        await self._try_refresh()
+        self._accept(gone=[key_id])
+        await self._try_follow()
         return is_new
 
     async def listed(self) -> list[dict[str, Any]]:
@@ -104,20 +108,37 @@ class KeyBook:
         async with self._reading:
             version, rows = await self._kept.all()
             self._read_s, self._clock_s = asyncio.get_running_loop().time(), _ahead_s()
-            self._accept(records(rows, time.time()))
-            # A directory that was restored has a lower number: any other one is news.
+            found = {each.key_id: each for each in records(rows, time.time())}
+            self._accept(found.values(), gone=self._found.keys() - found.keys())
             self._version = version
 
-    async def _try_refresh(self) -> None:
-        """Read the keys after a change that is made; while that cannot be, `watch` tries again."""
-        with contextlib.suppress(StoreBusy):
-            await self.refresh()
+    async def follow(self) -> None:
+        """Take up what has changed since the keys were read. Raises StoreBusy, StoreBroken."""
+        async with self._reading:
+            changed = await self._kept.since(self._version)
+            if changed is not None:
+                version, rows = changed
+                found = records(rows, time.time())
+                ids = {row.digest[:KEY_ID_LENGTH] for row in rows}
+                self._accept(found, gone=ids - {each.key_id for each in found})
+                self._version = version
+                return
+        # A directory that was restored is another one.
+        await self.refresh()
 
-    def _accept(self, found: list[KeyRecord]) -> None:
-        """Accept keys beside those of the settings, and no others any longer."""
-        self._found = found
-        self._ring.replace_stored(found)
-        every = (*self._ring.fixed, *found)
+    async def _try_follow(self) -> None:
+        """Read what is changed after a change; while that cannot be, `watch` tries again."""
+        with contextlib.suppress(StoreBusy):
+            await self.follow()
+
+    def _accept(self, made: Iterable[KeyRecord] = (), gone: Iterable[str] = ()) -> None:
+        """Accept keys beside those of the settings and those before, and some no longer."""
+        made, gone = list(made), list(gone)
+        for key_id in gone:
+            self._found.pop(key_id, None)
+        self._found.update((each.key_id, each) for each in made)
+        self._ring.change_stored(made, gone)
+        every = (*self._ring.fixed, *self._found.values())
         self._ends = sorted(each.expires_at for each in every if each.expires_at is not None)
         self._tell_gone()
 
@@ -144,8 +165,10 @@ class KeyBook:
     async def _look(self) -> None:
         """Read the keys if they have changed, or may end at another moment; tell of ended ones."""
         try:
-            if self._is_old() or await self._kept.version() != self._version:
+            if self._is_old():
                 await self.refresh()
+            elif await self._kept.version() != self._version.number:
+                await self.follow()
         finally:
             if self._ends and self._ends[0] <= time.time():
                 self._tell_gone()

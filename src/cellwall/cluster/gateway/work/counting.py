@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.agreed.quotas import Quotas
     from cellwall.cluster.gateway.routing import Way
     from cellwall.cluster.gateway.wire.heads import RequestHead
+    from cellwall.cluster.gateway.work.tools import Called
 
 SANDBOXES = "/sandboxes"
 _COPYING = re.compile(r"/sandboxes/[^/]+/(fork)|/snapshots/[^/]+/(restore)")
@@ -28,7 +29,7 @@ _COPYING = re.compile(r"/sandboxes/[^/]+/(fork)|/snapshots/[^/]+/(restore)")
 class Counting:
     """See the module."""
 
-    __slots__ = ("_counted", "_head", "_quotas", "_tenant", "_way")
+    __slots__ = ("_counted", "_head", "_quotas", "_said", "_tenant", "_way")
 
     def __init__(self, quotas: Quotas | None, tenant: str, head: RequestHead, way: Way) -> None:
         """`quotas`: None counts nothing."""
@@ -36,8 +37,14 @@ class Counting:
         self._tenant = tenant
         self._head = head
         self._way = way
+        self._said = b""
+        """What says how many copies a call makes."""
         self._counted = ""
         """Id of the sandbox that is counted by this request."""
+
+    def called(self, found: Called) -> None:
+        """Take what a call makes, which its body says."""
+        self._way, self._said = self._way._replace(makes=found.makes), found.body
 
     @property
     def copying(self) -> str:
@@ -58,7 +65,7 @@ class Counting:
         """Hold places for copies; the parameters are those of `Quotas.copies`."""
         if self._quotas is None:
             return contextlib.nullcontext()
-        return self._quotas.copies(self._tenant, self.copying, body, asked)
+        return self._quotas.copies(self._tenant, self.copying, self._said or body, asked)
 
     async def take(self, offered: str, node: str) -> None:
         """Count a sandbox that is to be made, before it is. Raises QuotaExceeded, StoreBusy."""

@@ -30,7 +30,9 @@ class Opened(NamedTuple):
 class UploadLinks:
     """Makes and opens the addresses of one server."""
 
-    def __init__(self, secret: bytes, keys: KeyRing) -> None:
+    def __init__(self, secret: bytes, keys: KeyRing, node: str = "") -> None:
+        """`node`: name of the node, by which a gateway finds it; empty: there are no others."""
+        self._node = f"{node}_" if node else ""
         self._secret = secret
         self._keys = keys
 
@@ -38,11 +40,11 @@ class UploadLinks:
         """Return the path below the door's address."""
         expiry = str(int(time.time()) + LIFE_S)
         mac = self._mac(expiry, digest, caller)
-        return f"{PREFIX}{expiry}_{digest}_{caller.key_id}_{mac}"
+        return f"{PREFIX}{self._node}{expiry}_{digest}_{caller.key_id}_{mac}"
 
     def opened(self, path: str) -> Opened | None:
         """Return what a path opens; None: nothing."""
-        said = _FORM.fullmatch(path.removeprefix(PREFIX))
+        said = _FORM.fullmatch(path.removeprefix(PREFIX).removeprefix(self._node))
         holder = None if said is None else self._keys.holder(said[3])
         if said is None or holder is None:
             return None
