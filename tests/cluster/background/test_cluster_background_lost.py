@@ -28,12 +28,12 @@ from kit.postgres_server import Postgres, another
 from kit.servers import ALICE, state_of
 from kit.waiting import wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
-FENCE_S = 4.0
+FENCE_S, PROBE_S = 10.0, 1.0
 PROGRAMS = 200
-_MOST_S = 200.0
-_CODE = "import time; time.sleep(0.15); print({number})"
+_MOST_S = 400.0
+_CODE = "import time; time.sleep(0.05); print({number})"
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def _lose_node(world: World) -> None:
 
 def _kill_gateway(world: World) -> None:
     world.made.gateways[0].kill()
-    world.made.start_gateway(FENCE_S, place=0)
+    world.made.start_gateway(FENCE_S, PROBE_S, place=0)
 
 
 def _stop_directory(world: World) -> None:
@@ -136,7 +136,7 @@ def _stop_directory(world: World) -> None:
 def test_every_program_has_its_end_and_none_begins_twice(
     own: Postgres, breaks: Callable[[World], None], may_lose: bool
 ) -> None:
-    with cluster(2, 2, directory=directory(own), fence_s=FENCE_S) as made:
+    with cluster(2, 2, directory=directory(own), fence_s=FENCE_S, probe_s=PROBE_S) as made:
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(_accepted, made, number) for number in range(PROGRAMS)]
             asked[PROGRAMS // 4].result()
