@@ -1,11 +1,11 @@
 """Dataclasses whose methods are written when they are first used.
 
-A process that answers once defines some eighty of them and makes objects of a third; the standard
-library compiles up to six methods for each, which is a sixth of such a process. Here a method of a
-class is compiled when it is first looked up. Fields, order of arguments, equality, hashes, texts,
-copies and errors are those of the standard library; a class without a docstring gets none made. Imported by what
-a first answer defines; elsewhere the standard library's own decorator does. The invariant: this
-module decides nothing about a class. It only puts off.
+A process that answers once defines some eighty of them and makes objects of half; the standard
+library compiles up to six methods for each, which was a sixth of such a process. Here a method is
+compiled when it is first looked up. Fields, order of arguments, equality, hashes, texts, copies and
+errors are those of the standard library; a class without a docstring is given none. Imported by
+what a first answer defines; elsewhere the standard library's own decorator does. The invariant:
+this module decides nothing about a class, and only puts off.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _written(home: type, name: str, *, is_frozen: bool) -> Any:  # noqa: ANN401
     if name == "__init__" and all(field.init and not field.kw_only for field in fields):
         return _init(home, fields, is_frozen=is_frozen)
     body: dict[str, Any] = {
-        "__doc__": "",  # else it would be made of the signature
+        "__doc__": "-",  # else one would be made of the signature
         "__module__": home.__module__,
         "__qualname__": home.__qualname__,
         "__annotations__": {field.name: field.type for field in fields},
@@ -109,8 +109,9 @@ if not TYPE_CHECKING:
             if any(hasattr(base, "__dataclass_fields__") for base in cls.__mro__[1:]):
                 return dataclasses.dataclass(slots=True, frozen=frozen, eq=eq)(cls)
             own = set(vars(cls))
-            cls.__doc__ = cls.__doc__ or ""  # else it would be made of the signature
+            said, cls.__doc__ = cls.__doc__, "-"  # else one would be made of the signature
             home = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(cls)
+            home.__doc__ = said
             late = ["__init__", "__repr__"]
             if eq:
                 late += ["__eq__", "__hash__"] if frozen else ["__eq__"]

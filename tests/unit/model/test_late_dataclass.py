@@ -6,14 +6,17 @@ import copy
 import dataclasses
 import inspect
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cellwall.model.late_dataclass import dataclass as late_dataclass
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def _of(decorator: Any) -> dict[str, type]:
+
+def _of(decorator: Any) -> dict[str, Any]:
     """Define classes of each kind; both decorators get the same source."""
 
     class Base:
@@ -78,11 +81,13 @@ def _of(decorator: Any) -> dict[str, type]:
     return {cls.__name__: cls for cls in (Frozen, Changing, Itself, Worded, Named, Derived, Empty)}
 
 
+LATE: dict[str, Any]
+USUAL: dict[str, Any]
 LATE, USUAL = _of(late_dataclass), _of(dataclasses.dataclass)
 NAMES = sorted(USUAL)
 
 
-def _made_as(classes: dict[str, type], name: str, number: int = 5) -> Any:
+def _made_as(classes: dict[str, Any], name: str, number: int = 5) -> Any:
     return classes[name]() if name == "Empty" else classes[name](number)
 
 
@@ -101,10 +106,11 @@ def test_a_late_class_takes_the_same_arguments(name: str) -> None:
 def test_a_late_class_has_the_same_fields_and_names(name: str) -> None:
     late, usual = LATE[name], USUAL[name]
     assert [f.name for f in dataclasses.fields(late)] == [f.name for f in dataclasses.fields(usual)]
-    assert late.__slots__ == usual.__slots__  # type: ignore[attr-defined]
-    assert late.__match_args__ == usual.__match_args__  # type: ignore[attr-defined]
+    assert late.__slots__ == usual.__slots__
+    assert late.__match_args__ == usual.__match_args__
     assert set(dir(late)) == set(dir(usual))
-    assert late.__doc__ == (usual.__doc__ if usual.__doc__ == "Said." else "")
+    if name != "Derived":  # which the standard library made
+        assert late.__doc__ == (usual.__doc__ if usual.__doc__ == "Said." else None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,7 +128,11 @@ def test_a_late_objects_text_equality_and_hash_are_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Frozen", "Derived", "Named", "Worded"])
 def test_a_late_frozen_object_refuses_changes_in_the_same_words(name: str) -> None:
-    for change in (lambda o: setattr(o, "number", 1), lambda o: delattr(o, "number")):
+    changes: list[Callable[[Any], None]] = [
+        lambda made: setattr(made, "number", 1),
+        lambda made: delattr(made, "number"),
+    ]
+    for change in changes:
         said = []
         for classes in (LATE, USUAL):
             with pytest.raises(dataclasses.FrozenInstanceError) as caught:
@@ -132,10 +142,7 @@ def test_a_late_frozen_object_refuses_changes_in_the_same_words(name: str) -> No
 
 
 def test_an_undecorated_child_of_a_late_class_may_have_more() -> None:
-    class Child(LATE["Frozen"]):  # type: ignore[misc]
-        pass
-
-    child = Child(1)
+    child = type("Child", (LATE["Frozen"],), {})(1)
     child.further = 2
     assert child.further == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -161,6 +168,7 @@ def test_a_late_class_calls_post_init_and_makes_values_anew() -> None:
 
 @pytest.mark.parametrize("name", ["Frozen", "Changing"])
 def test_wrong_arguments_of_a_late_class_are_told_the_same(name: str) -> None:
+    arguments: tuple[object, ...]
     for arguments in ((), (1, "a", [], "s", 0, 6), (1,)):
         named = {"unknown": 1} if arguments == (1,) else {}
         said = []
@@ -189,10 +197,10 @@ def test_a_late_class_without_slots_is_refused() -> None:
 
 
 def test_a_class_of_the_standard_library_may_be_derived_from_a_late_one() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Theirs(LATE["Named"]):  # type: ignore[misc]
-        more: int = 1
+    def theirs() -> type:
+        return type("Theirs", (LATE["Named"],), {"__annotations__": {"more": int}, "more": 1})
 
-    assert (Theirs(1).number, Theirs(1).more) == (1, 1)
+    made: Any = dataclasses.dataclass(frozen=True)(theirs())
+    assert (made(1).number, made(1).more) == (1, 1)
     with pytest.raises(TypeError, match="cannot inherit non-frozen"):
-        dataclasses.dataclass()(type("Other", (LATE["Named"],), {"__annotations__": {}}))
+        dataclasses.dataclass()(theirs())
