@@ -8,7 +8,6 @@ alone. It is in no text of it, and it cannot be pickled or copied.
 from __future__ import annotations
 
 import re
-import secrets as randomness
 import string
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
@@ -161,7 +160,9 @@ def made_up(value: str) -> str:
         beginning = ""  # the rest would be too short to hide much
     count = max(_LEAST_RANDOM, len(value) - len(beginning))
     letters = string.ascii_letters + string.digits
-    return beginning + "".join(randomness.choice(letters) for _ in range(count))
+    import secrets  # the package of this file imports it in every process that runs something
+
+    return beginning + "".join(secrets.choice(letters) for _ in range(count))
 
 
 def _wrong(what: str, remedy: str) -> UsageError:
