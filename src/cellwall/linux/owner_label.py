@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from pathlib import Path
 
 _LABEL = re.compile(r"^([0-9a-f]{8})-(\d+)-(\d+)-(\d+)-([0-9a-f]{8})$")
@@ -37,7 +36,7 @@ def start_time(pid: int) -> int | None:
 def new_label(pid: int = 0) -> str:
     """Return a label for an engine of this process, or of another one that it lives with."""
     pid = pid or os.getpid()
-    return f"{_boot()}-{_pid_namespace()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+    return f"{_boot()}-{_pid_namespace()}-{pid}-{start_time(pid)}-{os.urandom(4).hex()}"
 
 
 def is_dead(label: str) -> bool:

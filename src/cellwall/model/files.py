@@ -7,8 +7,10 @@ for display, never to be trusted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from cellwall.model.late_dataclass import dataclass
 
 ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
 CHANGE_KINDS: dict[str, ChangeKind] = {

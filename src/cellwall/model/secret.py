@@ -8,13 +8,12 @@ alone. It is in no text of it, and it cannot be pickled or copied.
 from __future__ import annotations
 
 import re
-import secrets as randomness
 import string
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cellwall.model.errors import UsageError
+from cellwall.model.late_dataclass import dataclass
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.network_rule import WEB_PORTS
 
@@ -161,7 +160,9 @@ def made_up(value: str) -> str:
         beginning = ""  # the rest would be too short to hide much
     count = max(_LEAST_RANDOM, len(value) - len(beginning))
     letters = string.ascii_letters + string.digits
-    return beginning + "".join(randomness.choice(letters) for _ in range(count))
+    import secrets  # the package of this file imports it in every process that runs something
+
+    return beginning + "".join(secrets.choice(letters) for _ in range(count))
 
 
 def _wrong(what: str, remedy: str) -> UsageError:

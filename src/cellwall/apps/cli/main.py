@@ -66,6 +66,7 @@ def _command(words: list[str]) -> None:
         from cellwall.apps.cli.mcp_on_stdio import budget_in, serve
 
         if (budget := budget_in(words[1:])) is not None:
+            gc.disable()  # until the SDK is there (`stdio`), which is when a client is heard
             serve(budget)
             return
     from cellwall.apps.cli.commands import app_of

@@ -9,6 +9,7 @@ engine can start without.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,10 @@ from cellwall.model.errors import HostUnsupported
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from cellwall.engine.engine import Engine
+    from cellwall.runtimes.base import AheadOfEngine
 
 _INTEGER = re.compile(r"[0-9]{1,9}")
 
@@ -52,7 +56,28 @@ def serve(
     check_budget(budget)
     check_usable(0)
     check_usable(1)
-    from cellwall.apps.engines import make_engine
-    from cellwall.apps.mcp.transport.stdio import run
+    with _begun(image, volumes) as begun:  # before the engine is imported
+        from cellwall.apps.engines import make_engine
+        from cellwall.apps.mcp.transport.stdio import run
 
-    run(lambda: make_engine(pool=1, answers_first=True), budget, network, image, user, volumes)
+        def engine() -> Engine:
+            return make_engine(pool=1, answers_first=True, head_start=begun)
+
+        run(engine, budget, network, image, user, volumes)
+
+
+@contextmanager
+def _begun(image: str | None, volumes: Sequence[str] | None) -> Iterator[AheadOfEngine | None]:
+    """Start the processes that the first sandbox comes from, of the template of usual calls."""
+    from cellwall.apps.mcp.tools.preferred import preferred
+    from cellwall.engine import head_start
+    from cellwall.engine.templates.place import state_dir
+
+    with head_start.begun({"image": image, "volumes": volumes}) as begun:
+        if begun is not None:
+            from cellwall.engine.templates.store import TemplateStore
+
+            templates = TemplateStore(state_dir())
+            template = preferred(lambda name: templates.find(name) is not None)
+            head_start.go_on(begun, {"template": template})
+        yield begun

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from cellwall.apps.cli.console.exit_status import exit_status, explanation, lost
 from cellwall.apps.cli.console.shown import Shown
 from cellwall.apps.cli.console.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
+from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -217,14 +218,18 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, Any]:
 def _run_streaming(request: Request) -> int:
     import asyncio  # once the program's processes start
 
-    execution = asyncio.run(_streaming(request))
-    reason = explanation(execution.outcome)
+    reason, status = asyncio.run(_streaming(request))
     if reason is not None:
         complain(reason)
-    return exit_status(execution.outcome)
+    return status
 
 
-async def _streaming(request: Request) -> Execution:
+async def _streaming(request: Request) -> tuple[str | None, int]:
+    """Run it; return what is to be said of its end, and our exit status.
+
+    Not the execution: at its end `asyncio.run` makes a text of what it is given, and throws it
+    away.
+    """
     import asyncio
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -232,7 +237,9 @@ async def _streaming(request: Request) -> Execution:
     streams = Streams(on_broken=lambda: loop.call_soon_threadsafe(task.cancel))
     try:
         try:
-            return await _execute(request, on_event=Shown(request.language, streams).feed)
+            shown = Shown(request.language, streams)
+            outcome = (await _execute(request, on_event=shown.feed)).outcome
+            return explanation(outcome), exit_status(outcome)
         finally:
             await asyncio.to_thread(streams.close)
     except asyncio.CancelledError:
@@ -250,9 +257,13 @@ def _run_json(request: Request) -> int:
 
     from cellwall.wire.answer import answer, one_line
 
-    execution = asyncio.run(_execute(request))
-    _show(one_line(answer(execution)))
-    return exit_status(execution.outcome)
+    async def answered() -> tuple[str, int]:  # see `_streaming`
+        execution = await _execute(request)
+        return one_line(answer(execution)), exit_status(execution.outcome)
+
+    line, status = asyncio.run(answered())
+    _show(line)
+    return status
 
 
 async def _execute(request: Request, on_event: Callable[[Event], None] | None = None) -> Execution:

@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
+from cellwall.model.late_dataclass import dataclass
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Truncated, Verdict
 

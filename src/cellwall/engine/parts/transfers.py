@@ -8,12 +8,12 @@ and an uploaded file appears under its name only when it is complete.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import Conflict
+from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def write_stream(
         await _write(live, path, first, mode, metadata)
         return len(first)
     folder, slash, _ = path.rpartition("/")
-    draft = f"{folder}{slash}.cellwall-upload-{secrets.token_hex(8)}"
+    draft = f"{folder}{slash}.cellwall-upload-{os.urandom(8).hex()}"
     size = 0
     try:
         await _write(live, draft, first, mode, metadata)

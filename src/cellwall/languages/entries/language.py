@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
+
+from cellwall.model.late_dataclass import dataclass
 
 BUILD = ".cellwall/build"
 """Where a compiler puts what it makes, below the working directory."""

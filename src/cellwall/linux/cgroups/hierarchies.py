@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import field
 from pathlib import Path
 
 from cellwall.linux.syscalls import mounts
+from cellwall.model.late_dataclass import dataclass
 
 _V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
 
@@ -30,7 +30,7 @@ class Hierarchy:
     """Mount point of the hierarchy."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The hierarchies this process can use; empty when there is no delegation."""
 
@@ -42,6 +42,16 @@ class Layout:
     a process frozen there can still be killed; else the one of v1. None: they cannot be."""
     v1_freezer: Hierarchy | None = None
     """The freezer of v1, which others may use although v2 is mounted."""
+    hard: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Controllers that the kernel can enforce for this engine; each start asks seven times."""
+    lets_move_itself: bool = field(init=False, repr=False, compare=False)
+    """Whether a task can move itself through open files; see `Groups.open_self_move_files`."""
+
+    def __post_init__(self) -> None:
+        v1_alone = bool(self.hierarchies) and all(h.version == 1 for h in self.hierarchies)
+        object.__setattr__(self, "lets_move_itself", v1_alone)
+        hard = frozenset[str]().union(*(h.controllers for h in self.hierarchies))
+        object.__setattr__(self, "hard", hard)
 
     def having(self, controller: str) -> Hierarchy | None:
         """Return the hierarchy that holds `controller`."""
@@ -59,19 +69,6 @@ class Layout:
         freezing = (self.freezing, self.v1_freezer)
         extra = [each for each in freezing if each is not None and each not in self.hierarchies]
         return (*dict.fromkeys(extra), *self.hierarchies)
-
-    @cached_property
-    def lets_move_itself(self) -> bool:
-        """Whether a task can move itself through open files; see `Groups.open_self_move_files`."""
-        return bool(self.hierarchies) and all(h.version == 1 for h in self.hierarchies)
-
-    @cached_property
-    def hard(self) -> frozenset[str]:
-        """Controllers that the kernel can enforce for this engine; each start asks seven times."""
-        found: set[str] = set()
-        for hierarchy in self.hierarchies:
-            found |= hierarchy.controllers
-        return frozenset(found)
 
 
 def _writable(path: Path) -> bool:

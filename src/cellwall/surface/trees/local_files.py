@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from pathlib import Path
 
@@ -113,7 +112,7 @@ async def tree_pieces(root: Path, progress: Progress) -> AsyncIterator[bytes]:
 
 async def save(path: Path, pieces: AsyncIterable[bytes], progress: Progress) -> int:
     """Write pieces to a caller's file, which appears when all are there; return its size."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     with _refused(f"download: write {path}", "name a file you may write"):
         if await asyncio.to_thread(path.is_dir):
             raise UsageError(f"download: {path} is a directory", remedy="name a file")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,6 +45,8 @@ def tar_steps(
 
 
 def _pieces(root: Path, is_left_out: Callable[[str], bool]) -> Iterator[bytes]:
+    import tarfile  # few calls send a tree, and every process imports this module
+
     # Only to describe files; nothing is written through it.
     with tarfile.open(fileobj=io.BytesIO(), mode="w") as describer:
         for directory, names, files in os.walk(root, onerror=_fail):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,16 @@ from typer.testing import CliRunner
 from cellwall import Engine
 from cellwall.apps.cli import mcp, mcp_on_stdio
 from cellwall.apps.cli.commands import app_of
+from cellwall.apps.mcp.tools.catalog import Available
+from cellwall.apps.mcp.tools.preferred import preferred
 from cellwall.apps.mcp.transport import stdio
+from conftest import Require
+from kit.command_line import works
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cellwall.runtimes.base import AheadOfEngine
 
 _NEITHER_SDK_NOR_PARSER = (
     "heavy = ('typer', 'click', 'rich', 'pydantic', 'annotated_types', 'mcp', 'mcp_types', 'anyio',"
@@ -102,3 +112,42 @@ def test_its_engine_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
     mcp_on_stdio.serve(5000)
     runtime = made[0]._runtimes.get("jail")
     assert getattr(runtime, "answers_first", False)
+
+
+@pytest.mark.parametrize(
+    ("built", "expected"),
+    [({"data", "python"}, "data"), ({"python"}, "python"), (set[str](), "python")],
+)
+def test_a_call_without_a_template_gets_the_first_built_one(built: set[str], expected: str) -> None:
+    assert preferred(built.__contains__) == expected
+    assert Available(("python",), dict.fromkeys(built, "")).best_template == expected
+
+
+def test_its_processes_begin_before_its_engine_and_end_with_it(
+    monkeypatch: pytest.MonkeyPatch, require: Require
+) -> None:
+    require("sandboxes", not works(), works())
+    seen: list[AheadOfEngine] = []
+
+    def run(engine_of: Callable[[], Engine], *_: object) -> None:
+        begun = engine_of()._runtimes._head_start
+        assert begun is not None
+        assert begun.is_left
+        seen.append(begun)
+
+    monkeypatch.setattr(stdio, "run", run)
+    monkeypatch.setattr(mcp_on_stdio, "check_usable", lambda _: None)
+    mcp_on_stdio.serve(5000)
+    assert not seen[0].is_left
+
+
+def test_nothing_begins_for_sandboxes_on_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def run(engine_of: Callable[[], Engine], *_: object) -> None:
+        seen.append(engine_of()._runtimes._head_start)
+
+    monkeypatch.setattr(stdio, "run", run)
+    monkeypatch.setattr(mcp_on_stdio, "check_usable", lambda _: None)
+    mcp_on_stdio.serve(5000, image="debian")
+    assert seen == [None]

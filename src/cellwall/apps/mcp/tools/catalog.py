@@ -8,14 +8,15 @@ before the first sandbox starts, imports neither the SDK nor pydantic.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cellwall.apps.mcp.tools.preferred import preferred
 from cellwall.apps.mcp.tools.schemas import OUTPUTS
 from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import UsageError
+from cellwall.model.late_dataclass import dataclass
 from cellwall.model.network import NO_NETWORK, NetworkPolicy
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 _KEPT_S = 5.0
 """Seconds for which the last look is reused: a template built meanwhile is offered afterwards."""
-_BEST = ("data", "python")
-"""Templates by preference: the first built one is used for a call that names none."""
 _MAKES = ("run_code", "create_sandbox")
 """Tools that make a sandbox."""
 _ON_IMAGES = ("python", "bash")
@@ -74,7 +73,7 @@ class Available:
     @property
     def best_template(self) -> str:
         """Template of a call that names none."""
-        return next((name for name in _BEST if name in self.templates), "python")
+        return preferred(self.templates.__contains__)
 
     def template(self, name: str | None) -> str:
         """Return the template of a call; `UsageError` if it is not available."""
