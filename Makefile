@@ -87,7 +87,7 @@ proofs: dev templates
 	CELLWALL_TEST_STEPS=40 $(PYTEST) -s -k engine tests/faults/sandboxes/test_faults_copy_steps.py
 	CELLWALL_TEST_KEPT=100 CELLWALL_TEST_KILLS=50 $(PYTEST) -s tests/server/durable/test_durable_kills.py
 	CELLWALL_TEST_PAUSED=500 CELLWALL_TEST_PAUSED_S=60 $(PYTEST) -s tests/server/state/test_server_pause_crowd.py
-	CELLWALL_TEST_FUZZ_S=600 $(PYTEST) -s tests/server/doors/e2b/test_e2b_hostile.py
+	CELLWALL_TEST_FUZZ_S=600 $(PYTEST) -s tests/server/doors/test_door_e2b_hostile.py
 
 # Fleets on clusters of Ray's, in network namespaces, and ten thousand programs through each way to lose a
 # machine; as root, an hour.

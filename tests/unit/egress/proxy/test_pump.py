@@ -116,7 +116,7 @@ def test_reset_of_a_side_is_an_error() -> None:
         with pairs() as (program, inner, outer, server):
             running = asyncio.ensure_future(pump.run((inner, outer, free), (outer, inner, free)))
             server.close()
-            await asyncio.get_running_loop().sock_sendall(program, b"to nobody")
+            await asyncio.get_running_loop().sock_sendall(program, b"to a closed one")
             with pytest.raises(ConnectionError):
                 await running
 

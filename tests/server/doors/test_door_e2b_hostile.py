@@ -59,8 +59,8 @@ def server() -> Iterator[E2BServer]:
 
 @pytest.fixture(scope="module")
 def target(server: E2BServer) -> _Target:
-    made = created(server.client(), metadata={"of": "alice"})
-    foreign = created(server.client(BOB))["sandboxID"]
+    made = created(server.client(), metadata={"of": "alice"}, timeout=3600)
+    foreign = created(server.client(BOB), timeout=3600)["sandboxID"]
     port = int(server.address.rpartition(":")[2])
     return _Target(port, made["sandboxID"], made["envdAccessToken"], foreign)
 
