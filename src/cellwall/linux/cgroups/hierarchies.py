@@ -48,6 +48,7 @@ class Layout:
     """Whether a task can move itself through open files; see `Groups.open_self_move_files`."""
 
     def __post_init__(self) -> None:
+        """Ask once what each start asks."""
         v1_alone = bool(self.hierarchies) and all(h.version == 1 for h in self.hierarchies)
         object.__setattr__(self, "lets_move_itself", v1_alone)
         hard = frozenset[str]().union(*(h.controllers for h in self.hierarchies))
