@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,7 +38,6 @@ from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
 from cellwall.model.ids import accepted_id
-from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.base import (
     ImageRoot,
     PreparesVolumes,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 from cellwall.languages.entries.language import Language
-from cellwall.model.late_dataclass import dataclass
 
 SEARCH_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 """Where programs of a sandbox find tools; directories every jail binds from the host."""

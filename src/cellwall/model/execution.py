@@ -7,10 +7,9 @@ shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Outcome, Verdict
 

@@ -7,10 +7,8 @@ for display, never to be trusted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
-
-from cellwall.model.late_dataclass import dataclass
 
 ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
 CHANGE_KINDS: dict[str, ChangeKind] = {

@@ -6,11 +6,10 @@ name; there is no "unlimited".
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 
 _DAY_S = 86_400.0
 _BOUNDS: dict[str, tuple[float, float]] = {

@@ -8,11 +8,10 @@ is denied is refused whatever allows it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.network_rule import (
     DeniedDestination,
     NetworkRule,

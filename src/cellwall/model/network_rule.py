@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network

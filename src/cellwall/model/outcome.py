@@ -6,12 +6,11 @@ interfaces.
 
 from __future__ import annotations
 
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 
 OUR_FAILURE = 125
 INTERRUPTED = 130

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.network import NetworkPolicy
 from cellwall.model.network_rule import WEB_PORTS
 

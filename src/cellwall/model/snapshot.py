@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from cellwall.model.errors import CellwallError, UsageError
-from cellwall.model.late_dataclass import dataclass
 
 MOST_FORKS = 256
 """Most copies that one call makes."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

@@ -8,11 +8,10 @@ posture was read back and compared; no sandbox weaker than its spec can be obtai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from cellwall.model.errors import HostUnsupported, UsageError
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import socket

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
-
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from cellwall.apps.cli.console.exit_status import exit_status, explanation, lost
 from cellwall.apps.cli.console.shown import Shown
 from cellwall.apps.cli.console.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

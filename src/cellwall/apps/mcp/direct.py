@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mcp_types import INTERNAL_ERROR, PARSE_ERROR, SERVER_INFO_META_KEY, methods
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic_core import from_json, to_json
-
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

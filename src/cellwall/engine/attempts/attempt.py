@@ -12,7 +12,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,7 +26,6 @@ from cellwall.engine.attempts.verdicts import Cause, Evidence, classify
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id, node_of
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.outcome import Outcome, Usage
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.shared import callbacks

@@ -10,12 +10,11 @@ import asyncio
 import base64
 import codecs
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.attempts.verdicts import Cause
 from cellwall.model.execution import Event, EventKind, ExecutionError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.outcome import Outcome, Truncated
 from cellwall.runtimes.channel.frames import FrameError, strict_json
 from cellwall.runtimes.channel.replies import RUN, ChannelLost, GuestRefused

@@ -12,10 +12,10 @@ import contextvars
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.shared.tasks import Tasks

@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Truncated, Verdict
 

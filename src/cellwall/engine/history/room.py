@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cellwall.model.errors import QuotaExceeded, UsageError
-from cellwall.model.late_dataclass import dataclass
 
 
 def _no_bound(_tenant: str) -> int | None:

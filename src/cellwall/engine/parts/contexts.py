@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from cellwall.languages import registry
 from cellwall.model.context import ContextName, check_name
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken, UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import REPLY, GuestRefused, Reply, Single
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import Conflict
-from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import asyncio
 import ssl
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.secret import check_reachable, secrets_of
 from cellwall.runtimes.channel.replies import GuestRefused
 

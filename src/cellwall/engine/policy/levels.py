@@ -7,10 +7,10 @@ Only a request that names nothing gets the operator's default, or the floor wher
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.network import MODES
 from cellwall.model.outcome import IsolationLevel
 from cellwall.runtimes import registry

@@ -5,10 +5,10 @@ Checked before a sandbox is claimed; `engine.parts.pausing` acts by it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.settings import EngineSettings

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
 from cellwall.engine.policy.pause_choice import check_seconds
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import check_node
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.limits import Limits
 from cellwall.model.network import MODES
 from cellwall.model.outcome import IsolationLevel

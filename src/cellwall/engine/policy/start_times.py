@@ -10,8 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from cellwall.model.late_dataclass import dataclass
+from dataclasses import dataclass
 
 _KEPT = 100
 """Number of the latest starts of each runtime that count: those of an hour ago say little about

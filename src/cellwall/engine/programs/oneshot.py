@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from cellwall.languages import callers, mistakes
 from cellwall.languages.entries.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported, UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel.channel import MOST_HELD_BYTES
 from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -24,7 +24,6 @@ from cellwall.engine.programs.oneshot import Stage, begin, explain, purpose_of, 
 from cellwall.engine.programs.requests import Plan, Request, plan
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
-from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.channel.replies import GuestRefused
 

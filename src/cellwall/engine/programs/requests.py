@@ -7,6 +7,7 @@ sandbox is claimed, and every message names the argument and a remedy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ from cellwall.engine.policy.arguments import (
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.languages import lookup
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.limits import Limits
 from cellwall.surface.tools.tools import Offer, Tools
 

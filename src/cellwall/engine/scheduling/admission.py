@@ -8,10 +8,10 @@ and every promise taken is given back exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from cellwall.engine.scheduling.admission import UNBOUNDED, Cost
-from cellwall.model.late_dataclass import dataclass
 
 _KEPT_SHARE = 0.1
 """Share of memory and processes reserved for the host, fork-servers and the engine."""

@@ -13,14 +13,13 @@ import contextlib
 import os
 import time
 from collections import Counter, deque
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.policy.start_times import Starts
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
-from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.base import served_as
 from cellwall.runtimes.copies import CopiesSessions
 from cellwall.surface.shared.tasks import Tasks

@@ -12,10 +12,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 
 from cellwall.model.errors import HostUnsupported
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.template import Template
 
 _SYSTEM_PYTHON = "/usr/bin/python3"

@@ -14,7 +14,7 @@ import os
 import re
 import resource
 from collections.abc import Mapping, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,6 @@ from typing import Any
 from cellwall.jail.plan import image_plan
 from cellwall.jail.plan.steps import Lockdown
 from cellwall.linux.cgroups.sandbox_groups import places
-from cellwall.model.late_dataclass import dataclass
 
 Links = tuple[str, ...]
 """A process's namespaces as the kernel names them, in the order of `_NAMESPACES`."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
-
-from cellwall.model.late_dataclass import dataclass
 
 BUILD = ".cellwall/build"
 """Where a compiler puts what it makes, below the working directory."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cellwall.linux.syscalls import mounts
-from cellwall.model.late_dataclass import dataclass
 
 _V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cellwall.linux.cgroups.files import (
@@ -24,7 +24,6 @@ from cellwall.linux.cgroups.files import (
 from cellwall.linux.cgroups.freezer import Freezer
 from cellwall.linux.cgroups.hierarchies import Hierarchy
 from cellwall.model.errors import HostUnsupported
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.limits import Limits
 
 PERIOD_US = 100_000

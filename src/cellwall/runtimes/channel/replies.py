@@ -7,10 +7,10 @@ nothing and keeps no state of requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CellwallError
-from cellwall.model.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     import asyncio

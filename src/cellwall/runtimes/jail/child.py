@@ -14,13 +14,12 @@ import os
 import select
 import signal
 import socket
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from cellwall.jail.fast import machine_code
 from cellwall.jail.inspect import posture
 from cellwall.jail.protocol import fds
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.jail.replies import error_number, wait_readable
 

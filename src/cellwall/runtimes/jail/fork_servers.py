@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,6 @@ from cellwall.jail.plan import plan
 from cellwall.linux import seccomp
 from cellwall.linux import uid_ranges as uids
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.starting.bundle import bundle_in

@@ -13,14 +13,13 @@ import os
 import resource
 import socket
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.jail.inspect import posture, usage_sums
 from cellwall.jail.plan import plan
 from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cellwall.jail.inspect import posture
@@ -16,7 +17,6 @@ from cellwall.jail.protocol import fds
 from cellwall.linux import owner_label
 from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import HostUnsupported, SandboxBroken
-from cellwall.model.late_dataclass import dataclass
 
 
 class NextCgroups(NamedTuple):

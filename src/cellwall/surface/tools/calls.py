@@ -18,10 +18,10 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from cellwall.model.late_dataclass import dataclass
 from cellwall.surface.tools import threads as tool_threads
 from cellwall.surface.tools.schema import InvalidArguments, check_depth
 from cellwall.surface.tools.tools import Incoming, Known, ToolBox, ToolCall, ToolError

@@ -13,11 +13,11 @@ import keyword
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.surface.tools.schema import Check, check_of
 from cellwall.surface.tools.stubs import head_of
 

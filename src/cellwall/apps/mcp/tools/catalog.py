@@ -8,6 +8,7 @@ before the first sandbox starts, imports neither the SDK nor pydantic.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.mcp.tools.preferred import preferred
@@ -16,7 +17,6 @@ from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import UsageError
-from cellwall.model.late_dataclass import dataclass
 from cellwall.model.network import NO_NETWORK, NetworkPolicy
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import SandboxBroken
-from cellwall.model.late_dataclass import dataclass
 from cellwall.runtimes.copies import LineageFacts, stored_lineage
 
 if TYPE_CHECKING:
