@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cellwall.apps.cli.console.own_streams import check_usable
-from cellwall.model.errors import HostUnsupported
+from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 if TYPE_CHECKING:
@@ -78,6 +78,10 @@ def _begun(image: str | None, volumes: Sequence[str] | None) -> Iterator[AheadOf
             from cellwall.engine.templates.store import TemplateStore
 
             templates = TemplateStore(state_dir())
-            template = preferred(lambda name: templates.find(name) is not None)
-            head_start.go_on(begun, {"template": template})
+            try:
+                template = preferred(lambda name: templates.find(name) is not None)
+            except CellwallError:  # the first call meets it, too, and says so to its client
+                begun.close()
+            else:
+                head_start.go_on(begun, {"template": template})
         yield begun

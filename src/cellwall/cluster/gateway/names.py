@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.book import unreachable
 from cellwall.cluster.gateway.lists import part_of
-from cellwall.model.errors import Conflict, NotFound
+from cellwall.model.errors import Conflict, NotFound, UsageError
+from cellwall.model.snapshot import check_name
 
 if TYPE_CHECKING:
     from cellwall.cluster.gateway.book import Book, Node
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 async def node_with(book: Book, name: str, said: Headers) -> Node:
     """Return the node that has the caller's snapshot called `name`, as the path has it.
 
-    Raises NotFound, NodeUnreachable, and Conflict if several have one.
+    Raises NotFound, for what can be no name as well, NodeUnreachable, and Conflict if several
+    have one.
     """
     nodes = list(book.answering())
     if not book.has_several and nodes:
         return nodes[0]  # which says itself that there is none
-    target = b"/snapshots/" + name.encode("latin-1")
+    try:
+        target = b"/snapshots/" + check_name(name).encode()
+    except UsageError as error:
+        raise NotFound(error.message, remedy=error.remedy) from None
     found = await asyncio.gather(*(part_of(each, target, said) for each in nodes))
     having = [node for node, each in zip(nodes, found, strict=True) if each.status == 200]
     if len(having) > 1:

@@ -112,12 +112,14 @@ class Pump:
         """Write what is there; wait for the target if it does not take all of it."""
         self._pause = None
         try:
-            self._give()
-        except (BlockingIOError, InterruptedError):
-            pass
+            with contextlib.suppress(BlockingIOError, InterruptedError):
+                self._give()
+            self._go_on()
         except Exception as error:  # noqa: BLE001 - the relay's owner hears of it
             self._end(error)
-            return
+
+    def _go_on(self) -> None:
+        """Wait for the target if there is something left for it, and else for the source."""
         is_left = bool(self._held) or self._in_pipe > 0
         if is_left and not self._is_writing:
             self._wait_for_nothing()

@@ -297,6 +297,7 @@ class Hibernation:
         sandbox, copies = self._held(), self._copies()
         written: Written | None = None
         await self.room()
+        sandbox.live.check_alive()  # it may have been ended meanwhile, and its image with it
         self.before_back()
         try:
             with copies.counts.counting("wake"):

@@ -121,11 +121,11 @@ class Copies:
         asked["drop_threads"] = request.flag("drop_threads")
         connection = context.idle_connection
         assert connection is not None  # noqa: S101  for the type checker only
+        base = Base(request.body) if request.body else None
         connection.send(asked)
         if not connection.is_sent:
             raise Refusal("busy", f"{request.op}: the context does not read; try again")
         _hand_over(request.op, context, connection, files)
-        base = Base(request.body) if request.body else None  # while the context comes to stand
         return Copying(request.id, context, is_source, base, numbers, is_told, {}, [])
 
     def _check(self, request: Request, context: Context, files: list[int]) -> None:

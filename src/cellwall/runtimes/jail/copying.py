@@ -270,6 +270,10 @@ class Copier:
     def close(self) -> None:
         """Close what was made for sandboxes to keep, and the directories of files."""
         self._kept.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the directories of files alone: their mounts keep a file system busy."""
         for folder in self._folders.values():
             folder.close()
 

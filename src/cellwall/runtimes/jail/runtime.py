@@ -628,6 +628,8 @@ class JailRuntime:
             self._mapper.abandon()
         if "_volumes" in vars(self):
             self._volumes.abandon()
+        if "copier" in vars(self):
+            self.copier.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()

@@ -30,6 +30,8 @@ _QUARANTINE_FIRST_S = 1.0
 _QUARANTINE_MOST_S = 60.0
 _LINGER_S = 0.005
 """Seconds that an ended sandbox's directories wait for a move to be removed along with."""
+_FEW = 4
+"""Ended sandboxes whose directories are removed on the loop beside a move; more go to a thread."""
 _SLOW_S = 0.002
 """Average seconds of recent moves above which a thread is cheaper for the other users of the loop.
 """
@@ -99,7 +101,7 @@ class GroupKeeper:
         if not self.workers_move_themselves or began < self._rests_until:
             return False
         try:
-            self._work(asyncio.get_running_loop().call_soon, worker, self._take_ended())
+            self._work(asyncio.get_running_loop().call_soon, worker, self._take_few())
         finally:
             self._note(time.monotonic() - began)
         return True
@@ -181,6 +183,10 @@ class GroupKeeper:
     def _submit(self, worker: Mover | None) -> Future[None]:
         tell = asyncio.get_running_loop().call_soon_threadsafe
         return self._threads.submit(self._work, tell, worker, self._take_ended())
+
+    def _take_few(self) -> list[_Ended]:
+        """Return what ended, unless that is so much that it is left to a thread."""
+        return self._take_ended() if len(self._ended) <= _FEW else []
 
     def _take_ended(self) -> list[_Ended]:
         ended, self._ended = self._ended, []

@@ -81,7 +81,7 @@ class NamedTemplates:
         """Return the node that has a template or a snapshot of a name; empty: none has."""
         with contextlib.suppress(NotFound, UsageError):
             return (await self._templates.node_of(caller, stem_of(name))).name
-        with contextlib.suppress(NotFound, UnicodeError):
+        with contextlib.suppress(NotFound):
             return (await node_with(self._book, name, caller.said)).name
         return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.model.errors import CellwallError
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.wire.node_link import NodeLink
 
 _MOST_BYTES = 16 << 20
+_TARGET = re.compile(rb"/[!-~]*")
+_BREAKS = re.compile(rb"[\x00\r\n]")
 
 
 class Whole(NamedTuple):
@@ -51,8 +54,11 @@ async def answer_on(  # noqa: PLR0913 - parts of one request
     """Ask on a connection, by itself with POST if there is a body, and else with GET.
 
     `count` hears of each piece of the answer's body, in bytes, before it is kept; what it raises
-    of ours ends the answer. Raises ConnectionError if the connection ends.
+    of ours ends the answer. Raises ConnectionError if the connection ends, and ValueError for a
+    target or a header that would be more than one line: names that callers give are in both.
     """
+    if not _TARGET.fullmatch(target) or any(_BREAKS.search(b"".join(each)) for each in said):
+        raise ValueError(f"ask {address}: {target[:80]!r} and its headers are not one line each")
     answer = _Answer(count)
     method = method or (b"GET" if body is None else b"POST")
     lines = [b"%s %s HTTP/1.1\r\n" % (method, target)]
