@@ -366,6 +366,17 @@ def test_dirty_preload_is_refused(
     assert said in str(error)
 
 
+def _moved_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have layouts that are found from now on say so, as on cgroup v2."""
+    found = Layout.__post_init__
+
+    def unable(layout: Layout) -> None:
+        found(layout)
+        object.__setattr__(layout, "lets_move_itself", False)
+
+    monkeypatch.setattr(Layout, "__post_init__", unable)
+
+
 @pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["FI-26-cgroup", "FI-26-cgroup-by-the-host"])
 def test_refused_cgroup_is_named_and_leaves_nothing(
@@ -381,7 +392,7 @@ def test_refused_cgroup_is_named_and_leaves_nothing(
         return real(groups, *given)
 
     if name == "join":
-        monkeypatch.setattr(Layout, "lets_move_itself", False)
+        _moved_by_the_host(monkeypatch)
     monkeypatch.setattr(Groups, name, gone)
     before = Traces.now()
     error = asyncio.run(_refused("print('the nonce that nobody may see')"))
@@ -392,7 +403,7 @@ def test_refused_cgroup_is_named_and_leaves_nothing(
 
 def test_workers_that_the_host_moves_serve_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on cgroup v2, where no task can move itself cheaply."""
-    monkeypatch.setattr(Layout, "lets_move_itself", False)
+    _moved_by_the_host(monkeypatch)
     before = Traces.now()
 
     async def runs() -> list[Execution]:
