@@ -150,11 +150,11 @@ class Program:
             await self._at_a_node(turn)
         except _NotOurs:
             return False
+        except StoreBusy:  # the directory is away: what is written of a try is not known
+            raise
         except CapacityError:
             await self._wait_again()
             return False
-        except StoreBusy:
-            raise
         except (NodeLost, NodeUnreachable, Interrupted) as error:
             refusal = error  # of its node, or of another that has what it names
         except CellwallError as error:
