@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.cluster.directory.claims import CLAIM, Claim
+from cellwall.cluster.directory.claims import CLAIM, FIND_CLAIM, Claim
 from cellwall.cluster.directory.group_commit import Statement
 from cellwall.model.ids import GATEWAYS
 
@@ -266,6 +266,11 @@ class Programs:
             digest,
         )
         return Claim(*row)
+
+    async def claim_of(self, tenant: str, key: str) -> Claim | None:
+        """Return the claim of a tenant's idempotency key; None: it is unused."""
+        row = await self._commits.do(FIND_CLAIM, tenant, key)
+        return None if row[0] is None else Claim(*row)
 
     async def queued(self, tenant: str, most: int) -> int:
         """Return how many programs of a tenant wait; at most `most`."""

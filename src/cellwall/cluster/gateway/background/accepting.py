@@ -26,6 +26,7 @@ from cellwall.server.executions.idempotency import gone
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
+    from cellwall.cluster.directory.claims import Claim
     from cellwall.cluster.directory.programs import Programs
     from cellwall.cluster.gateway.background.hooks import Hooks
     from cellwall.cluster.gateway.book import Node
@@ -85,9 +86,13 @@ class Accepting:
         asked = await _asked(body)
         if asked is None:
             return None
+        tenant = caller.principal.tenant
+        key = head.first(b"idempotency-key")
+        claim = await self._programs.claim_of(tenant, key) if key else None
+        if claim is not None and claim.node == GATEWAYS:  # it was accepted: no bound refuses it
+            return await self._replay(tenant, claim, digest_of(head, body))
         if asked.webhook:
             self._hooks.check(asked.webhook)
-        tenant = caller.principal.tenant
         self._coming[tenant] += 1
         try:
             await self._check_room(tenant)
@@ -128,6 +133,10 @@ class Accepting:
             return Kept(json.loads(shown), is_replay=False)
         if claim.node != GATEWAYS:
             return None  # that node compares them
+        return await self._replay(tenant, claim, digest)
+
+    async def _replay(self, tenant: str, claim: Claim, digest: bytes) -> Kept:
+        """Return the program that an earlier request with a key made. Raises HttpError."""
         if claim.digest != digest:
             raise used_before()
         seen = await self._programs.find(tenant, claim.offered)
