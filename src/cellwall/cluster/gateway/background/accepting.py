@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _LONG_BYTES = 64 * 1024
 """Longer bodies are read beside the loop."""
-_MAY = (b'"background"', b"\\u")
-"""What a body has that asks for it; a letter of the name may be escaped."""
+_MAY = (b'"background"', b"\\u006", b"\\u007")
+"""What a body has that asks for it; a letter of the name may be escaped, as one of these."""
 _FORMS = frozenset({"application/json", "application/x-ndjson", "text/event-stream", "*/*", ""})
 _JSON = "application/json"
 
@@ -81,7 +81,7 @@ class Accepting:
 
         Raises what a node says of it, QuotaExceeded, StoreBusy, HttpError for a key that was used.
         """
-        if not any(each in body for each in _MAY) or not _is_plain(head):
+        if not _may_ask(body) or not _is_plain(head):
             return None
         asked = await _asked(body)
         if asked is None:
@@ -190,6 +190,11 @@ def aid_of(
 
 def _uncounted(_size: int) -> None:
     """Count nothing: the answer is small."""
+
+
+def _may_ask(body: bytes) -> bool:
+    """Report whether a body has to be read to know whether it asks for the background."""
+    return any(each in body for each in _MAY)
 
 
 def _is_plain(head: RequestHead) -> bool:
