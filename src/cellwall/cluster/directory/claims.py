@@ -33,6 +33,15 @@ ON CONFLICT (tenant, key) DO UPDATE SET
 RETURNING digest, node, offered, extract(epoch FROM clock_timestamp() - made_at)::float8
 """,  # noqa: S608 - of constants
 )
+FIND_CLAIM = Statement(
+    58,
+    "idempotency-key",
+    f"""
+SELECT r.digest, r.node, r.offered, extract(epoch FROM clock_timestamp() - r.made_at)::float8
+FROM (SELECT) AS one LEFT JOIN directory.replays AS r
+  ON r.tenant = $1 AND r.key = $2 AND r.made_at >= clock_timestamp() - {_KEPT}
+""",  # noqa: S608 - of constants
+)
 _RELEASE = Statement(
     2,
     "idempotency-key",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from cellwall.cluster.directory.group_commit import Statement
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cellwall.cluster.directory.group_commit import GroupCommit
 
 _STEP = "webhooks"
@@ -27,10 +29,12 @@ WITH RECURSIVE tenants (tenant) AS (
   FROM tenants WHERE tenants.tenant IS NOT NULL),
 due AS (
   SELECT found.id FROM tenants CROSS JOIN LATERAL (
-    SELECT n.id FROM directory.notices AS n
+    SELECT n.id, n.due_at FROM directory.notices AS n
     WHERE n.tenant = tenants.tenant AND n.due_at <= clock_timestamp() AND $1 = $2
-    ORDER BY n.due_at LIMIT $3 FOR UPDATE SKIP LOCKED) AS found
-  LIMIT $4),
+    ORDER BY n.due_at
+    LIMIT (SELECT greatest(0, $3 - cardinality(array_positions($6::text[], tenants.tenant))))
+    FOR UPDATE SKIP LOCKED) AS found
+  ORDER BY found.due_at LIMIT $4),
 taken AS (
   UPDATE directory.notices AS n
   SET tries = n.tries + 1, due_at = clock_timestamp() + make_interval(secs => $5)
@@ -77,9 +81,15 @@ class NoticeRows:
         """`commits` has to be under way."""
         self._commits = commits
 
-    async def due(self, most_of_tenant: int, most: int, hold_s: float) -> list[Notice]:
-        """Take notices that are due; no gateway takes them again for `hold_s` seconds."""
-        row = await self._commits.do(_DUE, "", "", most_of_tenant, most, hold_s)
+    async def due(
+        self, most_of_tenant: int, most: int, hold_s: float, under_way: Iterable[str] = ()
+    ) -> list[Notice]:
+        """Take notices that are due, the oldest first.
+
+        No gateway takes them again for `hold_s` seconds. `under_way`: the tenant of each that this
+        gateway delivers now, which count among `most_of_tenant` of it.
+        """
+        row = await self._commits.do(_DUE, "", "", most_of_tenant, most, hold_s, list(under_way))
         return [Notice(*each) for each in json.loads(row[0])]
 
     async def again(self, notice: Notice, after_s: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.cluster.directory.claims import CLAIM, Claim
+from cellwall.cluster.directory.claims import CLAIM, FIND_CLAIM, Claim
 from cellwall.cluster.directory.group_commit import Statement
 from cellwall.model.ids import GATEWAYS
 
@@ -45,12 +45,15 @@ made AS ({_ADD.format(id="$7")} FROM claim WHERE claim.offered = $7 RETURNING tr
 SELECT digest, node, offered FROM claim
 """,  # noqa: S608 - of constants
 )
-_QUEUED = Statement(
+_WAITS = Statement(
     42,
     _STEP,
     """
-SELECT count(*) FROM (
-  SELECT FROM directory.programs WHERE tenant = $1 AND $2 = '' AND state = 'queued' LIMIT $3) AS q
+SELECT count(*), coalesce(sum(octet_length(body)), 0)::bigint, (
+  SELECT count(*) FROM (SELECT FROM directory.notices WHERE tenant = $1 LIMIT $4) AS n)
+FROM (
+  SELECT body FROM directory.programs
+  WHERE tenant = $1 AND $2 = '' AND state = 'queued' LIMIT $3) AS q
 """,
 )
 _KEEP_HAND = Statement(
@@ -205,6 +208,16 @@ class Accepted(NamedTuple):
     """What is told of its end; empty: nothing."""
 
 
+class Waits(NamedTuple):
+    """What of a tenant waits."""
+
+    programs: int
+    bytes: int
+    """Of their bodies."""
+    notices: int
+    """Of ends, that no receiver has taken."""
+
+
 class Taken(NamedTuple):
     """One program that a gateway has in hand from now on."""
 
@@ -267,9 +280,14 @@ class Programs:
         )
         return Claim(*row)
 
-    async def queued(self, tenant: str, most: int) -> int:
-        """Return how many programs of a tenant wait; at most `most`."""
-        return int((await self._commits.do(_QUEUED, tenant, "", most))[0])
+    async def claim_of(self, tenant: str, key: str) -> Claim | None:
+        """Return the claim of a tenant's idempotency key; None: it is unused."""
+        row = await self._commits.do(FIND_CLAIM, tenant, key)
+        return None if row[0] is None else Claim(*row)
+
+    async def waits(self, tenant: str, most: int, most_notices: int) -> Waits:
+        """Return what of a tenant waits; at most so many programs and notices are counted."""
+        return Waits(*await self._commits.do(_WAITS, tenant, "", most, most_notices))
 
     async def keep_hand(self) -> None:
         """Have in hand for a while longer what this gateway has."""

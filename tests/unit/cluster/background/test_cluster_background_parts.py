@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from cellwall.cluster.gateway.background.accepting import _looked
+from cellwall.cluster.gateway.background.accepting import _looked, _may_ask
 from cellwall.cluster.gateway.background.hooks import Hooks
 from cellwall.cluster.gateway.background.outcomes import (
     cancelled,
@@ -45,6 +45,15 @@ KEY = bytes(range(32))
 )
 def test_what_asks_for_no_background_is_left_to_a_node(body: bytes) -> None:
     assert _looked(body) is None
+
+
+def test_other_escapes_than_of_the_name_cost_no_reading() -> None:
+    assert not _may_ask(b'{"code": "\\u00e9 \\u4e2d \\u0022"}')
+    for letter in "background":
+        escaped = "background".replace(letter, f"\\u{ord(letter):04x}")
+        body = f'{{"code": "1", "{escaped}": true}}'.encode()
+        assert _may_ask(body)
+        assert _looked(body) is not None
 
 
 def test_a_webhook_stays_at_the_gateway() -> None:

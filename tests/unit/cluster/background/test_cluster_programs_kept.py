@@ -167,7 +167,7 @@ async def test_a_key_keeps_one_program(url: str) -> None:
         claim = await one.accept_with_key("moss", "older", b"digest", second)
         assert claim.node == "a7c2"
         assert await one.find("moss", second.id) is None
-        assert await one.queued("moss", 10) == 1
+        assert (await one.waits("moss", 10, 10)).programs == 1
 
 
 @ran

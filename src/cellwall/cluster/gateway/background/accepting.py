@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,25 +18,25 @@ from cellwall.cluster.gateway.agreed.claims import KEY_FORM, digest_of, used_bef
 from cellwall.cluster.gateway.background.outcomes import object_of
 from cellwall.cluster.gateway.tenants.lending import lend, names_in
 from cellwall.cluster.gateway.wire.json_body import object_of as body_of
-from cellwall.engine.scheduling.quotas import exceeded
-from cellwall.model.errors import CapacityError, UsageError
+from cellwall.model.errors import UsageError
 from cellwall.model.ids import GATEWAYS, new_id
 from cellwall.server.executions.idempotency import gone
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
+    from cellwall.cluster.directory.claims import Claim
     from cellwall.cluster.directory.programs import Programs
+    from cellwall.cluster.gateway.background.bounds import Bounds
     from cellwall.cluster.gateway.background.hooks import Hooks
     from cellwall.cluster.gateway.book import Node
     from cellwall.cluster.gateway.callers import Caller
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.heads import RequestHead
-    from cellwall.engine.scheduling.quotas import Tenants
 
 _LONG_BYTES = 64 * 1024
 """Longer bodies are read beside the loop."""
-_MAY = (b'"background"', b"\\u")
-"""What a body has that asks for it; a letter of the name may be escaped."""
+_MAY = (b'"background"', b"\\u006", b"\\u007")
+"""What a body has that asks for it; a letter of the name may be escaped, as one of these."""
 _FORMS = frozenset({"application/json", "application/x-ndjson", "text/event-stream", "*/*", ""})
 _JSON = "application/json"
 
@@ -61,55 +60,34 @@ class _Asked(NamedTuple):
 class Accepting:
     """See the module."""
 
-    def __init__(
-        self, gateway: Gateway, programs: Programs, hooks: Hooks, tenants: Tenants, most: int
-    ) -> None:
-        """`tenants` knows each one's quotas; no more than `most` programs of one wait."""
+    def __init__(self, gateway: Gateway, programs: Programs, hooks: Hooks, bounds: Bounds) -> None:
         self._gateway = gateway
         self._programs = programs
         self._hooks = hooks
-        self._tenants = tenants
-        self._most = most
-        self._coming: Counter[str] = Counter()
-        """Requests of each tenant that are on their way into the directory."""
+        self._bounds = bounds
 
     async def accept(
         self, head: RequestHead, caller: Caller, request_id: str, body: bytes
     ) -> Kept | None:
         """Keep the program of a request; None: it is none for the background, or a node's to say.
 
-        Raises what a node says of it, QuotaExceeded, StoreBusy, HttpError for a key that was used.
+        Raises what a node says of it, what `Bounds.room` raises, HttpError for a key that was used.
         """
-        if not any(each in body for each in _MAY) or not _is_plain(head):
+        if not _may_ask(body) or not _is_plain(head):
             return None
         asked = await _asked(body)
         if asked is None:
             return None
+        tenant = caller.principal.tenant
+        key = head.first(b"idempotency-key")
+        claim = await self._programs.claim_of(tenant, key) if key else None
+        if claim is not None and claim.node == GATEWAYS:  # it was accepted: no bound refuses it
+            return await self._replay(tenant, claim, digest_of(head, body))
         if asked.webhook:
             self._hooks.check(asked.webhook)
-        tenant = caller.principal.tenant
-        self._coming[tenant] += 1
-        try:
-            await self._check_room(tenant)
+        size, has_webhook = len(asked.data), bool(asked.webhook)
+        async with self._bounds.room(tenant, size, has_webhook=has_webhook):
             return await self._keep(head, caller, request_id, body, asked)
-        finally:
-            self._coming[tenant] -= 1
-            if not self._coming[tenant]:
-                del self._coming[tenant]
-
-    async def _check_room(self, tenant: str) -> None:
-        quota = self._tenants.use(tenant).quotas.queued
-        most = self._most if quota is None else min(quota, self._most)
-        count = await self._programs.queued(tenant, most) + self._coming[tenant] - 1
-        if count < most:
-            return
-        if quota is not None and count >= quota:
-            raise exceeded("queued", count, quota, "let some end", wait_s=1)
-        raise CapacityError(
-            f"background: {self._most} programs wait, the most",
-            retry_after_s=1.0,
-            remedy="try again when some have ended",
-        )
 
     async def _keep(
         self, head: RequestHead, caller: Caller, request_id: str, body: bytes, asked: _Asked
@@ -128,6 +106,10 @@ class Accepting:
             return Kept(json.loads(shown), is_replay=False)
         if claim.node != GATEWAYS:
             return None  # that node compares them
+        return await self._replay(tenant, claim, digest)
+
+    async def _replay(self, tenant: str, claim: Claim, digest: bytes) -> Kept:
+        """Return the program that an earlier request with a key made. Raises HttpError."""
         if claim.digest != digest:
             raise used_before()
         seen = await self._programs.find(tenant, claim.offered)
@@ -181,6 +163,11 @@ def aid_of(
 
 def _uncounted(_size: int) -> None:
     """Count nothing: the answer is small."""
+
+
+def _may_ask(body: bytes) -> bool:
+    """Report whether a body has to be read to know whether it asks for the background."""
+    return any(each in body for each in _MAY)
 
 
 def _is_plain(head: RequestHead) -> bool:

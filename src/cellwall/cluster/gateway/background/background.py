@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cellwall.cluster.gateway.background.accepting import Accepting
+from cellwall.cluster.gateway.background.bounds import Bounds
 from cellwall.cluster.gateway.background.handing import Handing
 from cellwall.cluster.gateway.background.reading import Reading
 from cellwall.cluster.gateway.data.visit import Visit
@@ -53,7 +54,8 @@ class Background:
         self._gateway = gateway
         self._programs = programs
         self._kept_s = settings.retention_s
-        self._accepting = Accepting(gateway, programs, hooks, tenants, settings.most_queued)
+        bounds = Bounds(programs, tenants, settings.most_queued)
+        self._accepting = Accepting(gateway, programs, hooks, bounds)
         self._handing = Handing(gateway, programs, settings.tenants)
         self._reading = Reading(gateway, programs)
 

@@ -13,7 +13,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from cellwall.cluster.gateway.background.program import Aside, Program
+from cellwall.cluster.gateway.background.aside import Aside
+from cellwall.cluster.gateway.background.program import Program
 from cellwall.engine.scheduling.admission import UNBOUNDED
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.store.records.errors import StoreBusy
@@ -40,7 +41,7 @@ class Handing:
         self._gateway = gateway
         self._programs = programs
         self._tiers = tiers
-        self._aside = Aside(gateway)
+        self._aside = Aside(gateway.turns)
         self._under_way: set[str] = set()
         """Ids of the programs that this gateway sees to."""
         self._news = asyncio.Event()

@@ -3,7 +3,8 @@
 A notice is written in the transaction of its program's end (`directory.programs`), and removed once
 its receiver has taken it: a gateway that is killed between leaves it to the others. The receivers'
 secrets are made of the key that gateways share as a file, so that all sign alike and PostgreSQL
-knows none. The invariant: no program waits for a notice.
+knows none. The invariants: no program waits for a notice; a tenant's slow receivers take no more
+than its part of the places.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import hmac
 import logging
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from cellwall.egress.posting import LONGEST_S
@@ -54,6 +56,8 @@ class Hooks:
         self._tasks = tasks
         self._may_send = may_send
         self._settings = settings or WebhookSettings()
+        self._under_way: Counter[str] = Counter()
+        """Deliveries of each tenant that have not ended."""
         self._webhooks = None
         if may_send and key is not None:
             secret = hmac.new(key, b"webhooks of gateways", hashlib.sha256).digest()
@@ -86,13 +90,23 @@ class Hooks:
         while True:
             room = most - len(self._tasks)
             try:
-                due = await self._rows.due(of_tenant, room, _HOLD_S) if room > 0 else []
+                under_way = self._under_way.elements()
+                due = await self._rows.due(of_tenant, room, _HOLD_S, under_way) if room > 0 else []
             except CellwallError:  # the directory is away
                 due = []
             for each in due:
-                self._tasks.spawn(self._deliver(webhooks, each))
+                self._under_way[each.tenant] += 1
+                self._tasks.spawn(self._see_to(webhooks, each))
             if not due:
                 await asyncio.sleep(_LOOK_S)
+
+    async def _see_to(self, webhooks: Webhooks, notice: Notice) -> None:
+        try:
+            await self._deliver(webhooks, notice)
+        finally:
+            self._under_way[notice.tenant] -= 1
+            if not self._under_way[notice.tenant]:
+                del self._under_way[notice.tenant]
 
     async def _deliver(self, webhooks: Webhooks, notice: Notice) -> None:
         try:

@@ -19,7 +19,6 @@ from cellwall.cluster.gateway.background.outcomes import WAITING, failed_by, not
 from cellwall.cluster.gateway.callers import Caller, said_of
 from cellwall.cluster.gateway.doubt import Doubt
 from cellwall.cluster.gateway.wire.asking import answer_on
-from cellwall.engine.scheduling.admission import UNBOUNDED
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cellwall.cluster.directory.programs import Programs, Taken
+    from cellwall.cluster.gateway.background.aside import Aside, Room
     from cellwall.cluster.gateway.book import Node
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.asking import Whole
@@ -56,33 +56,6 @@ _KEPT_BYTES = 1 << 20
 _LATE_S = HAND_S / 2
 """A try that is later than this after it was written is not made: another gateway may soon think
 that this one is dead."""
-
-
-class Aside:
-    """What is at nodes and has not begun there, as far as is known: no more than nodes have room
-    for, since what waits at a node is lost with it."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._count = 0
-        self._news = asyncio.Event()
-
-    async def enter(self) -> None:
-        """Wait for room for one more."""
-        while self._count >= self._most:
-            self._news.clear()
-            await self._news.wait()
-        self._count += 1
-
-    def leave(self) -> None:
-        """Give the room back."""
-        self._count -= 1
-        self._news.set()
-
-    @property
-    def _most(self) -> int:
-        places = self._gateway.turns.places
-        return places if 0 < places < UNBOUNDED else 1
 
 
 class _NotOurs(CellwallError):
@@ -116,7 +89,8 @@ class Program:
         said = said_of(principal, tiers.get(taken.tenant, ""))
         said.append((b"x-request-id", self._asked["request_id"].encode()))
         self._caller = Caller(principal, said, frozenset())
-        self._is_aside = False
+        self._room: Room | None = None
+        """While it may be at a node without having begun."""
 
     async def go(self) -> bool:
         """Bring it to its end; False: look again how far it is. Raises what is tried again."""
@@ -131,8 +105,7 @@ class Program:
         turn = self._gateway.turns.ask(self.taken.tenant)
         try:
             await turn.come()
-            await self._aside.enter()
-            self._is_aside = True
+            self._room = await self._aside.enter(self.taken.tenant)
             return await self._in_turn(turn)
         finally:
             self._leave()
@@ -140,9 +113,8 @@ class Program:
 
     def _leave(self) -> None:
         """Give back the room of what has not begun."""
-        if self._is_aside:
-            self._is_aside = False
-            self._aside.leave()
+        if self._room is not None:
+            self._room.leave()
 
     async def _in_turn(self, turn: Turn) -> bool:
         refusal: CellwallError | None = None
@@ -150,11 +122,11 @@ class Program:
             await self._at_a_node(turn)
         except _NotOurs:
             return False
+        except StoreBusy:  # the directory is away: what is written of a try is not known
+            raise
         except CapacityError:
             await self._wait_again()
             return False
-        except StoreBusy:
-            raise
         except (NodeLost, NodeUnreachable, Interrupted) as error:
             refusal = error  # of its node, or of another that has what it names
         except CellwallError as error:

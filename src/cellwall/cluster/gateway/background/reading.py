@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from cellwall.cluster.gateway.gateway import Gateway
     from cellwall.cluster.gateway.wire.front import ClientLink
 
-_LOOK_S = 0.1
+_LOOK_S, _MOST_LOOK_S = 0.1, 1.0
+"""Seconds to the second look at a program that waits; each is twice as long, up to the latter: all
+look over one connection to the directory."""
 _CANCEL_S = 5.0
 """Seconds for which a program on its way to a node is looked for, to be cancelled there."""
 _MOST_WAIT_S = 60.0
@@ -54,6 +56,7 @@ class Reading:
         wait_s = _wait_of(visit.head.target)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_s
+        look_s = _LOOK_S
         while True:
             seen = await self._seen(visit, program_id)
             left_s = max(0.0, until_s - loop.time())
@@ -68,7 +71,8 @@ class Reading:
             if seen.answer is not None or left_s <= 0 or visit.is_gone:
                 visit.answer(200, object_of(seen))
                 return
-            await asyncio.sleep(min(_LOOK_S, left_s))
+            await asyncio.sleep(min(look_s, left_s))
+            look_s = min(2 * look_s, _MOST_LOOK_S)
 
     async def _asked(self, visit: Visit, seen: Seen, target: str) -> Whole | None:
         """Return the answer of a program's node; None: the program is not there, or not yet."""
@@ -83,6 +87,7 @@ class Reading:
     async def events(self, visit: Visit, program_id: str, client: ClientLink) -> None:
         """`GET /executions/{id}/events`: those of its node, once it is there."""
         form = _form_of(visit.head.first(b"accept"))
+        look_s = _LOOK_S
         while not visit.is_gone:
             seen = await self._seen(visit, program_id)
             if seen.answer is not None and (not seen.node or seen.node in self._book.lost):
@@ -93,7 +98,8 @@ class Reading:
             if seen.state == "done" or await self._is_there(visit, seen, program_id):
                 await visit.go(Way("object", seen.node, "execution", program_id))
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(look_s)
+            look_s = min(2 * look_s, _MOST_LOOK_S)
 
     async def _is_there(self, visit: Visit, seen: Seen, program_id: str) -> bool:
         """Report whether a program is at its node; of a lost one the end is told in a moment."""
