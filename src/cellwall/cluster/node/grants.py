@@ -33,6 +33,7 @@ _MOST_BYTES = 64 << 10
 _MOST_ITEMS = 64
 """Waiting one-shots of a tenant that are asked for together."""
 _MOST_TENANTS = 200
+"""Tenants whose wants are told together; the next answer has those of the others."""
 
 
 class _Word(NamedTuple):
@@ -154,15 +155,16 @@ class NodeGrants:
     def _wants(self) -> list[dict[str, Any]]:
         """Return what tenants want that no other gateway was told of a moment ago."""
         now_s, found = time.monotonic(), list[dict[str, Any]]()
-        for tenant, until_s in list(self._lacking.items())[:_MOST_TENANTS]:
+        for tenant, until_s in list(self._lacking.items()):
+            if len(found) == _MOST_TENANTS:
+                break
             if until_s > now_s:
                 continue
             want = self._want(tenant)
-            if want is None:
-                del self._lacking[tenant]
-                continue
-            self._lacking[tenant] = now_s + _ANOTHER_S
-            found.append(want)
+            del self._lacking[tenant]
+            if want is not None:
+                self._lacking[tenant] = now_s + _ANOTHER_S  # behind those that were not told yet
+                found.append(want)
         return found
 
     def _want(self, tenant: str) -> dict[str, Any] | None:

@@ -168,3 +168,15 @@ def test_want_is_told_to_another_gateway_once_the_first_has_not_granted_it() -> 
         assert loop.time() - began_s >= 0.2
 
     asyncio.run(run())
+
+
+def test_wants_of_all_tenants_are_told_however_many_lack_room() -> None:
+    async def run() -> None:
+        node, names = Spoken(), {f"t{number}" for number in range(450)}
+        for name in names:
+            node.queue.ask(name, SMALL, lambda _place: None)
+        told = [[want["tenant"] for want in await node.wants()] for _ in range(3)]
+        assert len(told[0]) == len(told[1]) == 200
+        assert {name for each in told for name in each} == names
+
+    asyncio.run(run())
