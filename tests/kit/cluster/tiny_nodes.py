@@ -1,10 +1,11 @@
-"""Nodes that answer GET from a table: for what a gateway makes of several answers."""
+"""Nodes that answer from a table: for what a gateway makes of several answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.server.auth.keys import Principal
 
 Table = Mapping[str, Any]
-"""What is at each path; anything else is 404."""
+"""What is at each path, or a function that returns it for a body; anything else is 404."""
 _HOST = "127.0.0.1"
 
 
@@ -54,7 +55,10 @@ def _serving(table: Table, ended: list[asyncio.Task[None]]) -> Any:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
+                size = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+                sent = await reader.readexactly(int(size[1]) if size else 0)
                 value = table.get(head.split(b" ")[1].decode())
+                value = value(sent) if callable(value) else value
                 body = json.dumps(value if value is not None else {"error": {}}).encode()
                 status = b"404 Not Found" if value is None else b"200 OK"
                 writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status, len(body)))

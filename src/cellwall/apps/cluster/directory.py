@@ -65,18 +65,17 @@ async def agreeing(
     roll = Roll(url, name, settings.lost_after_s, fresh_s(settings.fence_s))
     losses = Losses(gateway.book, roll, settings.fence_s, settings.probe_s)
     commits = GroupCommit(url)
-    claims = Claims(commits)
-    gateway.replays = AgreedReplays(claims, gateway.book)
+    chores = GroupCommit(url)  # what upkeep reads may be long: no request waits for it
+    gateway.replays = AgreedReplays(Claims(commits), gateway.book)
     tenants = Tenants(server.tiers, server.tenants)
     gateway.quotas = quotas = Quotas(Sums(commits), tenants, gateway.book)
     gateway.running = Running(Shares(commits), tenants, gateway.tasks)
-    rows = PlaceRows(commits)
-    gateway.data = data = Data(gateway, AgreedPlaces(rows))
+    gateway.data = data = Data(gateway, AgreedPlaces(PlaceRows(commits)))
     upkeep = Upkeep(
-        Ended(commits),
-        Shares(commits),
+        Ended(chores),
+        Shares(chores),
         quotas,
-        Leftovers(rows, data.finder, tenants),
+        Leftovers(PlaceRows(chores), data.finder, tenants),
         settings.ended_keys_days,
     )
     gateway.background = _background(server, gateway, commits, tenants)
@@ -97,7 +96,8 @@ async def agreeing(
             partial(_is_tenant, server, gateway.keyring),
         )
         gateway.tasks.spawn(granting.run())
-    for work in (losses.run(over.set), commits.run(), _sweep(claims, upkeep), *background):
+    sweep = _sweep(Claims(chores), upkeep)
+    for work in (losses.run(over.set), commits.run(), chores.run(), sweep, *background):
         gateway.tasks.spawn(work)
     try:
         if await _has_begun(keys.begin(), over):

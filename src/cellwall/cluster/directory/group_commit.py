@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _MOST = 500
 """Needs in one transaction."""
+_MOST_BYTES = 4 << 20
+"""Bytes that the needs of a transaction move together, so that it is over long before `_COMMIT_S`.
+A need that is larger is a transaction by itself."""
 _COMMIT_S = 2.0
 _LOCK_MS = 300
 """Much less than `_COMMIT_S`: after one row that another holds there is time for the others."""
@@ -43,6 +46,7 @@ class Statement(NamedTuple):
 class _Need(NamedTuple):
     statement: Statement
     values: tuple[Any, ...]
+    size_bytes: int
     done: asyncio.Future[Any]
 
 
@@ -58,14 +62,15 @@ class GroupCommit:
         self.commits = 0
         """Transactions so far."""
 
-    async def do(self, statement: Statement, *values: object) -> Any:  # noqa: ANN401 - asyncpg's
+    async def do(self, statement: Statement, *values: object, size_bytes: int = 0) -> Any:  # noqa: ANN401 - asyncpg's
         """Return the row of a statement, which is committed. Raises StoreBusy, StoreBroken.
 
+        `size_bytes`: of the values and the row, where they may have more than some KiB.
         After StoreBusy it may have been committed all the same: the connection broke.
         """
         if self._connection is None or self._connection.is_closed():
             raise away(statement.step)
-        need = _Need(statement, values, asyncio.get_running_loop().create_future())
+        need = _Need(statement, values, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(need)
         self._woken.set()
         return await need.done
@@ -106,13 +111,38 @@ class GroupCommit:
             if self._connection.is_closed():
                 raise away("commit")
             while self._waiting:
-                batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
-                try:
-                    async with within(_COMMIT_S, self._connection.terminate):
-                        await self._commit(batch)
-                except BaseException:
-                    _refuse(batch)
-                    raise
+                await self._commit_in_time(self._next())
+                await self._commit_in_time(self._next_large())
+
+    def _next(self) -> list[_Need]:
+        """Take what waits longest, and of the rest what has room in the same transaction."""
+        batch, left, size_bytes = list[_Need](), list[_Need](), 0
+        for need in self._waiting:
+            if len(batch) < _MOST and size_bytes + need.size_bytes <= _MOST_BYTES:
+                batch.append(need)
+                size_bytes += need.size_bytes
+            else:
+                left.append(need)
+        self._waiting = left
+        return batch
+
+    def _next_large(self) -> list[_Need]:
+        """Take the first need that is too large for a transaction with others; empty: none is."""
+        for at, need in enumerate(self._waiting):
+            if need.size_bytes > _MOST_BYTES:
+                return [self._waiting.pop(at)]
+        return []
+
+    async def _commit_in_time(self, batch: list[_Need]) -> None:
+        """Commit needs, which are refused if that fails. Raises the connection's error."""
+        if not batch:
+            return
+        try:
+            async with within(_COMMIT_S, self._connection.terminate):
+                await self._commit(batch)
+        except BaseException:
+            _refuse(batch)
+            raise
 
     async def _commit(self, batch: list[_Need]) -> None:
         """Commit needs together; where one cannot be met, each for itself."""

@@ -103,7 +103,8 @@ taken AS (
   RETURNING p.*)
 SELECT coalesce(json_agg(json_build_array(
   id, tenant, said, shown, webhook, state, node, tries,
-  coalesce(extract(epoch FROM clock_timestamp() - begun_at)::float8, 0))
+  coalesce(extract(epoch FROM clock_timestamp() - begun_at)::float8, 0),
+  coalesce(octet_length(body), 0))
   ORDER BY made_at, id), '[]')
 FROM taken
 """,  # noqa: S608 - of constants
@@ -126,7 +127,8 @@ _READ = Statement(
     """
 SELECT (SELECT json_build_array(
   id, tenant, said, shown, webhook, state, node, tries,
-  coalesce(extract(epoch FROM clock_timestamp() - begun_at)::float8, 0))
+  coalesce(extract(epoch FROM clock_timestamp() - begun_at)::float8, 0),
+  coalesce(octet_length(body), 0))
   FROM directory.programs WHERE tenant = $1 AND id = $2 AND hand = $3 AND state <> 'done')
 """,
 )
@@ -234,6 +236,7 @@ class Taken(NamedTuple):
     """How often a node was asked to begin it."""
     age_s: float
     """Seconds since the latest of these."""
+    body_bytes: int
 
 
 class Seen(NamedTuple):
@@ -257,7 +260,14 @@ class Programs:
     async def accept(self, tenant: str, wanted: Accepted) -> None:
         """Keep a program that waits from now on."""
         await self._commits.do(
-            _ACCEPT, tenant, wanted.id, wanted.said, wanted.body, wanted.shown, wanted.webhook
+            _ACCEPT,
+            tenant,
+            wanted.id,
+            wanted.said,
+            wanted.body,
+            wanted.shown,
+            wanted.webhook,
+            size_bytes=len(wanted.body),
         )
 
     async def accept_with_key(
@@ -277,6 +287,7 @@ class Programs:
             wanted.webhook,
             wanted.id,
             digest,
+            size_bytes=len(wanted.body),
         )
         return Claim(*row)
 
@@ -307,9 +318,9 @@ class Programs:
         row = await self._commits.do(_READ, tenant, program_id, self.run)
         return None if row[0] is None else Taken(*_read(row[0]))
 
-    async def body(self, tenant: str, program_id: str) -> bytes | None:
-        """Return the body of a program; None: it has ended."""
-        row = await self._commits.do(_BODY, tenant, program_id)
+    async def body(self, tenant: str, program_id: str, size_bytes: int) -> bytes | None:
+        """Return the body of a program, which has so many bytes; None: it has ended."""
+        row = await self._commits.do(_BODY, tenant, program_id, size_bytes=size_bytes)
         return None if row[0] is None else bytes(row[0])
 
     async def begin(self, tenant: str, program_id: str, node: str, tries: int) -> int | None:
@@ -333,7 +344,15 @@ class Programs:
 
         False: another gateway has it in hand, or it had ended.
         """
-        row = await self._commits.do(_END, tenant, program_id, self.run, answer, *notice)
+        row = await self._commits.do(
+            _END,
+            tenant,
+            program_id,
+            self.run,
+            answer,
+            *notice,
+            size_bytes=len(answer or "") + len(notice[1]),
+        )
         return bool(row[0])
 
     async def cancel(

@@ -29,10 +29,14 @@ _LONGEST_S = 1.0
 """An answer to a gateway that wants to hear of wants is held back for at most so long."""
 _ANOTHER_S = 0.3
 """A want that was told to one gateway is told again after so long: that one may be gone."""
+_NO_MORE_S = 2.0
+"""An unchanged want is told again so long after a gateway's last word: what other nodes give back
+nothing tells here."""
 _MOST_BYTES = 64 << 10
 _MOST_ITEMS = 64
 """Waiting one-shots of a tenant that are asked for together."""
 _MOST_TENANTS = 200
+"""Tenants whose wants are told together; the next answer has those of the others."""
 
 
 class _Word(NamedTuple):
@@ -46,6 +50,17 @@ class _Word(NamedTuple):
     """Whether there is no more to grant now."""
 
 
+class _Lack(NamedTuple):
+    """A tenant that lacks room."""
+
+    until_s: float = 0.0
+    """Until then its want is some gateway's to grant."""
+    told: dict[str, Any] | None = None
+    """The want that was told last."""
+    is_final: bool = False
+    """Whether there was no more to grant for it: another want is told at once."""
+
+
 class NodeGrants:
     """See the module."""
 
@@ -54,8 +69,8 @@ class NodeGrants:
         self._generation = ""
         self._changes: dict[str, int] = {}
         """The latest change of each tenant's grants of which a gateway has told."""
-        self._lacking: dict[str, float] = {}
-        """Until when the wants of each tenant that lacked room are some gateway's to grant."""
+        self._lacking: dict[str, _Lack] = {}
+        """Tenants that lack room, those first that were told longest ago."""
         self._rooms: dict[str, list[Cost]] = {}
         """What sandboxes need that wait until it is known whether there is room."""
         self._words: dict[str, asyncio.Future[bool]] = {}
@@ -74,8 +89,12 @@ class NodeGrants:
 
     def _lacks(self, tenant: str) -> None:
         if tenant not in self._lacking:
-            self._lacking[tenant] = 0.0
-            self._news.set()
+            self._say_again(tenant)
+
+    def _say_again(self, tenant: str) -> None:
+        """Tell at once what a tenant lacks."""
+        self._lacking[tenant] = _Lack()
+        self._news.set()
 
     async def room(self, tenant: str, cost: Cost) -> None:
         """Wait until there is room for a cost, or a gateway has said that there is none.
@@ -88,6 +107,8 @@ class NodeGrants:
             return
         waiting = self._rooms.setdefault(tenant, [])
         waiting.append(cost)
+        if self._lacking.get(tenant, _Lack()).is_final:  # that was said to others
+            self._say_again(tenant)
         try:
             async with asyncio.timeout(_WAITS_S):
                 while use.lacks(cost) is not None and not await self._word(tenant):
@@ -154,15 +175,18 @@ class NodeGrants:
     def _wants(self) -> list[dict[str, Any]]:
         """Return what tenants want that no other gateway was told of a moment ago."""
         now_s, found = time.monotonic(), list[dict[str, Any]]()
-        for tenant, until_s in list(self._lacking.items())[:_MOST_TENANTS]:
-            if until_s > now_s:
+        for tenant, lack in list(self._lacking.items()):
+            if len(found) == _MOST_TENANTS:
+                break
+            if lack.until_s > now_s and not lack.is_final:
                 continue
             want = self._want(tenant)
-            if want is None:
-                del self._lacking[tenant]
+            if lack.until_s > now_s and want == lack.told:
                 continue
-            self._lacking[tenant] = now_s + _ANOTHER_S
-            found.append(want)
+            del self._lacking[tenant]
+            if want is not None:  # behind those that were not told yet
+                self._lacking[tenant] = _Lack(now_s + _ANOTHER_S, want)
+                found.append(want)
         return found
 
     def _want(self, tenant: str) -> dict[str, Any] | None:
@@ -195,9 +219,12 @@ class NodeGrants:
         """Let what waits look again."""
         queue, tenant = self._of(), word.tenant
         queue.look_again()
-        if not word.is_final and tenant in self._lacking:  # what is still lacking is told at once
-            self._lacking[tenant] = 0.0
-            self._news.set()
+        lack = self._lacking.get(tenant)
+        if lack is not None and word.is_final:
+            until_s = time.monotonic() + _NO_MORE_S
+            self._lacking[tenant] = lack._replace(until_s=until_s, is_final=True)
+        elif lack is not None:  # what is still lacking is told at once
+            self._say_again(tenant)
         waiting = self._words.pop(tenant, None)
         if waiting is not None:
             waiting.set_result(word.is_final)

@@ -168,3 +168,45 @@ def test_want_is_told_to_another_gateway_once_the_first_has_not_granted_it() -> 
         assert loop.time() - began_s >= 0.2
 
     asyncio.run(run())
+
+
+def test_wants_of_all_tenants_are_told_however_many_lack_room() -> None:
+    async def run() -> None:
+        node, names = Spoken(), {f"t{number}" for number in range(450)}
+        for name in names:
+            node.queue.ask(name, SMALL, lambda _place: None)
+        told = [[want["tenant"] for want in await node.wants()] for _ in range(3)]
+        assert len(told[0]) == len(told[1]) == 200
+        assert {name for each in told for name in each} == names
+
+    asyncio.run(run())
+
+
+def test_want_is_told_again_after_a_last_word_only_if_something_came_or_time_passed() -> None:
+    async def run() -> None:
+        node = Spoken()
+        node.queue.ask("moss", SMALL, lambda _place: None)
+        await node.wants()
+        await node.say(1, [32, 0, 0], is_final=True)
+        assert await node.wants() == []  # held back for its longest, a second
+        node.queue.ask("moss", SMALL, lambda _place: None)
+        (want,) = await node.wants()
+        assert want["most"] == [128, 1000, 0]
+        await node.say(1, [32, 0, 0], is_final=True)
+        told = [await node.wants() for _ in range(3)]
+        assert (told[0], [want] in told) == ([], True)
+
+    asyncio.run(run())
+
+
+def test_sandbox_that_comes_after_a_last_word_is_asked_for_at_once() -> None:
+    async def run() -> None:
+        node = Spoken()
+        for _ in range(2):
+            waiting = asyncio.ensure_future(node.queue.room("moss", SMALL))
+            (want,) = await node.wants()
+            assert want["least"] == [64, 500, 0]
+            await node.say(1, [32, 0, 0], is_final=True)
+            await asyncio.wait_for(waiting, 1)
+
+    asyncio.run(run())

@@ -134,7 +134,7 @@ async def test_an_end_is_written_once_with_its_notice(url: str) -> None:
         seen = await one.find("moss", wanted.id)
         assert seen is not None
         assert (seen.state, seen.node, seen.answer) == ("done", "a7c2", '{"status":"success"}')
-        assert await one.body("moss", wanted.id) is None
+        assert await one.body("moss", wanted.id, 0) is None
         (notice,) = await NoticeRows(commits).due(4, 16, 30.0)
         assert (notice.id, notice.url, notice.body) == (NOTICE[0], wanted.webhook, NOTICE[1])
         assert await one.find("other", wanted.id) is None
@@ -200,3 +200,29 @@ async def test_a_notice_is_one_gateways_until_it_is_due_again(url: str) -> None:
         await rows.over(third)
         assert await rows.due(4, 16, 0.0) == []
         assert json.loads(notice.body) == {"type": "execution.ended"}
+
+
+@ran
+async def test_large_bodies_share_no_long_commit_and_hold_no_small_need_up(url: str) -> None:
+    async with _commits(url) as commits:
+        programs = Programs(commits, "one")
+
+        def accept(size: int) -> asyncio.Task[None]:
+            wanted = Accepted(new_id(GATEWAYS), "{}", bytes(size), "{}", "")
+            return asyncio.get_running_loop().create_task(programs.accept("moss", wanted))
+
+        large = [accept(5 << 20) for _ in range(3)]
+        parts = [accept(1 << 20) for _ in range(8)]
+        before = commits.commits
+        await asyncio.get_running_loop().create_task(programs.queued("moss", 99))  # the last
+        assert not any(each.done() for each in large)
+        await asyncio.gather(*large, *parts)
+        assert commits.commits - before == 5  # four parts twice, and each large one alone
+        taken = await programs.take(99, [])
+        assert sorted(each.body_bytes >> 20 for each in taken) == [1] * 8 + [5] * 3
+        before = commits.commits
+        read = [programs.body(each.tenant, each.id, each.body_bytes) for each in taken]
+        assert [len(each or b"") for each in await asyncio.gather(*read)] == [
+            each.body_bytes for each in taken
+        ]
+        assert commits.commits - before == 5

@@ -124,8 +124,11 @@ class Granting:
                     has_looked = True
                     await self._look(want.tenant, granted, node)
                     continue
-                change = await self._grants.write(want.tenant, node.name, amount, granted.change)
-                if change:
+                change = granted.change
+                is_written = not is_enough and amount == granted.nodes.get(node.name, Amount())
+                if not is_written:
+                    change = await self._grants.write(want.tenant, node.name, amount, change)
+                if change or is_written:
                     await _tell(node, generation, want.tenant, change, amount, not is_enough)
                     return
                 await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311 - no secret

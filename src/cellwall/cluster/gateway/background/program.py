@@ -136,7 +136,8 @@ class Program:
         return await self._followed(refusal)
 
     async def _at_a_node(self, turn: Turn) -> None:
-        body = await self._programs.body(self.taken.tenant, self.taken.id)
+        taken = self.taken
+        body = await self._programs.body(taken.tenant, taken.id, taken.body_bytes)
         if body is None:
             raise _NotOurs("it has ended")
         held = Held(self._gateway.bodies, self.taken.tenant)
