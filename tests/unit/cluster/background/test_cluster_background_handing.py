@@ -39,7 +39,7 @@ def _program(rows: _Rows, raised: CellwallError) -> Program:
             raise raised
 
     said = json.dumps({"key_id": "", "scope": "run", "request_id": "r", "accept": ""})
-    taken = Taken(new_id(GATEWAYS), "moss", said, "{}", "", "begun", "a7c2", 1, 0.0)
+    taken = Taken(new_id(GATEWAYS), "moss", said, "{}", "", "begun", "a7c2", 1, 0.0, 2)
     gateway: Any = SimpleNamespace()
     unused: Any = None
     written: Any = rows

@@ -214,7 +214,7 @@ async def test_large_bodies_share_no_long_commit_and_hold_no_small_need_up(url: 
         large = [accept(5 << 20) for _ in range(3)]
         parts = [accept(1 << 20) for _ in range(8)]
         before = commits.commits
-        await asyncio.get_running_loop().create_task(programs.queued("moss", 99))  # the last
+        await asyncio.get_running_loop().create_task(programs.waits("moss", 99, 9))  # the last
         assert not any(each.done() for each in large)
         await asyncio.gather(*large, *parts)
         assert commits.commits - before == 5  # four parts twice, and each large one alone
