@@ -15,7 +15,7 @@ from cellwall.cluster.gateway.gateway import Gateway
 from cellwall.cluster.gateway.names import node_with
 from cellwall.cluster.gateway.routing import Way
 from cellwall.cluster.gateway.wire.asking import ask
-from cellwall.model.errors import NotFound
+from cellwall.model.errors import NodeUnreachable, NotFound
 from cellwall.server.auth.keys import KeyRing
 from cellwall.server.core.door_settings import DoorSettings
 from cellwall.server.core.settings import ServerSettings
@@ -99,3 +99,31 @@ def test_question_of_more_than_one_line_is_never_sent(
         return seen.targets
 
     assert asyncio.run(run()) == []
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_node_that_is_away_holds_up_only_what_it_has(*, is_known: bool) -> None:
+    """Every call of E2B's clients names a template, mostly one of the operator's."""
+    way = Way("template", path="templateID", makes="sandbox")
+
+    async def run() -> Way:
+        shown: dict[str, Any] = {"/templates": {"own": [], "templates": []}}
+        async with nodes({"aaaa": shown, "bbbb": shown}) as book:
+            _first, second = book.nodes
+            for now_s in range(9):
+                book.missed(second, "it is away", now_s)
+            assert second.state == "unreachable"
+            settings = ServerSettings(doors={"e2b": DoorSettings()})
+            gateway = Gateway(settings, KeyRing([]), book, opened_doors(settings))
+            places = OwnPlaces()
+            if is_known:
+                await places.claim("alice", "template:base", "bbbb")
+            data = Data(gateway, places)
+            async with data.named.at(caller(), way, b'{"templateID":"base"}', lambda: 0) as found:
+                return found
+
+    if is_known:
+        with pytest.raises(NodeUnreachable):
+            asyncio.run(run())
+    else:
+        assert asyncio.run(run()) == Way("any", makes="sandbox")

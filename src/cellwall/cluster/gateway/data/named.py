@@ -2,7 +2,8 @@
 
 A template is named in the path, or in a body that is one JSON object; what a client builds is
 claimed before its node is asked, as by `POST /templates`. A name that is no template's here may be
-the operator's, which each node has. The invariant: a name is built at one node at a time.
+the operator's, which each node has, also while a node that might have it does not answer. The
+invariant: a name is built at one node at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cellwall.cluster.gateway.data.finder import TEMPLATE, stem_of
 from cellwall.cluster.gateway.names import node_with
 from cellwall.cluster.gateway.routing import Way
 from cellwall.cluster.gateway.wire.json_body import object_of
-from cellwall.model.errors import NotFound, UsageError
+from cellwall.model.errors import NodeUnreachable, NotFound, UsageError
 from cellwall.model.ids import node_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,12 @@ class NamedTemplates:
         anywhere = Way("any", makes=way.makes)
         if not name or self._nowhere.get(key, 0.0) > time.monotonic():
             return anywhere
-        node = await self._node(caller, name)
+        try:
+            node = await self._node(caller, name)
+        except NodeUnreachable:
+            if await self._templates.has_place(caller, name):
+                raise
+            return anywhere  # most likely the operator's; every call of E2B's clients names one
         if node:
             return way._replace(kind="object", node=node, thing=TEMPLATE, name=name)
         self._nowhere[key] = time.monotonic() + _NOWHERE_S

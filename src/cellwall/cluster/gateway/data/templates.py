@@ -87,6 +87,14 @@ class Templates:
         """Return the node that has a template; raises as `Finder.node_of`."""
         return await self._finder.node_of(caller, TEMPLATE, stem)
 
+    async def has_place(self, caller: Caller, template: str) -> bool:
+        """Report whether a node is known that has a template, or had it. Raises StoreBusy."""
+        try:
+            thing = _thing(stem_of(template))
+        except UsageError:
+            return False
+        return await self._places.find(caller.principal.tenant, thing) is not None
+
     @contextlib.asynccontextmanager
     async def claimed(
         self, caller: Caller, stem: str, has_begun: Callable[[], bool]
