@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.schema import init
 from kit.servers import descendants
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from kit.postgres_server import Postgres
 
 ROLE = "cellwall_gateway"
@@ -32,6 +36,19 @@ def as_role(owner: str) -> str:
 def name_of(url: str) -> str:
     """Return the name of the database at an address."""
     return urlsplit(url).path.removeprefix("/")
+
+
+@contextlib.asynccontextmanager
+async def committing(url: str) -> AsyncIterator[GroupCommit]:
+    """Give the commits of one gateway, which are under way."""
+    made = GroupCommit(url)
+    task = asyncio.get_running_loop().create_task(made.run())
+    try:
+        await made.wait_there()
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def stop(postgres: Postgres, how: signal.Signals) -> None:

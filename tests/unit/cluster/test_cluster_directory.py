@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from cellwall.cluster import directory as package
 from cellwall.cluster.directory import schema
 from cellwall.cluster.directory.claims import Claim, Claims
 from cellwall.cluster.directory.connection import check_url, connected, shown
-from cellwall.cluster.directory.group_commit import GroupCommit
+from cellwall.cluster.directory.group_commit import Statement
 from cellwall.cluster.directory.keys import Keys
 from cellwall.cluster.directory.roll import NameTaken, Roll
 from cellwall.cluster.directory.schema import VERSION, check_version, init
@@ -23,7 +26,7 @@ from cellwall.cluster.gateway.book import Book, Node
 from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.store.records.errors import StoreBroken, StoreBusy
-from kit.cluster.directories import ROLE, as_role, directory, name_of, stop
+from kit.cluster.directories import ROLE, as_role, committing, directory, name_of, stop
 from kit.postgres_server import Postgres, another
 
 LOST_AFTER_S = 0.3
@@ -41,18 +44,6 @@ def own(postgres: Postgres) -> Iterator[Postgres]:
         yield made
 
 
-@contextlib.asynccontextmanager
-async def _commits(url: str) -> AsyncIterator[GroupCommit]:
-    made = GroupCommit(url)
-    task = asyncio.get_running_loop().create_task(made.run())
-    try:
-        await made.wait_there()
-        yield made
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
 async def _is_refused(url: str, statement: str) -> bool:
     import asyncpg
 
@@ -64,6 +55,16 @@ async def _is_refused(url: str, statement: str) -> bool:
     finally:
         await connection.close()
     return False
+
+
+def test_statements_have_one_order() -> None:
+    """Each has a place of its own, so that transactions of all gateways lock rows alike."""
+    names = [each.name for each in iter_modules(package.__path__, f"{package.__name__}.")]
+    values = [each for name in names for each in vars(import_module(name)).values()]
+    found = {each for each in values if isinstance(each, Statement)}
+    orders = [each.order for each in found]
+    assert len(orders) > 40
+    assert sorted(orders) == sorted(set(orders))
 
 
 # -- its tables and role ----------------------------------------------------------------------
@@ -113,7 +114,7 @@ def test_tables_of_the_first_version_become_the_newest_and_keep_their_rows(
     asyncio.run(init(owner, ROLE))
 
     async def run() -> None:
-        async with _commits(as_role(owner)) as commits:
+        async with committing(as_role(owner)) as commits:
             again = await Claims(commits).claim("t", "k", Claim(b"", "bbbb", "o2"))
             assert again == Claim(b"", "aaaa", "o1")
             assert await Keys(commits).all() == ((0, None), [])
@@ -177,7 +178,7 @@ def test_server_that_is_away_is_busy_and_a_wrong_database_is_not(url: str) -> No
 
 def test_needs_of_many_are_few_commits(url: str) -> None:
     async def run() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             claims, before = Claims(commits), commits.commits
 
             async def one(number: int) -> Claim:
@@ -192,7 +193,7 @@ def test_needs_of_many_are_few_commits(url: str) -> None:
 
 def test_need_that_cannot_be_met_fails_alone(url: str) -> None:
     async def run() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             claims = Claims(commits)
             good = [claims.claim("t", f"k{n}", Claim(b"", "aaaa", f"o{n}")) for n in range(5)]
             bad = claims.claim("t", "k\0", Claim(b"", "aaaa", "o"))
@@ -209,7 +210,7 @@ def test_need_that_cannot_be_met_fails_alone(url: str) -> None:
 def test_row_that_another_holds_delays_no_others(url: str) -> None:
     async def run() -> None:
         holder = await connected(url)
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             sums = Sums(commits)
             assert await sums.reserve("held", "first", "aaaa", 99)
             await holder.execute("BEGIN; UPDATE directory.tenants SET running = 0")
@@ -232,7 +233,7 @@ def test_server_that_only_reads_is_away_and_its_connection_is_replaced(
 
     async def run() -> None:
         await asyncio.to_thread(postgres.sql, f"{reads} on")
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             claims, wanted = Claims(commits), Claim(b"", "aaaa", "o")
             with pytest.raises(StoreBusy):
                 await claims.claim("t", "k", wanted)
@@ -249,7 +250,7 @@ def test_crash_of_the_server_refuses_at_once_and_what_was_answered_stays(own: Po
     url = directory(own)
 
     async def run() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             claims = Claims(commits)
             for round_ in range(3):
                 kept = Claim(b"d", "aaaa", f"o{round_}")
@@ -302,7 +303,7 @@ def test_server_that_stops_within_a_transaction_is_away_in_time(own: Postgres) -
     url = directory(own)
 
     async def run() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             claims, sums = Claims(commits), Sums(commits)
             assert await sums.reserve("t", "s1", "aaaa", 9)
             async with _stopped(own, url, "UPDATE directory.tenants SET running = 0"):
@@ -347,7 +348,7 @@ def test_server_that_stops_while_a_gateway_notes_is_away_in_time(own: Postgres) 
 
 def test_key_is_claimed_once_over_two_gateways(url: str) -> None:
     async def run() -> None:
-        async with _commits(url) as first, _commits(url) as second:
+        async with committing(url) as first, committing(url) as second:
             for number in range(50):
                 key = f"k{number}"
                 asked = [
@@ -364,7 +365,7 @@ def test_key_is_claimed_once_over_two_gateways(url: str) -> None:
 
 def test_claim_is_given_up_only_if_nothing_can_begin_under_it(url: str) -> None:
     async def run() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             claims = Claims(commits)
             first = Claim(b"", "aaaa", "o1")
             assert await claims.claim("t", "k", first) == first
@@ -384,7 +385,7 @@ def test_claim_is_over_after_a_day(url: str, postgres: Postgres) -> None:
     age = "UPDATE directory.replays SET made_at = made_at - interval '24 hours'"
 
     async def run() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             claims = Claims(commits)
             await claims.claim("t", "k", Claim(b"", "aaaa", "o1"))
             await claims.claim("t", "kept", Claim(b"", "aaaa", "o3"))
@@ -409,7 +410,7 @@ def test_claim_is_over_after_a_day(url: str, postgres: Postgres) -> None:
 
 def test_sandboxes_are_counted_once_and_never_beyond_the_quota(url: str) -> None:
     async def run() -> None:
-        async with _commits(url) as first, _commits(url) as second:
+        async with committing(url) as first, committing(url) as second:
             both = Sums(first), Sums(second)
             asked = [both[n % 2].reserve("t", f"s{n}", "aaaa", 20) for n in range(60)]
             found = await asyncio.gather(*asked)
@@ -439,7 +440,7 @@ def test_sandboxes_are_counted_once_and_never_beyond_the_quota(url: str) -> None
 
 def test_sandboxes_of_a_lost_node_are_given_back_with_its_loss(url: str) -> None:
     async def run() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             sums, roll = Sums(commits), _roll(url, "g1")
             await roll.note([("aaaa", "h:1"), ("bbbb", "h:2")])
             for number, node in enumerate(("aaaa", "aaaa", "bbbb")):
@@ -462,7 +463,7 @@ def test_loss_of_a_node_locks_tenants_in_their_order(url: str) -> None:
 
     async def run() -> None:
         holder, watch = await connected(url), await connected(url)
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             sums, roll = Sums(commits), _roll(url, "g1")
             await roll.note([("aaaa", "h:1")])
             for tenant in ("b", "a"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from functools import partial
@@ -39,6 +40,7 @@ from cellwall.cluster.gateway.tenants.vault import Vault
 from cellwall.engine.scheduling.quotas import Tenants
 from cellwall.model.ids import new_id
 from cellwall.store import key_file
+from cellwall.store.records.errors import StoreBusy
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from cellwall.server.secrets.sealing import Seal
 
 _SWEEP_S = 60.0
+_log = logging.getLogger("cellwall.gateway")
 
 
 @contextlib.asynccontextmanager
@@ -154,7 +157,11 @@ async def _sweep(claims: Claims, upkeep: Upkeep) -> None:
     """Remove what is over, for ever."""
     while True:
         await asyncio.sleep(_SWEEP_S)
-        with contextlib.suppress(Exception):  # the directory is away; there is time
+        try:
             while await claims.sweep():
                 pass
             await upkeep.round()
+        except StoreBusy:
+            continue  # the directory is away; there is time
+        except Exception:  # noqa: BLE001 - the next round may do better, and the operator hears of it
+            _log.exception("directory: what has ended is not all removed")

@@ -45,29 +45,29 @@ def _of(table: str, key: str) -> str:
 _IS_LOST = "EXISTS (SELECT FROM directory.nodes WHERE name = t.node AND lost_at < {})"
 _AGO = "clock_timestamp() - interval '{} days'"
 _KEYS = _removal(
-    50,
+    60,
     "keys",
     "least(t.expires_at, t.revoked_at) < clock_timestamp() - make_interval(days => $3)",
     "id",
 )
-_GRANTS = _removal(51, "grants", _IS_LOST.format("clock_timestamp()"), "tenant, node")
+_GRANTS = _removal(61, "grants", _IS_LOST.format("clock_timestamp()"), "tenant, node")
 _PLACES = _removal(
-    52,
+    62,
     "places",
     _IS_LOST.format(_AGO.format(_LOST_DAYS)),
     "tenant, thing",
 )
-_NODES = _removal(53, "nodes", f"t.lost_at < {_AGO.format(_NODE_DAYS)}", "name")
-_GATEWAYS = _removal(54, "gateways", f"t.seen_at < {_AGO.format(1)}", "name")
+_NODES = _removal(63, "nodes", f"t.lost_at < {_AGO.format(_NODE_DAYS)}", "name")
+_GATEWAYS = _removal(64, "gateways", f"t.seen_at < {_AGO.format(1)}", "name")
 _TENANTS = _removal(
-    55,
+    65,
     "tenants",
     "t.sandboxes = 0 AND t.running = 0"
     " AND NOT EXISTS (SELECT FROM directory.grants WHERE tenant = t.tenant)",
     "tenant",
 )
 _LEASES = Statement(
-    56,
+    66,
     _STEP,
     """
 SELECT coalesce(array_agg(DISTINCT tenant), '{}') FROM directory.shares
@@ -75,7 +75,7 @@ WHERE $1 = '' AND $2 = '' AND until < clock_timestamp()
 """,
 )
 _COUNTED = Statement(
-    57,
+    67,
     _STEP,
     """
 SELECT coalesce(array_agg(tenant), '{}') FROM (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _STEP = "quota memory_mb, cpus and file_mb"
 _READ = Statement(
-    40,
+    36,
     _STEP,
     """
 SELECT coalesce((SELECT change FROM directory.tenants WHERE tenant = $1 AND $2 = ''), 0),
@@ -28,7 +28,7 @@ FROM directory.grants WHERE tenant = $1
 _NEXT = "greatest({}, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
 """Larger than any number before it, also after the row was removed meanwhile."""
 _WRITE = Statement(
-    41,
+    37,
     _STEP,
     f"""
 WITH given AS (SELECT $4::bigint AS memory_mb, $5::bigint AS cpus_m, $6::bigint AS file_mb),

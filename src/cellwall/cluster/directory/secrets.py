@@ -19,7 +19,7 @@ MOST = 1000
 """Most secrets of one tenant; a few more if several are made in one moment."""
 _STEP = "secrets"
 _PUT = Statement(
-    16,
+    17,
     _STEP,
     f"""
 WITH made AS (
@@ -34,7 +34,7 @@ SELECT (SELECT extract(epoch FROM changed_at)::float8 FROM made)
 """,  # noqa: S608 - of constants
 )
 _REMOVE = Statement(
-    17,
+    18,
     _STEP,
     """
 WITH gone AS (
@@ -43,7 +43,7 @@ SELECT EXISTS (SELECT FROM gone)
 """,
 )
 _OF_TENANT = Statement(
-    18,
+    19,
     _STEP,
     """
 SELECT coalesce(array_agg(name ORDER BY name), '{}'),
@@ -55,7 +55,7 @@ WHERE tenant = $1 AND $2 = '' AND name = ANY ($3)
 """,
 )
 _SHOWN = Statement(
-    19,
+    20,
     _STEP,
     """
 SELECT coalesce(array_agg(name ORDER BY name), '{}'),

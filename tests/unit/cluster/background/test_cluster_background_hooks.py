@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
-from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.notices import NoticeRows
 from cellwall.cluster.directory.programs import Accepted, Programs
 from cellwall.cluster.gateway.background.hooks import Hooks
 from cellwall.model.ids import GATEWAYS, new_id
 from cellwall.surface.shared.tasks import Tasks
-from kit.cluster.directories import directory
+from kit.cluster.directories import committing, directory
 from kit.postgres_server import Postgres
 from kit.receivers import Answer, answer, listening
 
@@ -26,18 +24,6 @@ _LONG_S = 8.0
 @pytest.fixture
 def url(postgres: Postgres) -> str:
     return directory(postgres)
-
-
-@contextlib.asynccontextmanager
-async def _commits(url: str) -> AsyncIterator[GroupCommit]:
-    made = GroupCommit(url)
-    task = asyncio.get_running_loop().create_task(made.run())
-    try:
-        await made.wait_there()
-        yield made
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def _told(programs: Programs, tenant: str, url: str) -> None:
@@ -60,7 +46,7 @@ def _saying(said: Answer, count: int, taken: asyncio.Event) -> Callable[[int], A
 
 def test_what_is_due_longest_is_taken_first_and_full_tenants_are_left_out(url: str) -> None:
     async def go() -> None:
-        async with _commits(url) as commits:
+        async with committing(url) as commits:
             programs, rows = Programs(commits, "one"), NoticeRows(commits)
             for tenant in ("moss", "fern", "fern", "aspen"):
                 await _told(programs, tenant, "https://a.example/")
@@ -77,7 +63,7 @@ def test_a_slow_receiver_delays_its_tenant_alone(url: str) -> None:
     async def go() -> None:
         is_full, is_told = asyncio.Event(), asyncio.Event()
         async with (
-            _commits(url) as commits,
+            committing(url) as commits,
             listening(_saying(None, 4, is_full)) as slow,
             listening(_saying(answer(204), 1, is_told)) as quick,
         ):

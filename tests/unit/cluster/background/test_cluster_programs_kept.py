@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from cellwall.cluster.directory.claims import Claim, Claims
-from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.notices import NoticeRows
 from cellwall.cluster.directory.programs import Accepted, Programs
 from cellwall.model.ids import GATEWAYS, new_id
-from kit.cluster.directories import directory
+from kit.cluster.directories import committing, directory
 from kit.postgres_server import Postgres
 
 NOTICE = ("notice-1", '{"type":"execution.ended"}')
@@ -41,21 +40,9 @@ def url(postgres: Postgres) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _commits(url: str) -> AsyncIterator[GroupCommit]:
-    made = GroupCommit(url)
-    task = asyncio.get_running_loop().create_task(made.run())
-    try:
-        await made.wait_there()
-        yield made
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
-@contextlib.asynccontextmanager
 async def _two(url: str) -> AsyncIterator[tuple[Programs, Programs]]:
     """Two gateways, both alive."""
-    async with _commits(url) as commits:
+    async with committing(url) as commits:
         both = Programs(commits, "one"), Programs(commits, "other")
         for each in both:
             await each.keep_hand()
@@ -80,7 +67,7 @@ async def test_a_program_is_in_one_hand_while_its_gateway_lives(url: str) -> Non
 
 @ran
 async def test_a_dead_gateways_programs_are_anothers(url: str) -> None:
-    async with _commits(url) as commits:
+    async with committing(url) as commits:
         dead, alive = Programs(commits, "dead"), Programs(commits, "alive")
         queued, begun = _wanted(), _wanted()
         for each in (queued, begun):
@@ -124,7 +111,7 @@ async def test_each_tenant_has_its_turn_behind_anothers_many(url: str) -> None:
 
 @ran
 async def test_an_end_is_written_once_with_its_notice(url: str) -> None:
-    async with _two(url) as (one, _), _commits(url) as commits:
+    async with _two(url) as (one, _), committing(url) as commits:
         wanted = _wanted("https://hooks.example.com/")
         await one.accept("moss", wanted)
         await one.take(4, [])
@@ -154,7 +141,7 @@ async def test_what_was_cancelled_never_begins(url: str) -> None:
 
 @ran
 async def test_a_key_keeps_one_program(url: str) -> None:
-    async with _two(url) as (one, other), _commits(url) as commits:
+    async with _two(url) as (one, other), committing(url) as commits:
         first, second = _wanted(), _wanted()
         claim = await one.accept_with_key("moss", "key", b"digest", first)
         assert (claim.node, claim.offered) == (GATEWAYS, first.id)
@@ -185,7 +172,7 @@ async def test_results_are_kept_for_their_time(url: str) -> None:
 
 @ran
 async def test_a_notice_is_one_gateways_until_it_is_due_again(url: str) -> None:
-    async with _two(url) as (one, _), _commits(url) as commits:
+    async with _two(url) as (one, _), committing(url) as commits:
         wanted = _wanted("https://hooks.example.com/")
         await one.accept("moss", wanted)
         await one.cancel("moss", wanted.id, "{}", NOTICE)
@@ -204,7 +191,7 @@ async def test_a_notice_is_one_gateways_until_it_is_due_again(url: str) -> None:
 
 @ran
 async def test_large_bodies_share_no_long_commit_and_hold_no_small_need_up(url: str) -> None:
-    async with _commits(url) as commits:
+    async with committing(url) as commits:
         programs = Programs(commits, "one")
 
         def accept(size: int) -> asyncio.Task[None]:

@@ -112,7 +112,10 @@ class Granting:
         return str(said["generation"]), [each for each in wants if self._is_tenant(each.tenant)]
 
     async def _answer(self, node: Node, generation: str, want: Want) -> None:
-        """Grant what is wanted, or all that there is, and tell the node. Raises StoreBusy, ...."""
+        """Grant what is wanted, or all that there is, and tell the node.
+
+        Raises StoreBusy, and as `_tell`.
+        """
         turn = self._turns.setdefault(want.tenant, asyncio.Lock())
         async with turn:
             has_looked = False

@@ -7,7 +7,7 @@ was accepted is begun at most once, and its end is told.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import re
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from cellwall.cluster.gateway.background.handing import Handing
 from cellwall.cluster.gateway.background.reading import Reading
 from cellwall.cluster.gateway.data.visit import Visit
 from cellwall.cluster.gateway.routing import Way
+from cellwall.store.records.errors import StoreBusy
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PATH = re.compile(r"/executions/([^/]+)(/events)?")
 _SWEEP_S = 5.0
+_log = logging.getLogger("cellwall.gateway")
 
 
 class Background:
@@ -102,9 +104,13 @@ class Background:
         """Remove for ever what is kept no longer."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            with contextlib.suppress(Exception):  # the directory is away; there is time
+            try:
                 while await self._programs.sweep(self._kept_s):
                     pass
+            except StoreBusy:
+                continue  # the directory is away; there is time
+            except Exception:  # noqa: BLE001 - the next may do better, and the operator hears of it
+                _log.exception("background: what is kept no longer is not all removed")
 
 
 async def _anywhere(visit: Visit) -> None:
