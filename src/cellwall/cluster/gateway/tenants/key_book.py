@@ -1,9 +1,9 @@
 """The keys of callers that the directory keeps, in the ring by which this gateway checks requests.
 
 The directory is asked twice a second whether keys have changed, and never on a request's way; those
-that have are read, and no others. The
-invariants: a key in clear is in the answer that made it and nowhere else; a directory that is away
-changes nothing here; the requests of a key that has gone are told at once (`on_gone`).
+that have are read, and no others. The invariants: a key in clear is in the answer that made it and
+nowhere else; a directory that is away changes nothing here; the requests of a key that has gone are
+told at once (`on_gone`).
 """
 
 from __future__ import annotations
