@@ -187,6 +187,10 @@ def _sockets(pid: int) -> set[str]:
     return {link for link in links if link.startswith("socket:")}
 
 
+def _parent(pid: int) -> int:
+    return int(posture.read_status(posture.read_text(f"/proc/{pid}/status"))["PPid"])
+
+
 def _shared_with_the_worker() -> set[str]:
     """Sockets that both init and the worker have; it speaks to its fork-server through one."""
 
@@ -196,8 +200,14 @@ def _shared_with_the_worker() -> set[str]:
             async with await engine.create_sandbox() as sandbox:
                 jail = sandbox.live.runtime_sandbox
                 assert isinstance(jail, JailSandbox)
-                status = posture.read_status(posture.read_text(f"/proc/{jail.pid}/status"))
-                ours, workers = _sockets(jail.pid), _sockets(int(status["PPid"]))
+                worker = _parent(jail.pid)
+                # The worker closes its copy of init's channel after the start is told, and before
+                # it serves another one.
+                async with await engine.create_sandbox() as second:
+                    sibling = second.live.runtime_sandbox
+                    assert isinstance(sibling, JailSandbox)
+                    assert _parent(sibling.pid) == worker
+                    ours, workers = _sockets(jail.pid), _sockets(worker)
                 assert ours, "its channel, at least"
                 assert workers, "its way to the fork-server, at least"
                 return ours & workers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ import pytest
 
 from kit.cluster.processes import Cluster, cluster
 from kit.places import ROOT
+from kit.server.logs import metrics_address
 from kit.servers import ADMIN
 from kit.waiting import wait_until
 
@@ -26,9 +26,7 @@ def one() -> Iterator[tuple[Cluster, str]]:
     with cluster(1, gateways=0) as made:
         made.start_gateway(metrics_port=0)
         made.wait_ready(1)
-        log = map(json.loads, made.gateways[0].log.read_text(encoding="utf-8").splitlines())
-        (address,) = [each["address"] for each in log if each["event"] == "metrics"]
-        yield made, address
+        yield made, metrics_address(made.gateways[0])
 
 
 def _value(page: str, series: str) -> float:

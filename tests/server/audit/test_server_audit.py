@@ -20,6 +20,7 @@ from cellwall.server.app import ENDPOINTS
 from cellwall.server.auth.keys import digest_of
 from cellwall.server.http.audited_actions import ACTIONS, EXEMPT, READS
 from kit.server.audit_stores import cellwall
+from kit.server.logs import metrics_address
 from kit.servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, running, start
 
 PLANTED = "planted-secret-0f1e2d3c4b5a"
@@ -341,9 +342,7 @@ def test_no_secret_is_in_anything_the_server_writes(tmp_path: Path) -> None:
     httpx.get(f"{server.address}/sandboxes", headers={"Authorization": f"Bearer {wrong}"})
     audit = json.dumps(records(server))
     pages = [audit]
-    log = map(json.loads, server.log.read_text(encoding="utf-8").splitlines())
-    (metrics,) = [each["address"] for each in log if each["event"] == "metrics"]
-    pages.append(httpx.get(metrics).text)
+    pages.append(httpx.get(metrics_address(server)).text)
     assert server.stop() == 0
     pages.append(cellwall(state_dir(server), "export").stdout)
     files = [each for each in (tmp_path / "state" / "server").rglob("*") if each.is_file()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from cellwall.server.auth.keys import digest_of
 from kit.places import ROOT
+from kit.server.logs import metrics_address
 from kit.servers import ADMIN, Server, start
 
 PAGE = (ROOT / "docs" / "audit-and-metrics.md").read_text(encoding="utf-8")
@@ -31,8 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, s
     config = config.replace("anchors.log", str(folder / "anchors.log"))
     config = config.replace("[server]", "[server]\naudit_anchor_s = 0.1")
     server = start(folder, "--port", "0", config=config)
-    log = map(json.loads, server.log.read_text(encoding="utf-8").splitlines())
-    (address,) = [each["address"] for each in log if each["event"] == "metrics"]
+    address = metrics_address(server)
     server.client(ADMIN).post("/execute", json={"code": "1"}).raise_for_status()
     yield server, address
     server.stop()

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kit.server.logs import Record, logged, metrics_address
 from kit.servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, start
 
 _SECRET = "correct-horse-battery"
@@ -49,14 +50,8 @@ def records(server: Server) -> list[dict[str, Any]]:
             return found
 
 
-def logged(server: Server, request_id: str) -> dict[str, Any]:
-    """Return the line of a request; the one that asks for it comes after it."""
-    server.client(ADMIN).get("/stats")
-    for line in server.log.read_text(encoding="utf-8").splitlines():
-        found = json.loads(line)
-        if found.get("request_id") == request_id:
-            return dict(found)
-    raise AssertionError(request_id)
+def line_of(server: Server, request_id: str) -> Record:
+    return logged(server, lambda each: each.get("request_id") == request_id, request_id)
 
 
 def act(server: Server, key: str, name: str) -> tuple[str, list[dict[str, Any]]]:
@@ -81,7 +76,7 @@ def test_words_of_one_tenant_change_nothing_of_anybody(server: Server) -> None:
         assert {each["tenant"] for each in found} == {tenant}
         assert all(f"sandbox:{sandbox}" in each["object"] for each in found)
         assert "[redacted]" not in json.dumps(found)
-        line = logged(server, f"delete.{sandbox}")
+        line = line_of(server, f"delete.{sandbox}")
         assert (line["route"], line["tenant"]) == ("/sandboxes/{sandbox_id}", tenant)
     alice.delete(f"/sandboxes/{box}").raise_for_status()
     own = [each for each in records(server) if each["object"] == f"sandbox:{box}"]
@@ -94,9 +89,7 @@ def test_words_of_one_tenant_change_nothing_of_anybody(server: Server) -> None:
 def test_metrics_keep_their_labels(server: Server) -> None:
     give(server.client(ALICE), *_WORDS)
     give(server.client(BOB), "x-value-of-bobs")
-    lines = map(json.loads, server.log.read_text(encoding="utf-8").splitlines())
-    (address,) = [each["address"] for each in lines if each["event"] == "metrics"]
-    page = httpx.get(address, timeout=20).text
+    page = httpx.get(metrics_address(server), timeout=20).text
     assert 'route="/execute"' in page
     assert 'template="python"' in page
     assert "[redacted]" not in page
@@ -112,6 +105,7 @@ def test_secret_in_a_name_that_its_tenant_chose_is_taken_out(server: Server) -> 
     assert f"path:{_SECRET}.txt" in json.dumps(of_bob)
     named = server.client(ALICE, **{"X-Request-Id": _SECRET})
     named.get("/stats").raise_for_status()
+    logged(server, lambda each: each.get("route") == "/stats" and each["tenant"] == "alice")
     assert _SECRET not in server.log.read_text(encoding="utf-8")
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from cellwall.server.auth.keys import digest_of
+from kit.server.logs import log_records, logged, metrics_address
 from kit.servers import ALICE, Server, configuration, new_sandbox, running, start
 
 TOKEN = "scrape-token-0123456789abcdef0123456789"
@@ -26,27 +25,6 @@ def watched() -> Iterator[Server]:
     digest = digest_of(TOKEN)
     with running(metrics_port=0, metrics_token_sha256=digest, flag_limit_hits=3) as made:
         yield made
-
-
-def records(server: Server) -> list[dict[str, Any]]:
-    """Return the log; that every line is JSON is part of what is tested."""
-    return [json.loads(line) for line in server.log.read_text(encoding="utf-8").splitlines()]
-
-
-def logged(server: Server, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the first record that is wanted; the log's thread may be a little behind."""
-    with server.log.open(encoding="utf-8") as log:
-        for _ in range(400):
-            for line in log:
-                found: dict[str, Any] = json.loads(line) if line.endswith("\n") else {}
-                if found and is_wanted(found):
-                    return found
-            httpx.get(f"{server.address}/health")
-    raise AssertionError(f"not in the log: {records(server)[-20:]}")
-
-
-def metrics_address(server: Server) -> str:
-    return str(logged(server, lambda each: each["event"] == "metrics")["address"])
 
 
 def scrape(server: Server) -> str:
@@ -113,7 +91,7 @@ def test_a_hostile_request_cannot_write_records(watched: Server) -> None:
     client.post("/execute", json={"code": f"print({forged!r})"})
     found = logged(watched, lambda each: each.get("status") == 404 and each["route"] == "none")
     assert found["tenant"] == "alice"
-    assert not [each for each in records(watched) if each.get("tenant") == "admin"]
+    assert not [each for each in log_records(watched) if each.get("tenant") == "admin"]
 
 
 def test_metrics_have_their_own_listener_and_want_the_token(watched: Server) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.server.doors import FUZZ, b64, bodies, keyless, opened, post, slow_start
+from kit.server.logs import logged
 from kit.servers import ALICE, BOB, Server
 
 pytestmark = slow_start
@@ -189,9 +189,10 @@ def test_other_header_for_the_key_is_taken_too(door: Server) -> None:
     assert run(client, "def main(): return 1")["status"] == "success"
 
 
-def test_run_belongs_to_the_tenant_of_the_key(door: Server, client: httpx.Client) -> None:
-    run(client, "def main(): return 1")
-    execution = json.loads(door.log.read_text().splitlines()[-1])["execution_id"]
+def test_run_belongs_to_the_tenant_of_the_key(door: Server) -> None:
+    named = {"Authorization": f"Bearer {ALICE}", "X-Request-Id": "owned"}
+    run(door.client(None, **named), "def main(): return 1")
+    execution = logged(door, lambda each: each.get("request_id") == "owned")["execution_id"]
     assert door.client().get(f"/executions/{execution}").status_code == 200
     assert door.client(BOB).get(f"/executions/{execution}").status_code == 404
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from kit.server.crashes import house
+from kit.server.logs import logged
 from kit.servers import running
 
 _RAW = """
@@ -38,6 +39,8 @@ def test_nested_value_is_refused_the_same_now_and_after_a_restart(tmp_path: Path
         told = [_executed(client, _RAW.replace("DEPTH", str(depth))).json() for depth in _DEPTHS]
         for each in told:
             assert client.get(f"/executions/{each['execution_id']}").json() == each
+        client.get("/stats")
+        logged(server, lambda each: each.get("route") == "/stats")
         assert "RecursionError" not in server.log.read_text(encoding="utf-8")
         made.kill(server)
         client = made.start().client()

@@ -8,7 +8,6 @@ CELLWALL_TEST_PAUSED says how many, CELLWALL_TEST_PAUSED_S for how long: CI has 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import statistics
@@ -21,6 +20,7 @@ import pytest
 from cellwall.linux.cgroups import hierarchies
 from conftest import Require
 from kit.arena import descendants
+from kit.server.logs import metrics_address
 from kit.servers import ADMIN, Server, new_sandbox, run_cell, running
 from kit.waiting import wait_until
 
@@ -67,12 +67,6 @@ def _pss_mib(pids: set[int]) -> float:
     return sum(int(line.split()[1]) for line in lines) / 1024
 
 
-def _metrics_of(server: Server) -> str:
-    """The address of its metrics, which its log tells."""
-    records = map(json.loads, server.log.read_text(encoding="utf-8").splitlines())
-    return str(next(each["address"] for each in records if each["event"] == "metrics"))
-
-
 def _begun(client: httpx.Client) -> tuple[list[str], list[float]]:
     """Make sessions that are at work, and pause each; return them and the seconds of each pause."""
     made, took = [], []
@@ -95,7 +89,7 @@ def _observe(server: Server, sandboxes: list[str]) -> None:
     for path in ("/sandboxes", "/snapshots", "/quota", "/health"):
         assert client.get(path).status_code == 200, path
     assert admin.get("/stats").status_code == 200
-    scraped = httpx.get(_metrics_of(server)).text
+    scraped = httpx.get(metrics_address(server)).text
     (paused,) = re.findall(r"^cellwall_sandboxes_paused (\S+)$", scraped, re.MULTILINE)
     assert float(paused) == PAUSED
     listed = client.get("/sandboxes", params={"state": "paused", "limit": 1}).json()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from cellwall.server.observability.logs import escaped
+from kit.server.logs import logged
 from kit.servers import Server, lines_of, new_sandbox
 
 MIB = 1024 * 1024
@@ -223,6 +224,7 @@ def test_log_has_one_record_per_line_and_no_control_characters(server: Server) -
     client.post(f"{sandbox}/contexts", json={"name": evil}).raise_for_status()
     records = client.get(f"{sandbox}/logs").json()["records"]
     assert records[-1]["name"] == "x\\u000aFORGED 2026\\u001b[2J\\u202e"
+    logged(server, lambda each: str(each.get("route")).endswith("/contexts"))
     for line in server.log.read_text(encoding="utf-8").splitlines():
         assert not line.startswith("FORGED")
         assert "\x1b" not in line

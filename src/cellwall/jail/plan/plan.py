@@ -223,7 +223,8 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
     steps.append(s.Mount("tmpfs", _WORK, flags, "size=64m,mode=1777"))
     steps.append(s.Mount("proc", "/proc", flags | m.MS_NOEXEC))
     steps += [s.Remount(path, _RO | m.ATTR_NOEXEC) for path in (OWN, "/etc", VAR)]
-    steps += [s.Cover(_EMPTY_FILE, path) for path in facts.channels]
+    # One that its program removed since has nothing left to cover.
+    steps += [s.Cover(_EMPTY_FILE, path, missing_ok=True) for path in facts.channels]
     steps.append(s.Remount("/", _RO | m.ATTR_NOEXEC))
     return tuple(steps)
 

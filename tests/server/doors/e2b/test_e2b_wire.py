@@ -16,6 +16,7 @@ from cellwall.apps.doors.e2b.facts import ENVD_VERSION
 from conftest import Require
 from kit.outside.servers import OUTSIDE, Sink
 from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
+from kit.server.logs import logged
 from kit.servers import ALICE, run_cell
 from kit.waiting import wait_until
 
@@ -635,7 +636,7 @@ def test_a_client_of_an_untested_release_is_warned_and_logged(e2b: E2BServer) ->
     tested = e2b.client(**{"User-Agent": "e2b-python-sdk/2.63.0"})
     assert "2.99.0" in new.get("/v2/sandboxes").headers["warning"]
     assert "warning" not in tested.get("/v2/sandboxes").headers
-    assert "a client of release 2.99.0" in e2b.server.log.read_text(encoding="utf-8")
+    logged(e2b.server, lambda each: "a client of release 2.99.0" in each["event"])
 
 
 def test_health_is_public(e2b: E2BServer) -> None:
