@@ -304,6 +304,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark(items)
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Take a stage of which this run's share has no test for one that passed."""
+    from kit.ci.share import has_shares
+
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and has_shares():
+        session.exitstatus = pytest.ExitCode.OK
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hold the markers that name a capability to what this machine has."""
     if item.get_closest_marker("root"):

@@ -17,10 +17,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 
@@ -29,6 +29,7 @@ from cellwall.runtimes.jail.starting.bundle import bundle_in
 from cellwall.server.auth.keys import digest_of
 from kit.cluster.switch import is_fronted
 from kit.server.mould import Forked, the_mould
+from kit.waiting import wait_until
 
 if TYPE_CHECKING:
     from kit.cluster.fronted import Fronted
@@ -299,3 +300,38 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert error["message"]
     assert error["request_id"] == response.headers["x-request-id"]
     return error
+
+
+# -- its log: a thread writes it, so the record of a request may come after its answer ------------
+
+Record = dict[str, Any]
+
+
+class Logging(Protocol):
+    """A server, a node or a gateway of a test."""
+
+    @property
+    def log(self) -> Path: ...
+
+
+def log_records(server: Logging) -> list[Record]:
+    """Return what the log has so far; each line of it has to be JSON."""
+    whole = server.log.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def logged(server: Logging, is_wanted: Callable[[Record], bool], what: str = "record") -> Record:
+    """Return the first record that is wanted, as soon as the log has it."""
+    found: list[Record] = []
+
+    def has_come() -> bool:
+        found[:] = [each for each in log_records(server) if is_wanted(each)][:1]
+        return bool(found)
+
+    wait_until(has_come, f"a {what} in {server.log}")
+    return found[0]
+
+
+def metrics_address(server: Logging) -> str:
+    """Return the address of a server's metrics, which its log tells."""
+    return str(logged(server, lambda each: each["event"] == "metrics", "metrics")["address"])

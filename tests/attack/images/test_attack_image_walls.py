@@ -21,8 +21,8 @@ from cellwall.jail.inspect.posture import read_text
 from cellwall.jail.plan import image_plan
 from cellwall.linux.uid_ranges import COUNT, IMAGE_BASE
 from cellwall.model.errors import CellwallError
-from cellwall.runtimes.base import ImageRoot
 from cellwall.runtimes.docker import image_containers
+from cellwall.runtimes.roots import ImageRoot
 from kit import controls
 from kit.docker_daemon import Daemon
 from kit.images.host_tree import APP, ImageArena, arena_behind

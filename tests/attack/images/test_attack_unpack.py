@@ -26,8 +26,8 @@ from cellwall.engine.templates.store import state_dir
 from cellwall.images.archive import read_archive
 from cellwall.images.image import Image, ImageInvalid, Layer
 from cellwall.linux.uid_ranges import IMAGE_BASE
-from cellwall.runtimes.base import ImageBounds, UnpackedImage
 from cellwall.runtimes.jail.runtime import JailRuntime
+from cellwall.runtimes.roots import ImageBounds, UnpackedImage
 from kit import controls, waiting
 from kit.images import archives
 from kit.images.archives import directory, hard_link, layer, link, member

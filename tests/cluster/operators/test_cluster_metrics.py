@@ -11,8 +11,7 @@ import pytest
 
 from kit.cluster.processes import Cluster, cluster
 from kit.places import ROOT
-from kit.server.logs import metrics_address
-from kit.servers import ADMIN
+from kit.servers import ADMIN, metrics_address
 from kit.waiting import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]

@@ -22,8 +22,8 @@ import pytest
 from cellwall import Engine, EngineSettings
 from cellwall.jail.plan import image_plan
 from cellwall.linux.uid_ranges import IMAGE_BASE
-from cellwall.runtimes.base import ImageRoot
 from cellwall.runtimes.docker import base_files
+from cellwall.runtimes.roots import ImageRoot
 from kit.arena import Arena
 
 TOOLS = ("/usr/bin/python3", "/usr/bin/setsid", "/bin/sh", "/bin/su")

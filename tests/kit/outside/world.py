@@ -16,7 +16,7 @@ from typing import Any
 from cellwall import EngineSettings, Sandbox
 from cellwall.embedded import Runner
 from cellwall.engine.engine import Engine
-from cellwall.runtimes.base import ImageRoot
+from cellwall.runtimes.roots import ImageRoot
 from kit.outside.name_server import NameServer
 from kit.outside.servers import OUTSIDE, Sink, WebServer
 

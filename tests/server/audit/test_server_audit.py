@@ -20,8 +20,17 @@ from cellwall.server.app import ENDPOINTS
 from cellwall.server.auth.keys import digest_of
 from cellwall.server.http.audited_actions import ACTIONS, EXEMPT, READS
 from kit.server.audit_stores import cellwall
-from kit.server.logs import metrics_address
-from kit.servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, running, start
+from kit.servers import (
+    ADMIN,
+    ALICE,
+    BOB,
+    Server,
+    configuration,
+    metrics_address,
+    new_sandbox,
+    running,
+    start,
+)
 
 PLANTED = "planted-secret-0f1e2d3c4b5a"
 RAW = """

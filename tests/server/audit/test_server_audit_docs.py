@@ -13,8 +13,7 @@ import pytest
 
 from cellwall.server.auth.keys import digest_of
 from kit.places import ROOT
-from kit.server.logs import metrics_address
-from kit.servers import ADMIN, Server, start
+from kit.servers import ADMIN, Server, metrics_address, start
 
 PAGE = (ROOT / "docs" / "audit-and-metrics.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.needs("curl")

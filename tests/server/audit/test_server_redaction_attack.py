@@ -14,8 +14,18 @@ from typing import Any
 import httpx
 import pytest
 
-from kit.server.logs import Record, logged, metrics_address
-from kit.servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, start
+from kit.servers import (
+    ADMIN,
+    ALICE,
+    BOB,
+    Record,
+    Server,
+    configuration,
+    logged,
+    metrics_address,
+    new_sandbox,
+    start,
+)
 
 _SECRET = "correct-horse-battery"
 _WORDS = (

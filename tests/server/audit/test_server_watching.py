@@ -13,8 +13,17 @@ import httpx
 import pytest
 
 from cellwall.server.auth.keys import digest_of
-from kit.server.logs import log_records, logged, metrics_address
-from kit.servers import ALICE, Server, configuration, new_sandbox, running, start
+from kit.servers import (
+    ALICE,
+    Server,
+    configuration,
+    log_records,
+    logged,
+    metrics_address,
+    new_sandbox,
+    running,
+    start,
+)
 
 TOKEN = "scrape-token-0123456789abcdef0123456789"
 

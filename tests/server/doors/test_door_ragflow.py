@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.server.doors import FUZZ, b64, bodies, keyless, opened, post, slow_start
-from kit.server.logs import logged
-from kit.servers import ALICE, BOB, Server
+from kit.servers import ALICE, BOB, Server, logged
 
 pytestmark = slow_start
 KEYS = {

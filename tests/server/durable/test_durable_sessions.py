@@ -26,8 +26,7 @@ from cellwall.linux.cgroups import hierarchies
 from kit.arena import control_groups, descendants
 from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.server.kept_house import change_record, keeper_of, kept, load
-from kit.server.logs import logged
-from kit.servers import ALICE, BOB, Server, new_sandbox, run_cell
+from kit.servers import ALICE, BOB, Server, logged, new_sandbox, run_cell
 from kit.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.root

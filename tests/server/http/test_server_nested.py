@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from kit.server.crashes import house
-from kit.server.logs import logged
-from kit.servers import running
+from kit.servers import logged, running
 
 _RAW = """
 import json, os, socket, struct

@@ -20,8 +20,7 @@ import pytest
 from cellwall.linux.cgroups import hierarchies
 from conftest import Require
 from kit.arena import descendants
-from kit.server.logs import metrics_address
-from kit.servers import ADMIN, Server, new_sandbox, run_cell, running
+from kit.servers import ADMIN, Server, metrics_address, new_sandbox, run_cell, running
 from kit.waiting import wait_until
 
 PAUSED = int(os.environ.get("CELLWALL_TEST_PAUSED", "16"))

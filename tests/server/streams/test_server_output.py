@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from cellwall.server.observability.logs import escaped
-from kit.server.logs import logged
-from kit.servers import Server, lines_of, new_sandbox
+from kit.servers import Server, lines_of, logged, new_sandbox
 
 MIB = 1024 * 1024
 STREAM = {"Accept": "application/x-ndjson"}

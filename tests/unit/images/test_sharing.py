@@ -7,7 +7,7 @@ from pathlib import Path
 from cellwall.engine.images import sharing
 from cellwall.engine.images.image_store import StoredImage
 from cellwall.images.image import Image, ImageConfig, Layer
-from cellwall.runtimes.base import ImageAccounts
+from cellwall.runtimes.roots import ImageAccounts
 
 NOBODY = ImageAccounts({}, {})
 

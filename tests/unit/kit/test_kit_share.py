@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from kit.ci.share import AGAIN, ALWAYS, REST, chosen, is_taken, without_shares
@@ -54,3 +58,17 @@ def test_what_is_no_share_is_refused(said: str) -> None:
 
 def test_a_run_within_a_run_takes_all_it_is_asked_for() -> None:
     assert without_shares({"HOME": "/root", REST: "1/3", AGAIN: "1/5"}) == {"HOME": "/root"}
+
+
+def _status(*words: str, **shares: str) -> int:
+    """Return the exit status of a pytest that runs nothing of the fleet's one file."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/fleet", *words]
+    environment = {**without_shares(os.environ), **shares}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    return done.returncode
+
+
+def test_a_stage_without_a_test_of_this_share_has_passed() -> None:
+    """It failed each run of CI whose commit gave another share to that stage's only file."""
+    assert [_status(**{REST: f"{turn}/3"}) for turn in range(3)] == [0, 0, 0]
+    assert _status("-k", "no_such_test") == pytest.ExitCode.NO_TESTS_COLLECTED

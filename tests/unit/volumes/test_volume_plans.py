@@ -13,10 +13,11 @@ from cellwall.jail.inspect import posture
 from cellwall.jail.plan import image_plan, plan, steps
 from cellwall.linux.uid_ranges import IMAGE_BASE
 from cellwall.model.errors import HostUnsupported, UsageError
-from cellwall.runtimes.base import SandboxSpec, VolumeRoot
+from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.docker import inside
 from cellwall.runtimes.docker import posture as docker_posture
 from cellwall.runtimes.gvisor import oci_bundle
+from cellwall.runtimes.roots import VolumeRoot
 from cellwall.runtimes.volumes import containers, keeper_process
 
 FACTS = plan.HostFacts((), ("usr",), (), (), (), (), ("processor: 0\n",), "6.1", "#1", 40, 4)

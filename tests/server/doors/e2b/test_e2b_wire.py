@@ -16,8 +16,7 @@ from cellwall.apps.doors.e2b.facts import ENVD_VERSION
 from conftest import Require
 from kit.outside.servers import OUTSIDE, Sink
 from kit.server.e2b_doors import MADE, E2BServer, created, e2b_server, refusal
-from kit.server.logs import logged
-from kit.servers import ALICE, run_cell
+from kit.servers import ALICE, logged, run_cell
 from kit.waiting import wait_until
 
 ALL = "0.0.0.0/0"
