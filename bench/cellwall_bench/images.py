@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from cellwall.engine.sandbox import AsyncSandbox
-    from cellwall.runtimes.base import ImageRoot
+    from cellwall.runtimes.roots import ImageRoot
 
 _PARKED_S = 60.0
 _MIB = 1 << 20

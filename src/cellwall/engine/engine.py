@@ -19,12 +19,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
 from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
-from cellwall.engine.history.room import HistoryRoom
 from cellwall.engine.parts.network import Outside, with_way_out
-from cellwall.engine.parts.packages import checked, install
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.parts.trust import Egress, FindSecrets, no_stored_secrets
-from cellwall.engine.policy.arguments import check_env, check_limits, check_profile, check_start
+from cellwall.engine.policy.arguments import (
+    check_env,
+    check_limits,
+    check_profile,
+    check_start,
+    offered,
+)
 from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.engine.policy.pause_choice import check_choice
 from cellwall.engine.policy.selection import Runtimes
@@ -38,18 +42,11 @@ from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
 from cellwall.model.ids import accepted_id
-from cellwall.runtimes.base import (
-    ImageRoot,
-    PreparesVolumes,
-    RuntimeGone,
-    RuntimeStatistics,
-    SandboxSpec,
-    SweepReport,
-)
+from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.surface.shared.tasks import Tasks
-from cellwall.surface.tools.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
+    from cellwall.engine.history.room import HistoryRoom
     from cellwall.engine.images.image_store import ImageStore
     from cellwall.engine.parts.kept import Arrivals
     from cellwall.engine.policy.pause_choice import PauseChoice
@@ -60,6 +57,8 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import AheadOfEngine, Finding, Runtime
+    from cellwall.runtimes.roots import ImageRoot
+    from cellwall.surface.tools.tools import Offer, Tools
 
 
 class Templates(Protocol):
@@ -135,7 +134,6 @@ class Engine:
         self._tasks = Tasks()
         self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
-        self.history_room = HistoryRoom(self.state_dir, self.settings.history_mb)
         """Room for checkpoints of its sandboxes' work areas."""
         self.copies_room = DiskBudget(self.settings.snapshots_mb << 20)
         """Room for its sessions that are written down, for forks and as snapshots."""
@@ -188,6 +186,8 @@ class Engine:
         if not packages:
             return ()
         self.outside.check_packages()
+        from cellwall.engine.parts.packages import checked  # most programs install nothing
+
         return checked(packages)
 
     async def probe(self, name: str) -> tuple[Runtime, list[Finding]]:
@@ -330,7 +330,7 @@ class Engine:
         `sandbox_id`: an unused id that it gets (`accepted_id`); empty is a fresh one.
         """
         pauses = check_choice(auto_pause_s, resume, self.settings, hibernate_s)
-        box = box_of(tools)
+        box = offered(tools)
         wanted = self.check_packages(packages)
         policy = self.outside.checked(network, trust)
         egress = Egress.of(policy, await self._secrets(secrets, tenant), env or {})
@@ -435,9 +435,18 @@ class Engine:
 
     async def prepare_volumes(self) -> None:
         """Have the first volume sooner, on the runtime that is used by default."""
+        from cellwall.runtimes.roots import PreparesVolumes  # most engines need no volumes
+
         runtime = await self.runtime()
         if isinstance(runtime, PreparesVolumes):
             await runtime.prepare_volumes()
+
+    @cached_property
+    def history_room(self) -> HistoryRoom:
+        """The disk that checkpoints of this engine's work areas take."""
+        from cellwall.engine.history.room import HistoryRoom  # a single program has none
+
+        return HistoryRoom(self.state_dir, self.settings.history_mb)
 
     @cached_property
     def volumes(self) -> VolumeStore:
@@ -484,6 +493,8 @@ class Engine:
             raise
 
     async def _install(self, live: ClaimedSandbox, packages: tuple[str, ...], tenant: str) -> None:
+        from cellwall.engine.parts.packages import install  # as above
+
         await install(live, self.outside, packages, self._tasks, tenant=tenant)
 
     def _released(self, runtime: Runtime, sandbox: AsyncSandbox) -> None:

@@ -31,7 +31,7 @@ from cellwall.model.errors import CellwallError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, NetworkUsage, Outcome, Verdict
 from cellwall.model.snapshot import DAY_S, CopyChoice, check_keep
-from cellwall.runtimes.base import Keepable
+from cellwall.runtimes.keeping import Keepable
 from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.shared.closing import Opening
 

@@ -12,16 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.model.errors import UsageError
-from cellwall.model.network_rule import (
-    DeniedDestination,
-    NetworkRule,
-    SetHeaders,
-    denied_of,
-    headers_of,
-    rules_of,
-)
 
 if TYPE_CHECKING:
+    from cellwall.model.network_rule import DeniedDestination, NetworkRule, SetHeaders
     from cellwall.model.packages import PackagePolicy
 
 Mode = Literal["none", "allow", "open"]
@@ -79,6 +72,8 @@ class NetworkPolicy:
         if isinstance(value, Mapping):
             return _of_mapping(value)
         if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray)):
+            from cellwall.model.network_rule import rules_of  # most policies have none
+
             return cls("allow", rules_of(value))
         raise _wrong(f"{value!r:.60} is no policy", 'say "none", "open", or a list of rules')
 
@@ -195,6 +190,8 @@ def _packages(value: object) -> PackagePolicy | None:
 
 
 def _of_mapping(value: Mapping[Any, Any]) -> NetworkPolicy:
+    from cellwall.model.network_rule import denied_of, headers_of, rules_of
+
     known = ("mode", "allow", "deny", "packages", "headers", *_BOUNDS)
     unknown = sorted(set(map(str, value)) - set(known))
     if unknown:

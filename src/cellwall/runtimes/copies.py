@@ -7,7 +7,6 @@ an image.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from cellwall.model.snapshot import Scope
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.lineages import LineageFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,6 @@ class SessionImage:
         return self.memory_bytes > 0
 
 
-STORED = "stored-"
-"""Begins the name of a lineage of which only a stored base is left."""
-
-
-def stored_lineage(base_digest: str, maps_digest: str) -> str:
-    """Return the name of a lineage by the SHA-256 of its base and of the base's map."""
-    digest = hashlib.sha256(f"{base_digest} {maps_digest}".encode())
-    return STORED + digest.hexdigest()[:32]
-
-
 class Source(NamedTuple):
     """A live sandbox that is to be copied, as far as its runtime knows more than its owner."""
 
@@ -68,17 +58,6 @@ class Source(NamedTuple):
     variables: Mapping[str, str] | None = None
     """The variables that its owner gave it, if an earlier server knew them and this one does not;
     said by the sandbox."""
-
-
-class LineageFacts(NamedTuple):
-    """What images of a lineage need besides themselves, to become sessions in another engine."""
-
-    fingerprint: Mapping[str, str]
-    """What has to be the same there."""
-    base: int
-    """Descriptor of the memory that the images were compared with."""
-    maps: bytes
-    """Where its parts lie."""
 
 
 class SessionFiles(NamedTuple):

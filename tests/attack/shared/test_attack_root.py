@@ -192,6 +192,19 @@ def test_sockets_are_covered_where_no_overlay_can_be_had(
     assert meeting.heard() == []
 
 
+def test_socket_that_has_gone_since_it_was_seen_is_no_fault(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program may end between the look and the mount."""
+    gone = f"{meeting.path}/gone"
+    monkeypatch.setattr(overlay_depth, "ask", lambda _: overlay_depth.Layers(0, "the test says so"))
+    looked = overlay_depth.channels
+    monkeypatch.setattr(overlay_depth, "channels", lambda trees: (*looked(trees), gone))
+    said = asyncio.run(_one(_CALL.format(folder=str(meeting.path)))).split("\n")
+    assert said[:2] == [str(errno.EACCES)] * 2, "those that are there are covered"
+    assert meeting.heard() == []
+
+
 _LOCK = """
 import fcntl, os
 held = [os.open(path, os.O_RDONLY) for path in {paths!r}]

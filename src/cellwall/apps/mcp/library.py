@@ -96,7 +96,8 @@ class Embedded:
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes."""
-        from cellwall.engine.parts.files import file_error, read_file
+        from cellwall.engine.attempts.file_errors import file_error
+        from cellwall.engine.parts.files import read_file
         from cellwall.runtimes.channel.replies import GuestRefused
 
         live = cast("EngineSandbox", sandbox).live

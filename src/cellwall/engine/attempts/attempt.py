@@ -21,7 +21,6 @@ from cellwall.engine.attempts.aftermath import ENDING_S, Aftermath
 from cellwall.engine.attempts.cpu_share import Share
 from cellwall.engine.attempts.deadlines import Deadlines
 from cellwall.engine.attempts.recorder import Recorder
-from cellwall.engine.attempts.tool_calls import Calls
 from cellwall.engine.attempts.verdicts import Cause, Evidence, classify
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.execution import Execution
@@ -149,6 +148,8 @@ class Attempt:
             left_s = self._begin_again(earlier)
         self.recorder.context = work.fields.get("context")
         if work.tools is not None:
+            from cellwall.engine.attempts.tool_calls import Calls  # most programs call none
+
             self.recorder.calls = Calls(work.tools, channel, self.recorder.tell_of_call)
         # Later: this may be in the middle of a read, and a limit reads first.
         self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)

@@ -31,7 +31,7 @@ from cellwall.engine.images import leftovers, sharing
 from cellwall.images import archive, daemon, reference
 from cellwall.images.image import Image, ImageConfig, ImageInvalid
 from cellwall.model.errors import CapacityError, Conflict, HostUnsupported, NotFound, UsageError
-from cellwall.runtimes.base import ImageAccounts, ImageBounds, ImageRoot, UnpacksImages
+from cellwall.runtimes.roots import ImageAccounts, ImageBounds, ImageRoot, UnpacksImages
 
 if TYPE_CHECKING:
     from cellwall.images.registry import OnBytes, Registries

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.engine.attempts.attempt import Attempt, Work
-from cellwall.engine.parts.files import file_error
+from cellwall.engine.attempts.file_errors import file_error
 from cellwall.engine.parts.kept_commands import MOST_KEPT, KeptCommand, begin_again, earlier
 from cellwall.engine.policy.arguments import (
     SOURCE_CAP_BYTES,

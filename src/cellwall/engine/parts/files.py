@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterat
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
+from cellwall.engine.attempts.file_errors import file_error
 from cellwall.engine.parts import transfers
 from cellwall.engine.policy.arguments import FILE_CAP_BYTES
 from cellwall.model.errors import Conflict, FileError, SandboxBroken
@@ -34,31 +35,9 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.callbacks import OnProgress
 
 _STEP_BYTES = 1024 * 1024
-_REASONS = frozenset(
-    {
-        "not_found",
-        "exists",
-        "permission",
-        "is_directory",
-        "not_directory",
-        "invalid",
-        "too_large",
-        "no_space",
-    }
-)
 READ_CAP_BYTES = 256 * 1024 * 1024
 """Maximum number of bytes of one `read`, which holds them in this process's memory. Use `stream`
 for more."""
-
-
-def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
-    """Translate the guest's `fail` reply to a file operation."""
-    if refusal.reason in _REASONS:
-        return FileError(f"{step}: {refusal}", reason=refusal.reason)
-    return SandboxBroken(
-        f"{step}: the guest failed with {refusal.reason}: {refusal}",
-        remedy="please file a bug",
-    )
 
 
 async def read_file(live: ClaimedSandbox, path: str, most_bytes: int) -> bytes:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from cellwall.engine.parts.files import file_error
+from cellwall.engine.attempts.file_errors import file_error
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.files import CHANGE_KINDS, Change
 from cellwall.runtimes.channel.frames import FrameError, strict_json

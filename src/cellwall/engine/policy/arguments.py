@@ -16,12 +16,12 @@ from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.nesting import MOST_ARGUMENT_LEVELS, is_nested
 from cellwall.model.unicode import utf8
-from cellwall.surface.tools.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
     from cellwall.model.outcome import Profile
     from cellwall.runtimes.base import Start
+    from cellwall.surface.tools.tools import Offer, Tools
 
 SOURCE_CAP_BYTES = 16 * 1024 * 1024
 STDIN_CAP_BYTES = 64 * 1024 * 1024
@@ -52,9 +52,18 @@ def may_call(language: Language) -> bool:
     return language.context in _CALLING
 
 
+def offered(tools: Tools | None) -> Offer | None:
+    """Return what a caller gave as `tools=` as a box; None for none. Raises UsageError."""
+    if tools is None:
+        return None
+    from cellwall.surface.tools.tools import box_of  # most callers offer none
+
+    return box_of(tools)
+
+
 def check_tools(tools: Tools | None, language: Language) -> Offer | None:
     """Return the tools that a program of that language may call."""
-    box = box_of(tools)
+    box = offered(tools)
     if box is not None and not may_call(language):
         raise UsageError(
             f"tools: a program in {language.name} cannot call them",

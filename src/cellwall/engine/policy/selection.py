@@ -16,8 +16,7 @@ from cellwall.engine.policy import levels
 from cellwall.engine.policy.levels import IsolationRequest
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
-from cellwall.runtimes.base import AnswersFirst, KeepsReady, KeepsSandboxes
-from cellwall.runtimes.copies import LaysOutAlike
+from cellwall.runtimes.base import AnswersFirst, KeepsReady
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.levels import Demand
@@ -142,12 +141,28 @@ class Runtimes:
                     made.take_head_start(self._head_start)
             if isinstance(made, KeepsReady):
                 made.idle_s = self._settings.pool_idle_s
-            if self._settings.snapshots_dir and isinstance(made, LaysOutAlike):
-                made.are_alike = True
-            if self._keeps_sandboxes and isinstance(made, KeepsSandboxes):
-                made.keep_sandboxes()  # or it is not made: what was to be kept would be lost
+            if self._settings.snapshots_dir:
+                self._lay_out_alike(made)
+            if self._keeps_sandboxes:
+                self._keep_sandboxes(made)  # or it is not made: what was to be kept would be lost
             self._made[name] = made
         return self._made[name]
+
+    # What most engines do not need is imported by those that do.
+
+    @staticmethod
+    def _lay_out_alike(runtime: Runtime) -> None:
+        from cellwall.runtimes.copies import LaysOutAlike
+
+        if isinstance(runtime, LaysOutAlike):
+            runtime.are_alike = True
+
+    @staticmethod
+    def _keep_sandboxes(runtime: Runtime) -> None:
+        from cellwall.runtimes.keeping import KeepsSandboxes
+
+        if isinstance(runtime, KeepsSandboxes):
+            runtime.keep_sandboxes()
 
     async def _probe(self, runtime: Runtime) -> list[Finding]:
         asked_at, faults = self._faults.get(runtime.name, (-_FAULTS_KEPT_S, []))
@@ -162,8 +177,12 @@ class Runtimes:
 
     async def wait_kept(self) -> None:
         """Wait for what sandboxes that outlive this process are still to keep, but not for long."""
+        if not self._keeps_sandboxes:
+            return
+        from cellwall.runtimes.keeping import KeepsSandboxes
+
         for runtime in self._made.values():
-            if self._keeps_sandboxes and isinstance(runtime, KeepsSandboxes):
+            if isinstance(runtime, KeepsSandboxes):
                 await runtime.wait_kept()
 
     def abandon(self) -> None:

@@ -15,12 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.attempts.attempt import Attempt, NotBegun, Work
+from cellwall.engine.attempts.file_errors import file_error
 from cellwall.engine.attempts.verdicts import Cause
-from cellwall.engine.parts.files import file_error
-from cellwall.engine.programs import collect
 from cellwall.languages import callers, mistakes
 from cellwall.languages.entries.language import BUILD, CALLER
-from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel.channel import MOST_HELD_BYTES
@@ -210,11 +208,15 @@ async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
     """Add what the language reports about an error, a call's value, and pictures."""
     recorder, language = attempt.recorder, plan.language
     if plan.arguments is not None and not plan.is_warm and outcome.verdict is Verdict.OK:
+        from cellwall.engine.programs import collect  # most programs only print
+
         value, refused = await collect.result(
             attempt.live, RESULT, may_be_text=language.name in _TEXT_RESULTS
         )
         recorder.returned(value, refused)
     if language.pictures and not plan.is_warm:
+        from cellwall.engine.programs import collect
+
         drawn, notes = await collect.pictures(attempt.live, language.pictures)
         for each in drawn:
             recorder.drew(each)
@@ -274,6 +276,8 @@ def explain(refusal: GuestRefused, work: Plan, *, on_image: bool = False) -> Exc
 
 def missing(language: Language, why: str) -> HostUnsupported:
     """Return the refusal of a language whose tools a sandbox does not have."""
+    from cellwall.languages.tools import is_installed  # most programs are in Python
+
     remedy = f"install it: {language.install}" if language.run else language.install
     if language.run and is_installed(language):
         remedy = f"add {language.name!r} to the languages of the template"

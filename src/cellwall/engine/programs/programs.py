@@ -19,7 +19,6 @@ from cellwall.engine.attempts.stages import Stages, report
 from cellwall.engine.parts.network import with_way_out
 from cellwall.engine.parts.roots import on_image, with_volumes
 from cellwall.engine.policy.arguments import check_start
-from cellwall.engine.programs import collect
 from cellwall.engine.programs.oneshot import Stage, begin, explain, purpose_of, run_stage
 from cellwall.engine.programs.requests import Plan, Request, plan
 from cellwall.model.execution import Compilation, Execution
@@ -262,6 +261,8 @@ class Programs:
     async def _collect(
         self, live: ClaimedSandbox, work: Plan
     ) -> tuple[dict[str, bytes], tuple[str, ...]]:
+        from cellwall.engine.programs import collect  # most programs only print
+
         room = self._host.settings.collect_bytes
         found, notes = await collect.files(live, work.collect, work.artifacts, room)
         if work.file_name not in work.collect and found.get(work.file_name) == work.source:

@@ -28,10 +28,10 @@ from cellwall.engine.policy.levels import NO_FLOOR, Floor, IsolationRequest
 from cellwall.languages import lookup
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
-from cellwall.surface.tools.tools import Offer, Tools
 
 if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
+    from cellwall.surface.tools.tools import Offer, Tools
 
 
 @dataclass(frozen=True, slots=True)

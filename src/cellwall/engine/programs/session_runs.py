@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
+from cellwall.engine.attempts.file_errors import file_error
 from cellwall.engine.attempts.stages import Stages
 from cellwall.engine.parts.contexts import inside
-from cellwall.engine.parts.files import file_error
 from cellwall.engine.policy.arguments import check_tools, may_call
 from cellwall.engine.programs.session_program import SessionProgram
 from cellwall.model.errors import CellwallError, Conflict, UsageError

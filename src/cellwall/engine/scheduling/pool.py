@@ -21,7 +21,6 @@ from cellwall.engine.policy.start_times import Starts
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import served_as
-from cellwall.runtimes.copies import CopiesSessions
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -400,9 +399,12 @@ class Pool:
     async def _begun(self, runtime: Runtime, spec: SandboxSpec) -> RuntimeSandbox:
         """Start a sandbox to be parked; one for copies is made ready for its image."""
         sandbox = await runtime.start(spec)
-        if spec.lineage and isinstance(runtime, CopiesSessions):
+        if spec.lineage:
+            from cellwall.runtimes.copies import CopiesSessions  # most engines copy none
+
             try:
-                await runtime.copier.make_ready(sandbox)
+                if isinstance(runtime, CopiesSessions):
+                    await runtime.copier.make_ready(sandbox)
             except BaseException:
                 self.discard(sandbox)
                 raise

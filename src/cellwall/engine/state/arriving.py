@@ -16,7 +16,7 @@ from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.parts.kept import Arrivals, Facts, count_kills, restore_network, settle
 from cellwall.engine.policy.pause_choice import check_choice
 from cellwall.engine.state.sleepers import Hold, Sleepers, Slept
-from cellwall.runtimes.base import KeepsSandboxes, NotTakenOver, TakenOver
+from cellwall.runtimes.keeping import KeepsSandboxes, NotTakenOver, TakenOver
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine

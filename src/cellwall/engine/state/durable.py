@@ -21,12 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from cellwall.engine.state.snapshot_files import BASE, Coming, SnapshotFiles
 from cellwall.engine.state.snapshot_header import Header
 from cellwall.model.errors import CapacityError, CellwallError, Conflict, NotFound, SandboxBroken
-from cellwall.runtimes.copies import (
-    CopiesSessions,
-    LineageFacts,
-    SessionImage,
-    StoresLineages,
-)
+from cellwall.runtimes.copies import CopiesSessions, SessionImage, StoresLineages
+from cellwall.runtimes.lineages import LineageFacts
 from cellwall.store import key_file
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import Conflict
 from cellwall.model.limits import Limits
 from cellwall.model.snapshot import Snapshot
-from cellwall.runtimes.copies import stored_lineage
+from cellwall.runtimes.lineages import stored_lineage
 
 if TYPE_CHECKING:
     from cellwall.engine.state.part_seal import PartSeal

@@ -26,7 +26,7 @@ from typing import Any
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.shortage import shortage
 from cellwall.model.volume import Volume, VolumeMount, check_name, check_size
-from cellwall.runtimes.base import VolumeRoot
+from cellwall.runtimes.roots import VolumeRoot
 from cellwall.runtimes.volumes import ext4, locks
 
 _DOCUMENT = "volume.json"

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cellwall.model.limits import Limits
-    from cellwall.runtimes.base import ImageRoot, SandboxSpec, VolumeRoot
+    from cellwall.runtimes.base import SandboxSpec
+    from cellwall.runtimes.roots import ImageRoot, VolumeRoot
 
 WORK_AREA = ("/",)
 """The one file system of such a sandbox that can be written to."""

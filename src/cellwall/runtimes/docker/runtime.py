@@ -31,7 +31,6 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
     Finding,
-    ImageRoot,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
@@ -56,6 +55,7 @@ from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
 from cellwall.runtimes.docker.inside import document
 from cellwall.runtimes.docker.sandbox import DockerSandbox, SandboxResources, note_limits
+from cellwall.runtimes.roots import ImageRoot
 from cellwall.runtimes.shared import network_listeners
 from cellwall.runtimes.shared.environment import inside_environment
 from cellwall.runtimes.shared.freezing import ThawGuard

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cellwall.model.limits import Limits
-    from cellwall.runtimes.base import ImageRoot, VolumeRoot
+    from cellwall.runtimes.roots import ImageRoot, VolumeRoot
 
 ROOT_ONLY = "/proc/sys/net/core"
 """Directory that is covered for a `runsc` with a network. Versions up to 2024 take a file in it for

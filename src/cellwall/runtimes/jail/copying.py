@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import RuntimeSandbox, SandboxSpec
     from cellwall.runtimes.channel.copy_requests import Look
-    from cellwall.runtimes.copies import Budget, LineageFacts
+    from cellwall.runtimes.copies import Budget
     from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
     from cellwall.runtimes.jail.sandbox import JailSandbox
     from cellwall.runtimes.jail.stored.kept_base import KeptBase
+    from cellwall.runtimes.lineages import LineageFacts
 
 _CONTEXT = "main"
 _TAIL = struct.Struct("<2Q")

@@ -34,7 +34,7 @@ from cellwall.linux.uid_ranges import UidRange
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
-from cellwall.runtimes.base import NotTakenOver, SandboxSpec, TakenOver
+from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.take_over import take_over
 from cellwall.runtimes.jail.child import Child, pid_of
@@ -49,6 +49,7 @@ from cellwall.runtimes.jail.keeping.record import (
 )
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.stored.kept_base import KeptBase
+from cellwall.runtimes.keeping import NotTakenOver, TakenOver
 
 if TYPE_CHECKING:
     from cellwall.runtimes.jail.sandbox import Owner

@@ -29,15 +29,12 @@ from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import (
     AheadOfEngine,
     Finding,
-    NotTakenOver,
     RuntimeStatistics,
     SandboxSpec,
     SweepReport,
-    TakenOver,
     refuse_hiding,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.copies import STORED
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.confinement import ClonedChild, Confinement
 from cellwall.runtimes.jail.enforcement import hardness_of, shape_for
@@ -55,6 +52,7 @@ from cellwall.runtimes.jail.starting.failures import explained
 from cellwall.runtimes.jail.starting.head_start import HeadStart
 from cellwall.runtimes.jail.starting.settings import Ground, ground_of, has_single_programs
 from cellwall.runtimes.jail.worker import Worker
+from cellwall.runtimes.lineages import STORED
 from cellwall.runtimes.shared import freezing, network_listeners
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
@@ -64,10 +62,11 @@ from cellwall.runtimes.shared.removal import remove_tree
 
 if TYPE_CHECKING:
     from cellwall.images.image import Image
-    from cellwall.runtimes.base import ImageBounds, UnpackedImage
     from cellwall.runtimes.jail.copying import Copier
     from cellwall.runtimes.jail.id_mapper import Mapper
     from cellwall.runtimes.jail.kept_sandboxes import KeptSandboxes
+    from cellwall.runtimes.keeping import NotTakenOver, TakenOver
+    from cellwall.runtimes.roots import ImageBounds, UnpackedImage
     from cellwall.runtimes.volumes.holder import Holder, Ids, Lease
 
 T = TypeVar("T")

@@ -24,10 +24,10 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.channel.channel import GuestChannel
-from cellwall.runtimes.copies import STORED
 from cellwall.runtimes.jail.child import Child
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.jail.stored.kept_base import KeptBase
+from cellwall.runtimes.lineages import STORED
 from cellwall.runtimes.shared import network_listeners, work_area
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.freezing import Freezing

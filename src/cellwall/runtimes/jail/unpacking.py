@@ -25,8 +25,8 @@ from cellwall.jail.protocol import fds
 from cellwall.linux import seccomp, uid_ranges
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
-from cellwall.runtimes.base import ImageAccounts, ImageBounds, UnpackedImage
 from cellwall.runtimes.jail.starting.bundle import bundle_in
+from cellwall.runtimes.roots import ImageAccounts, ImageBounds, UnpackedImage
 from cellwall.runtimes.shared import helper_process
 from cellwall.runtimes.shared.helper_process import HelperProcess
 from cellwall.runtimes.shared.removal import remove_tree

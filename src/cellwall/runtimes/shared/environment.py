@@ -13,7 +13,7 @@ from cellwall.jail.plan import plan
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
-    from cellwall.runtimes.base import ImageRoot
+    from cellwall.runtimes.roots import ImageRoot
 
 IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Where programs of an image are looked for if it does not say."""

@@ -18,7 +18,8 @@ from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.base import refuse_hiding
 
 if TYPE_CHECKING:
-    from cellwall.runtimes.base import SandboxSpec, VolumeRoot
+    from cellwall.runtimes.base import SandboxSpec
+    from cellwall.runtimes.roots import VolumeRoot
     from cellwall.runtimes.volumes.holder import Holder, Ids
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cellwall.model.errors import CellwallError, Conflict, SandboxBroken
-from cellwall.runtimes.base import VolumeRoot
+from cellwall.runtimes.roots import VolumeRoot
 from cellwall.runtimes.volumes import locks
 from cellwall.runtimes.volumes.keeper_process import KeeperProcess
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import SandboxBroken
-from cellwall.runtimes.copies import LineageFacts, stored_lineage
+from cellwall.runtimes.lineages import LineageFacts, stored_lineage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken
-from cellwall.runtimes.copies import STORED, LineageFacts
 from cellwall.runtimes.jail.stored import fingerprint, kept_base
 from cellwall.runtimes.jail.stored.base import Base
+from cellwall.runtimes.lineages import STORED, LineageFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
