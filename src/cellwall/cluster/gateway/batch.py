@@ -274,7 +274,7 @@ class Batch:
             client.is_closing = True
         framing = framing_for(None, has_chunks=client.has_chunks)
         head = ResponseHead(200, headers, None)
-        client.write(response_bytes(head, is_kept=is_kept, framing=framing))
+        client.write(response_bytes(head, is_kept=is_kept, framing=framing, page=client.page))
         self._gateway.counted(self._head, head.status)
         if self._gateway.trail is not None:
             self._gateway.trail.passed(

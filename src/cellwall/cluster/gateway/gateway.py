@@ -34,6 +34,8 @@ from cellwall.server.auth.keys import Failures
 from cellwall.server.core.body_budget import BodyBudget, most_bytes
 from cellwall.server.core.error_log import log_failure
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.http.cross_origin import listed as listed_origins
+from cellwall.server.http.cross_origin import permission
 from cellwall.server.http.face import PUBLIC
 from cellwall.server.http.guards import allowed_hosts, answers_to, name_of_host
 from cellwall.surface.shared.tasks import Tasks
@@ -105,7 +107,7 @@ class Gateway:
         self.bodies = BodyBudget(most_bytes(settings))
         """What is held of bodies: of those that another node may need, and of batches."""
         self._hosts = allowed_hosts(settings)
-        self._origins = frozenset(settings.allowed_origins)
+        self._pages = {each.encode() for each in listed_origins(settings.allowed_origins)}
         self.alive_s = settings.alive_s
         self.requests = 0
         self.tally: Tally | None = None
@@ -118,6 +120,7 @@ class Gateway:
     def begin(self, client: ClientLink, head: RequestHead, fault: HttpError | None) -> Served:
         """Begin the way of one request."""
         self.requests += 1
+        self._know_page(head)
         path = head.path
         name = self._door_of(path)
         if name:
@@ -129,6 +132,8 @@ class Gateway:
             if fault is not None:
                 raise fault
             self._check_host(head)
+            if head.is_preflight:
+                return self._permitted(client, head)
             caller = self._caller(client, head, way, path)
             _check_way(way, path, caller)
         except CellwallError as error:
@@ -175,7 +180,13 @@ class Gateway:
     ) -> Served:
         """Begin the way of a request that came to a door's own port."""
         self.requests += 1
+        self._know_page(head)
         return self._at_door(name, client, head, fault, 0)
+
+    def _know_page(self, head: RequestHead) -> None:
+        origin = head.named.get(b"origin", b"")
+        if origin in self._pages:
+            head.page = origin
 
     def _at_door(
         self, name: str, client: ClientLink, head: RequestHead, fault: HttpError | None, prefix: int
@@ -188,6 +199,8 @@ class Gateway:
             if fault is not None:
                 raise fault
             self._check_host(head)
+            if head.is_preflight:
+                return self._permitted(client, head)
             way = self._way_at(door, head, prefix)
             scheme = b"https" if settings.is_tls else b"http"
             caller = door.caller(
@@ -284,7 +297,7 @@ class Gateway:
                 remedy="use its own address, or let the operator add the name to allowed_hosts",
             )
         origin = head.named.get(b"origin")
-        if origin is None or origin.decode("latin-1") in self._origins:
+        if origin is None or head.page:
             return
         scheme = "https" if self._settings.is_tls else "http"
         if origin.decode("latin-1") != f"{scheme}://{host}":
@@ -310,6 +323,12 @@ class Gateway:
             value = {"nodes": self.book.shown(), "queued": self.turns.queued}
         request_id = self.request_id_of(head)
         return _Answered(client, head, lambda: self.answer(client, head, 200, value, request_id))
+
+    def _permitted(self, client: ClientLink, head: RequestHead) -> Served:
+        """Permit the request that a listed page is about to send: it will be checked then."""
+        fields = permission(head.first(b"access-control-request-headers"))
+        found, request_id = Shaped(200, b"", "text/plain", fields), self.request_id_of(head)
+        return _Answered(client, head, lambda: self.give(client, head, found, request_id))
 
     def _refused(
         self, client: ClientLink, head: RequestHead, error: CellwallError, caller: Caller | None
@@ -363,7 +382,7 @@ class Gateway:
         made = ResponseHead(status, headers, len(data))
         if not client.is_kept:
             client.is_closing = True
-        first = response_bytes(made, is_kept=client.is_kept, framing=framing)
+        first = response_bytes(made, is_kept=client.is_kept, framing=framing, page=head.page)
         client.write(first if head.method == b"HEAD" else first + data)
 
 

@@ -84,8 +84,8 @@ class ServerSettings:
     right below it, `*` for any (only behind a proxy)."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://app.example`) of pages that may call with a key and read the answers, as a
-    browser asks for it (CORS); each in full, none by default, never `*`. A gateway lets them call,
-    and says nothing to browsers."""
+    browser asks for it (CORS); each in full, none by default, never `*`. Behind a gateway it is
+    the gateway's list that counts."""
     port_headers: tuple[str, ...] = ()
     """Further headers (`x-tenant`) of applications that pass to and from servers inside, beside the
     list in design/0023; never those of a proxy in front, by which it says who the client is."""

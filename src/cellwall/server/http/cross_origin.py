@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from cellwall.server.core.request import Message, Request, Send
 
@@ -24,6 +24,8 @@ _KNOWN_S = "600"
 """Seconds for which a browser may keep the answer to a preflight."""
 _NEVER_SHOWN = frozenset({b"set-cookie", b"connection", b"transfer-encoding", b"date"})
 _STARTS = frozenset({"http.response.start"})
+_SAID = frozenset({b"access-control-allow-origin", b"access-control-expose-headers"})
+_Headers = list[tuple[bytes, bytes]]
 
 
 def listed(origins: Sequence[str]) -> frozenset[str]:
@@ -31,7 +33,7 @@ def listed(origins: Sequence[str]) -> frozenset[str]:
     for each in origins:
         if not _ORIGIN.fullmatch(each):
             raise UsageError(
-                f"serve: allowed_origins: {each!r} is no origin of a page",
+                f"allowed_origins: {each!r} is no origin of a page",
                 remedy="write each as a browser does: https://app.example, in lower case, with "
                 "the port if it is an unusual one, without a path and without *",
             )
@@ -50,11 +52,16 @@ def is_preflight(scope: Message, headers: Mapping[str, str]) -> bool:
 
 async def answer_preflight(request: Request) -> None:
     """Permit a listed page's request, whatever it is: it will be checked like any other."""
-    asked = request.headers.get("access-control-request-headers", "")
+    fields = permission(request.headers.get("access-control-request-headers", ""))
+    await request.answer_bytes(b"", "text/plain", headers=fields)
+
+
+def permission(asked: str) -> dict[str, str]:
+    """Return the headers of an answer to a preflight; `asked`: the header fields it names."""
     fields = {"access-control-allow-methods": _METHODS, "access-control-max-age": _KNOWN_S}
     if _FIELD_NAMES.fullmatch(asked):
         fields["access-control-allow-headers"] = asked
-    await request.answer_bytes(b"", "text/plain", headers=fields)
+    return fields
 
 
 def telling(origin: str, send: Send) -> Send:
@@ -62,16 +69,19 @@ def telling(origin: str, send: Send) -> Send:
 
     async def sending(message: Message) -> None:
         if message["type"] in _STARTS:
-            message = {**message, "headers": [*message["headers"], *_said(origin, message)]}
+            message = {**message, "headers": told(origin.encode("latin-1"), message["headers"])}
         await send(message)
 
     return sending
 
 
-def _said(origin: str, message: Message) -> list[tuple[bytes, bytes]]:
-    names = sorted({name.lower() for name, _ in message["headers"]} - _NEVER_SHOWN)
+def told(origin: bytes, headers: Iterable[tuple[bytes, bytes]]) -> _Headers:
+    """Return an answer's headers, with the permission for a page of `origin` to read them."""
+    kept = [each for each in headers if each[0] not in _SAID]
+    names = sorted({name.lower() for name, _ in kept} - _NEVER_SHOWN)
     return [
-        (b"access-control-allow-origin", origin.encode("latin-1")),
+        *kept,
+        (b"access-control-allow-origin", origin),
         (b"access-control-expose-headers", b", ".join(names)),
         (b"vary", b"Origin"),
     ]

@@ -174,6 +174,11 @@ class ClientLink(asyncio.Protocol):
         return None if self._current is None else self._current.head
 
     @property
+    def page(self) -> bytes:
+        """Origin of the listed page that sent the request that is served; empty: of none."""
+        return b"" if self._current is None else self._current.head.page
+
+    @property
     def has_chunks(self) -> bool:
         """Whether the client understands a body in chunks."""
         return self._current is not None and self._current.has_chunks

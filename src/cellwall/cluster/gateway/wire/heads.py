@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple
 
+from cellwall.server.http.cross_origin import told
+
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, with their values, in order."""
 
@@ -52,6 +54,8 @@ class RequestHead:
     """Its path in the door."""
     key_id: str = ""
     """Id of the key by which the door let it in; empty: of none."""
+    page: bytes = b""
+    """Origin of the page that sent it, if the operator lists that; empty: it does not, or none."""
     has_begun: bool = False
     """Whether the gateway itself does what it asks for, which goes to its end."""
 
@@ -59,6 +63,12 @@ class RequestHead:
     def path(self) -> str:
         """The path, as it was sent, without the query."""
         return self.target.partition(b"?")[0].decode("latin-1")
+
+    @property
+    def is_preflight(self) -> bool:
+        """Whether a browser asks if a listed page may send a request."""
+        asks = self.method == b"OPTIONS" and b"access-control-request-method" in self.named
+        return asks and self.page != b""
 
     def first(self, name: bytes) -> str:
         """Return a header's value; empty if it is not there."""
@@ -113,9 +123,15 @@ def request_bytes(head: RequestHead, said: Headers, dropped: frozenset[bytes]) -
     return b"%s\r\n%s\r\n" % (b"\r\n".join(lines), _framing(head.length))
 
 
-def response_bytes(head: ResponseHead, *, is_kept: bool, framing: bytes) -> bytes:
-    """Return the head for a client; `framing`: what `framing_for` returned."""
-    lines = [_COLON.join(each) for each in head.headers if each[0] not in _HOP]
+def response_bytes(
+    head: ResponseHead, *, is_kept: bool, framing: bytes, page: bytes = b""
+) -> bytes:
+    """Return the head for a client; `framing`: what `framing_for` returned.
+
+    A `page` of that origin is permitted to read the answer; empty: none is.
+    """
+    headers = told(page, head.headers) if page else head.headers
+    lines = [_COLON.join(each) for each in headers if each[0] not in _HOP]
     lines.append(framing if is_kept else framing + b"connection: close\r\n")
     return _status_line(head.status) + b"\r\n".join(lines) + b"\r\n"
 

@@ -150,7 +150,7 @@ class Passage:
         if not is_kept:
             self._client.is_closing = True
         framing = framing_for(head.length, has_chunks=has_chunks, status=head.status)
-        self._held = response_bytes(head, is_kept=is_kept, framing=framing)
+        self._held = response_bytes(head, is_kept=is_kept, framing=framing, page=self._client.page)
         asyncio.get_running_loop().call_soon(self._write, b"")
 
     def _write(self, data: bytes) -> None:
