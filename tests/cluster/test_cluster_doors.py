@@ -116,6 +116,31 @@ def test_sandboxes_of_e2b_are_found_by_header_token_and_host(
     assert (gone.status_code, set(gone.json())) == (404, {"code", "message"})
 
 
+def test_snapshots_of_e2b_are_listed_over_nodes_the_newest_first(
+    two: Cluster, alice: httpx.Client
+) -> None:
+    boxes: list[str] = []
+    while len({node_of(each) for each in boxes}) < 2:
+        made = alice.post("/e2b/v2/sandboxes", json={"templateID": "base"})
+        boxes.append(made.json()["sandboxID"])
+    taken = [alice.post(f"/e2b/sandboxes/{each}/snapshots", json={}) for each in (*boxes, *boxes)]
+    assert {each.status_code for each in taken} == {201}, taken[0].text
+    names = [each.json()["snapshotID"] for each in taken]
+    listed = alice.get("/e2b/snapshots")
+    assert listed.status_code == 200, listed.text
+    assert [each["snapshotID"] for each in listed.json()] == names[::-1]
+    rising = alice.get("/e2b/snapshots", params={"order": "asc"})
+    assert [each["snapshotID"] for each in rising.json()] == names
+    of_one = alice.get("/e2b/snapshots", params={"sandboxID": boxes[0]}).json()
+    assert [each["snapshotID"] for each in of_one] == [names[len(boxes)], names[0]]
+    assert alice.get("/e2b/snapshots", params={"limit": 1}).status_code == 501
+    for each in names:
+        assert alice.delete(f"/e2b/templates/{each}").status_code == 204
+    assert alice.get("/e2b/snapshots").json() == []
+    for each in boxes:
+        alice.delete(f"/e2b/sandboxes/{each}")
+
+
 def test_session_of_mcp_stays_at_its_node(two: Cluster) -> None:
     async def use(client: Client) -> None:
         made = await client.call_tool("create_sandbox", {})

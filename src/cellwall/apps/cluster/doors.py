@@ -49,6 +49,7 @@ _E2B_TOKENS = (b"x-access-token", b"e2b-traffic-access-token")
 _E2B_ANYWHERE = re.compile(r"/health|(?:/v2)?/sandboxes")
 """Paths at which every node answers alike, or makes something new."""
 _E2B_LISTS = frozenset({"/sandboxes", "/v2/sandboxes"})
+_E2B_SNAPSHOTS = "/snapshots"
 _E2B_TEMPLATES = frozenset({"/templates", "/v2/templates"})
 _E2B_TEMPLATE = re.compile(
     r"/templates/aliases/([^/]{1,200})|(?:/v2)?/templates/([^/]{1,200})(?:/(?:files|builds|tags).*)?"
@@ -171,7 +172,7 @@ def _of_e2b(domain: str | None) -> WayOf:
             is_fork = method == "POST" and unquote(path).endswith(f"/{sandbox}/fork")
             makes: Makes = "fork" if is_fork else ""
             return Way("object", node_of(sandbox), "sandbox", sandbox, makes=makes)
-        if method == "GET" and path in _E2B_LISTS:
+        if method == "GET" and (path in _E2B_LISTS or path == _E2B_SNAPSHOTS):
             return Way("all", thing="array", path=path)
         if method == "POST" and path in _E2B_LISTS:
             return Way("template", path="templateID", makes="sandbox")

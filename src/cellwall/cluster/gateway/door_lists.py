@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _LIMIT = 100
 _MORE = b"x-next-token"
-_MOMENT, _ID = "startedAt", "sandboxID"
+_MOMENTS, _IDS = ("startedAt", "createdAt"), ("sandboxID", "snapshotID")
+"""Fields of what is listed: when it was made, and its id; of sandboxes, and of snapshots."""
 
 
 class Array(NamedTuple):
@@ -55,8 +56,12 @@ async def array(book: Book, _path: str, target: bytes, said: Headers) -> Array:
             501,
             "host_unsupported",
             "list: it has more than one page, which a gateway does not make of several nodes",
-            remedy="ask for more at once, by limit, or list them by GET /sandboxes",
+            remedy="ask for more at once, by limit, or list them by our own API",
         )
     is_rising = query.get("order", ["desc"])[-1] == "asc"
-    found.sort(key=lambda each: (each.get(_MOMENT, ""), each.get(_ID, "")), reverse=not is_rising)
+    found.sort(key=lambda each: (_first(each, _MOMENTS), _first(each, _IDS)), reverse=not is_rising)
     return Array(200, found)
+
+
+def _first(entry: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    return next((str(entry[name]) for name in names if name in entry), "")

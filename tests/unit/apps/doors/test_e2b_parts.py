@@ -316,7 +316,8 @@ def test_a_snapshots_name_keeps_its_sandbox_and_its_clients_name() -> None:
     assert named.is_called("task")
     unnamed = Called.of(snapshot(kept_name(sandbox, None)))
     assert (unnamed.sandbox_id, unnamed.name) == (sandbox, None)
-    assert unnamed.as_json() == {"snapshotID": "snapid", "names": []}
+    made_at = "1970-01-01T00:00:00.000Z"
+    assert unnamed.as_json() == {"snapshotID": "snapid", "names": [], "createdAt": made_at}
     assert len(kept_name(sandbox, None)) <= 63
     on_node = new_id("a7c2")
     for name in (None, "a" * 28):

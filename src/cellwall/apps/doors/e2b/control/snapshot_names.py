@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.apps.doors.e2b.answers import refused
 from cellwall.model.ids import new_id
+from cellwall.server.core.times import rfc3339
 
 if TYPE_CHECKING:
     from cellwall.client.asynchronous import AsyncClient
@@ -49,9 +50,13 @@ class Called:
         return name in {self.snapshot.id, self.name}
 
     def as_json(self) -> dict[str, object]:
-        """Return the object that clients read."""
+        """Return the object that clients read; by `createdAt` a gateway puts lists in order."""
         names = [] if self.name is None else [self.name]
-        return {"snapshotID": self.snapshot.id, "names": names}
+        return {
+            "snapshotID": self.snapshot.id,
+            "names": names,
+            "createdAt": rfc3339(self.snapshot.created_at),
+        }
 
 
 def kept_name(sandbox_id: str, name: str | None) -> str:
