@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from cellwall.server.secrets.sealing import Seal
 
 _SWEEP_S = 60.0
+_CHORE_S = 10.0
+"""Longest time of one statement of upkeep: it may read a whole table."""
 _log = logging.getLogger("cellwall.gateway")
 
 
@@ -68,7 +70,7 @@ async def agreeing(
     roll = Roll(url, name, settings.lost_after_s, fresh_s(settings.fence_s))
     losses = Losses(gateway.book, roll, settings.fence_s, settings.probe_s)
     commits = GroupCommit(url)
-    chores = GroupCommit(url)  # what upkeep reads may be long: no request waits for it
+    chores = GroupCommit(url, _CHORE_S)  # what upkeep reads may be long: no request waits for it
     gateway.replays = AgreedReplays(Claims(commits), gateway.book)
     tenants = Tenants(server.tiers, server.tenants)
     gateway.quotas = quotas = Quotas(Sums(commits), tenants, gateway.book)
@@ -81,7 +83,8 @@ async def agreeing(
         Leftovers(PlaceRows(chores), data.finder, tenants),
         settings.ended_keys_days,
     )
-    gateway.background = _background(server, gateway, commits, tenants)
+    ended = Programs(chores, "")
+    gateway.background = _background(server, gateway, commits, tenants, ended)
     keys = KeyBook(Keys(commits), gateway.keyring, gateway.cut)
     gateway.keeps = Keeps(keys, Vault(Secrets(commits), _seal(server)))
     if not await _has_begun(losses.begin(), over):
@@ -111,9 +114,16 @@ async def agreeing(
 
 
 def _background(
-    server: ServerSettings, gateway: Gateway, commits: GroupCommit, tenants: Tenants
+    server: ServerSettings,
+    gateway: Gateway,
+    commits: GroupCommit,
+    tenants: Tenants,
+    ended: Programs,
 ) -> Background:
-    """Return programs in the background, and webhooks as far as the operator allows them."""
+    """Return programs in the background, and webhooks as far as the operator allows them.
+
+    By `ended` those are removed that are kept no longer.
+    """
     path = server.secrets_key_file if server.webhooks else ""
     key = key_file.read(Path(path), "webhooks") if path else None
     hooks = Hooks(
@@ -123,7 +133,7 @@ def _background(
         may_send=server.webhooks,
         networks=server.webhook_networks,
     )
-    return Background(gateway, Programs(commits, new_id()), hooks, tenants, server)
+    return Background(gateway, Programs(commits, new_id()), hooks, tenants, server, ended)
 
 
 def _is_tenant(server: ServerSettings, keys: KeyRing, name: str) -> bool:

@@ -24,6 +24,7 @@ _MOST_BYTES = 4 << 20
 """Bytes that the needs of a transaction move together, so that it is over long before `_COMMIT_S`.
 A need that is larger is a transaction by itself."""
 _COMMIT_S = 2.0
+"""Longest time of a transaction on which requests wait."""
 _LOCK_MS = 300
 """Much less than `_COMMIT_S`: after one row that another holds there is time for the others."""
 _AGAIN_S = 0.5
@@ -53,8 +54,10 @@ class _Need(NamedTuple):
 class GroupCommit:
     """See the module. `run` has to be under way."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, most_s: float = _COMMIT_S) -> None:
+        """A transaction that takes longer than `most_s` seconds ends its connection."""
         self._url = url
+        self._most_s = most_s
         self._waiting: list[_Need] = []
         self._woken = asyncio.Event()
         self._connection: Connection = None
@@ -138,7 +141,7 @@ class GroupCommit:
         if not batch:
             return
         try:
-            async with within(_COMMIT_S, self._connection.terminate):
+            async with within(self._most_s, self._connection.terminate):
                 await self._commit(batch)
         except BaseException:
             _refuse(batch)

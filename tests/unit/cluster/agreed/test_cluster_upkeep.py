@@ -29,8 +29,8 @@ WHERE wait_event = 'PgSleep' AND datname = current_database()
 
 
 @pytest.mark.timeout(60)
-def test_round_of_upkeep_that_takes_too_long_refuses_no_request(
-    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+def test_long_round_of_upkeep_comes_to_its_end_and_refuses_no_request(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = directory(postgres)
     postgres.sql(SLOW, name_of(url))
@@ -50,6 +50,9 @@ def test_round_of_upkeep_that_takes_too_long_refuses_no_request(
             assert gateway.data is not None
             assert await gateway.data.finder.places.find("moss", "volume:data") is None
             assert await watch.fetchval(SLEEPS)  # it was answered meanwhile
+            while await watch.fetchval(SLEEPS):
+                pass
+            assert not [each for each in caplog.records if each.levelname == "WARNING"]
             await gateway.tasks.cancel()
         await watch.close()
 

@@ -50,11 +50,15 @@ class Background:
         hooks: Hooks,
         tenants: Tenants,
         settings: ServerSettings,
+        ended: Programs,
     ) -> None:
-        """`settings`: those that say how long results are kept, and how much may wait."""
+        """`settings`: those that say how long results are kept, and how much may wait.
+
+        `ended`: the programs by a connection on which no request waits.
+        """
         self.hooks = hooks
         self._gateway = gateway
-        self._programs = programs
+        self._ended = ended
         self._kept_s = settings.retention_s
         bounds = Bounds(programs, tenants, settings.most_queued)
         self._accepting = Accepting(gateway, programs, hooks, bounds)
@@ -105,7 +109,7 @@ class Background:
         while True:
             await asyncio.sleep(_SWEEP_S)
             try:
-                while await self._programs.sweep(self._kept_s):
+                while await self._ended.sweep(self._kept_s):
                     pass
             except StoreBusy:
                 continue  # the directory is away; there is time
