@@ -16,7 +16,7 @@ from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.agreed.upkeep import Leftovers
 from cellwall.cluster.gateway.data.finder import Finder
 from cellwall.engine.scheduling.quotas import Tenants
-from kit.cluster.directories import directory, name_of
+from kit.cluster.directories import committing, directory, name_of
 from kit.cluster.tiny_nodes import nodes
 from kit.postgres_server import Postgres
 
@@ -44,14 +44,8 @@ TENANTS = (
 
 def _with(url: str, work: Callable[[GroupCommit], Awaitable[None]]) -> None:
     async def run() -> None:
-        commits = GroupCommit(url)
-        task = asyncio.get_running_loop().create_task(commits.run())
-        try:
-            await commits.wait_there()
+        async with committing(url) as commits:
             await work(commits)
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
     asyncio.run(run())
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.programs import Accepted, Programs
 from cellwall.cluster.gateway.agreed.claims import digest_of
 from cellwall.cluster.gateway.background import bounds as bounds_module
@@ -22,7 +21,7 @@ from cellwall.model.errors import CapacityError, QuotaExceeded, UsageError
 from cellwall.model.ids import GATEWAYS, new_id
 from cellwall.server.auth.keys import Principal
 from cellwall.server.core.errors import HttpError
-from kit.cluster.directories import directory
+from kit.cluster.directories import committing, directory
 from kit.postgres_server import Postgres
 
 BODY = b'{"code": "1", "background": true}'
@@ -36,14 +35,8 @@ def url(postgres: Postgres) -> str:
 
 @contextlib.asynccontextmanager
 async def _programs(url: str) -> AsyncIterator[Programs]:
-    commits = GroupCommit(url)
-    task = asyncio.get_running_loop().create_task(commits.run())
-    try:
-        await commits.wait_there()
+    async with committing(url) as commits:
         yield Programs(commits, "one")
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 def _accepting(programs: Programs, most: int) -> Accepting:

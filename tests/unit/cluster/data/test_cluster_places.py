@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.places import PlaceRows
 from cellwall.cluster.gateway.agreed.places import AgreedPlaces
 from cellwall.cluster.gateway.book import Node
@@ -20,20 +19,14 @@ from cellwall.cluster.gateway.wire.links import Address, Links
 from cellwall.model.errors import UsageError
 from cellwall.model.ids import new_id
 from cellwall.server.core.errors import LACKS, HttpError, lacking
-from kit.cluster.directories import directory
+from kit.cluster.directories import committing, directory
 from kit.postgres_server import Postgres
 
 
 @contextlib.asynccontextmanager
 async def _agreed(url: str) -> AsyncIterator[Places]:
-    commits = GroupCommit(url)
-    task = asyncio.get_running_loop().create_task(commits.run())
-    try:
-        await commits.wait_there()
+    async with committing(url) as commits:
         yield AgreedPlaces(PlaceRows(commits))
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 Work = Callable[[Places], Awaitable[None]]

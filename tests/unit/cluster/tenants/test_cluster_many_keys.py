@@ -14,7 +14,7 @@ from cellwall.cluster.directory.keys import Kept, Keys, Version
 from cellwall.cluster.gateway.tenants.key_book import KeyBook
 from cellwall.server.auth.key_facts import fresh
 from cellwall.server.auth.keys import KeyRing
-from kit.cluster.directories import directory, name_of
+from kit.cluster.directories import committing, directory, name_of
 from kit.postgres_server import Postgres
 
 MANY = 10_000
@@ -49,15 +49,10 @@ class Counted(Keys):
 
 @contextlib.asynccontextmanager
 async def _book(url: str) -> AsyncIterator[tuple[Counted, KeyBook, KeyRing]]:
-    commits, ring = GroupCommit(url), KeyRing()
-    kept = Counted(commits)
-    task = asyncio.get_running_loop().create_task(commits.run())
-    try:
-        await commits.wait_there()
+    ring = KeyRing()
+    async with committing(url) as commits:
+        kept = Counted(commits)
         yield kept, KeyBook(kept, ring, lambda: None), ring
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 def test_change_of_one_key_reads_that_key_and_no_other(postgres: Postgres) -> None:

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cellwall.cluster.directory.group_commit import GroupCommit
 from cellwall.cluster.directory.secrets import MOST, Secrets, Shown
 from cellwall.cluster.gateway.tenants.vault import Vault
 from cellwall.model.errors import CapacityError, Conflict, NotFound, UsageError
 from cellwall.model.secret import Secret
 from cellwall.server.secrets.sealing import Seal
-from kit.cluster.directories import directory, name_of
+from kit.cluster.directories import committing, directory, name_of
 from kit.postgres_server import Postgres
 
 VALUE = "sk-proj-valueThatNoDatabaseSees4711"
@@ -29,14 +28,8 @@ def url(postgres: Postgres) -> str:
 
 @contextlib.asynccontextmanager
 async def _kept(url: str) -> AsyncIterator[Secrets]:
-    commits = GroupCommit(url)
-    task = asyncio.get_running_loop().create_task(commits.run())
-    try:
-        await commits.wait_there()
+    async with committing(url) as commits:
         yield Secrets(commits)
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 def _secret(value: str = VALUE, name: str = "KEY") -> Secret:
