@@ -25,6 +25,7 @@ from cellwall_bench import (
     doors,
     endurance,
     first,
+    fleet,
     forks,
     http,
     images,
@@ -193,6 +194,8 @@ class Bench:
         yield "gateway_cpu", 0, lambda _: cluster.cost("gateway_cpu", samples)
         yield "gateway_crowd", 0, lambda _: cluster.crowd("gateway_crowd", 4)
         yield "directory_commits", 0, lambda _: directory.commits("directory_commits", 3)
+        yield "fleet_map", 0, lambda _: fleet.many("fleet_map", 5)
+        yield "fleet_single", 0, lambda _: fleet.single("fleet_single", 5)
 
     def _language_rows(
         self, python: dict[str, Any], data: dict[str, Any], samples: int
