@@ -386,6 +386,17 @@ time.sleep(300)"""
         assert execution.text == "False"
         assert any("new one" in note for note in execution.outcome.notes)
 
+    def test_process_that_a_cell_left_behind_goes_on_writing(self, sandbox: Sandbox) -> None:
+        """Its output does not wait for a cell: a server's log would stop the server."""
+        wrote = 400_000
+        body = f"import sys; sys.stdout.write('x' * {wrote}); sys.stdout.flush(); open('end', 'x')"
+        sandbox.run(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {body!r}])")
+        waited = sandbox.commands.run("until [ -e end ]; do sleep 0.01; done", timeout=20)
+        assert waited.outcome.verdict is Verdict.OK
+        cell = sandbox.run("print('next')")
+        assert cell.stdout.strip("x") == "next\n", "the next cell has the first of it"
+        assert len(cell.stdout) + cell.outcome.truncated.stdout == wrote + len("next\n")
+
     def test_cell_reads_stdin(self, sandbox: Sandbox) -> None:
         """`input()` works where stdin was given."""
         assert sandbox.run("print(input() * 2)", stdin="ab\n").stdout == "abab\n"

@@ -4,7 +4,8 @@ Contexts, commands and workers use these. They do not know the protocol beyond t
 emits, nor which job owns the pipe.
 
 A pump never blocks a producer for good: output over the limit is still read, and counted; output of
-a finished job is read and dropped. A feed never makes init wait.
+a finished job is read and dropped, and output between two jobs kept up to a bound. A feed never
+makes init wait.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ _READ_BYTES = 64 * 1024
 WIDE_PIPE_BYTES = 1024 * 1024
 """Size in bytes of the pipe of a busy stream."""
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; fcntl names it only since Python 3.10
+_MOST_UNCLAIMED_BYTES = 64 * 1024
+"""Bytes of output between two jobs that are kept for the next one."""
+_UNCLAIMED_S = 0.05
+"""Seconds between two reads of such output that is not kept: a flood costs little."""
 _MOST_SINKS = 64
 _TELL_S = 0.05
 """Seconds between two reports of how much was cut."""
@@ -51,8 +56,10 @@ class Meter:
 class Pump:
     """One pipe (or terminal) whose output becomes events.
 
-    Between two jobs a pump holds: the pipe stays unread and its writers wait. A sink reads and
-    drops, so that the processes a finished command left behind do not die of a broken pipe.
+    Between two jobs a pump holds: it keeps the first of what is written then for the next job,
+    which is told how much more there was, so that a server that a job left behind can go on writing
+    its log. A sink reads and drops, so that the processes a finished command left behind do not die
+    of a broken pipe.
     """
 
     def __init__(self, loop: Loop, channel: Channel, fd: int, event: str) -> None:
@@ -65,6 +72,10 @@ class Pump:
         self._job = 0
         self._meter: Meter | None = None
         self._is_sink = False
+        self._unclaimed = bytearray()
+        """Output since the last job."""
+        self._unclaimed_cut = 0
+        """Bytes of such output that were not kept."""
         self._is_waiting = False
         """Whether the output waits for another host."""
         self._is_watched = False
@@ -82,10 +93,13 @@ class Pump:
         """Assign the output to a job from now on."""
         self._job = job
         self._meter = meter
+        if self._unclaimed:  # not at once: the job may be withdrawn before it is handed over
+            self._loop.set_alarm((self, "unclaimed"), 0, self._say_unclaimed)
         self._resume()
 
     def drain(self) -> None:
         """Forward what is there, without waiting for more."""
+        self._say_unclaimed()
         # One pipe's content at most: a writer that outlives its job could keep this going for ever.
         for _ in range(WIDE_PIPE_BYTES // _READ_BYTES + 1):
             if not self._read():
@@ -93,10 +107,11 @@ class Pump:
 
     def take(self, most: int) -> bytes:
         """Return at most `most` bytes of the output that was given to no job."""
+        taken = bytes(self._unclaimed[:most])
         try:
-            return os.read(self._fd, most) if self._fd >= 0 else b""
+            return taken + os.read(self._fd, most - len(taken)) if self._fd >= 0 else taken
         except BlockingIOError:
-            return b""
+            return taken
 
     def wait_for_host(self) -> None:
         """Leave output unread until `go_on`: no host would have it."""
@@ -109,13 +124,14 @@ class Pump:
         self._resume()
 
     def hold(self) -> None:
-        """End the job; further output waits for the next job."""
+        """End the job; further output is the next job's."""
         self._meter = None
 
     def sink(self) -> None:
         """End the last job; drop further output."""
         self._meter = None
         self._is_sink = True
+        self._unclaimed.clear()
         self.go_on()
 
     def close(self) -> None:
@@ -141,29 +157,60 @@ class Pump:
         meter = self._meter
         if meter is None:
             if not self._is_sink:
-                self._pause()
+                self._keep_unclaimed()
                 return
         elif self._channel.is_full and meter.passed < meter.limit:
             self._pause()
             self._channel.wait_for_room(self._resume)
             return
+        self._say_unclaimed()
         self._read()
+
+    def _keep_unclaimed(self) -> None:
+        """Read output that is no job's: the first of it is kept, more is counted and dropped."""
+        data = self._taken()
+        if data is None:
+            return
+        room = _MOST_UNCLAIMED_BYTES - len(self._unclaimed)
+        self._unclaimed += data[:room]
+        self._unclaimed_cut += max(0, len(data) - room)
+        if self._unclaimed_cut:
+            self._pause()
+            self._loop.set_alarm((self, "unclaimed"), _UNCLAIMED_S, self._resume)
+
+    def _say_unclaimed(self) -> None:
+        """Forward what was written since the last job, as output of this one."""
+        meter = self._meter
+        if meter is None or not self._unclaimed:
+            return
+        found, cut = bytes(self._unclaimed), self._unclaimed_cut
+        self._unclaimed.clear()
+        self._unclaimed_cut = 0
+        meter.cut += cut
+        self.forward(found)
 
     def _read(self) -> bool:
         """Forward at most one read of output; return False when there is none, now or ever."""
-        if self._fd < 0:
+        data = self._taken()
+        if data is None:
             return False
+        self.forward(data)
+        return True
+
+    def _taken(self) -> bytes | None:
+        """Return one read of output; None when there is none, now or ever."""
+        if self._fd < 0:
+            return None
         try:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
-            return False
+            return None
         except OSError:
             data = b""  # EIO: the other side of a terminal is closed
         if not data:
             self.close()
-            return False
-        self.forward(data)
-        return True
+            return None
+        return data
 
     def forward(self, data: bytes) -> None:
         """Send what was read from the pipe, as far as it may pass."""
