@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +82,7 @@ def _of(stream: IO[str] | None) -> IO[str]:
 
 @contextlib.contextmanager
 def _opened(name: str, prefix: list[str]) -> Iterator[_Side]:
-    group = _CPUACCT / f"cellwall-bench-{os.getpid()}-{name}"
-    group.mkdir()
+    group = Path(tempfile.mkdtemp(prefix=f"cellwall-bench-{name}-", dir=_CPUACCT))
     paths = os.pathsep.join(str(_ROOT / each) for each in ("tests", "bench"))
     process = subprocess.Popen(
         [*prefix, str(_PYTHON), "-m", "cellwall_bench.fleet_side", name, str(group)],
@@ -98,8 +98,9 @@ def _opened(name: str, prefix: list[str]) -> Iterator[_Side]:
     finally:
         process.kill()
         process.wait()
-        with contextlib.suppress(OSError):  # a leftover of a side that was killed
-            group.rmdir()
+        for folder, _, _ in os.walk(group, topdown=False):  # an engine that ended with its process
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 async def many(key: str, rounds: int) -> Figure:
