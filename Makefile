@@ -100,7 +100,7 @@ cluster: dev templates
 	CELLWALL_TEST_GATEWAY=1 $(PYTEST) -n 2 --dist loadfile $(or $(SUITES),tests/server)
 
 # What a cluster loses, in full: ten thousand programs through each loss of a node and of gateways, three hundred
-# sessions, a directory that is away for a minute, clocks, quotas, turns; as root, an hour.
+# sessions, a directory that is away for a minute, clocks, quotas, turns, ten gigabytes; as root, forty minutes.
 losses: dev templates
 	CELLWALL_TEST_PROGRAMS=10000 $(PYTEST) -s tests/cluster/losses/test_cluster_network.py tests/cluster/losses/test_cluster_gateway_killed.py
 	CELLWALL_TEST_SESSIONS=300 $(PYTEST) -s tests/cluster/losses/test_cluster_sessions.py
@@ -108,6 +108,7 @@ losses: dev templates
 	CELLWALL_TEST_ROUNDS=100 $(PYTEST) -s tests/cluster/directory/test_cluster_directory_quotas.py
 	CELLWALL_TEST_CROWD=10000 $(PYTEST) -s tests/cluster/operators/test_cluster_fair.py
 	$(PYTEST) -s tests/cluster/losses/test_cluster_clocks.py tests/cluster/test_cluster_inside_node.py
+	$(PYTEST) -s -m "slow or not slow" tests/cluster/test_cluster_large.py
 
 # E2B's own suites of its SDKs, from checkouts of its repositories; npm for those in JavaScript. Twenty
 # minutes. UPSTREAM="-k words" takes some of the tests in Python.
