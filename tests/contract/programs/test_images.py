@@ -241,6 +241,15 @@ def test_what_is_of_templates_is_refused(
         inside(job, **options)
 
 
+@pytest.mark.parametrize("named", [5, b"./task.tar", Path("task.tar"), ["./task.tar"]])
+def test_what_names_no_image_is_refused(inside: Callable[..., Any], named: object) -> None:
+    async def job(_sandbox: AsyncSandbox) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(UsageError, match="it is no text"):
+        inside(job, image=named)
+
+
 def test_a_user_without_an_image_is_refused(inside: Callable[..., Any]) -> None:
     async def job(_sandbox: AsyncSandbox) -> None:
         raise AssertionError("it started")

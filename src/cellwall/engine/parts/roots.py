@@ -36,7 +36,10 @@ async def on_image(
         if user is not None:
             raise UsageError("user: it is one of an image", remedy="name an image, too")
         yield spec
-    elif not isinstance(image, str):  # its owner vouches for it
+        return
+    from cellwall.runtimes.roots import ImageRoot  # most sandboxes have the root of a template
+
+    if isinstance(image, ImageRoot):  # its owner vouches for it
         yield _rooted(spec, image, packages)
     else:
         root = await store().root(image, user)
