@@ -22,8 +22,9 @@ _ROW = re.compile(r"\| `([A-Z*]+) (/[^`]*)` \| [^|]+ \| ([^|]+) \|")
 
 async def opened(folder: Path) -> E2B:
     """Return a door whose server does nothing."""
+    settings = EngineSettings()
     state = SimpleNamespace(
-        engine=SimpleNamespace(state_dir=folder, pool=Pool(EngineSettings())),
+        engine=SimpleNamespace(state_dir=folder, settings=settings, pool=Pool(settings)),
         keys=KeyRing(),
         sandboxes=SimpleNamespace(all={}),
     )
