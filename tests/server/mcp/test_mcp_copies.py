@@ -89,6 +89,9 @@ def test_copies_go_on_from_the_same_point_and_apart(visitor: Visitor) -> None:
 
 def test_what_is_kept_can_be_gone_back_to(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
+        # Other tests use the same server, and may have left some.
+        for each in (await call(client, "list_snapshots"))["snapshots"]:
+            await call(client, "delete_snapshot", snapshot=each["name"])
         source = await new_sandbox(client, template="python")
         await say(client, source, SET)
         await call(client, "snapshot_sandbox", sandbox_id=source, name="before", expires_s=600)
