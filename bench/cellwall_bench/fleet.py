@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +28,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PYTHON = _ROOT / ".tools" / "suites" / "suite-ray" / "bin" / "python"
 _WARM_UP = 60
 _IDLE_S = 5.0
+_END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """Seconds."""
+    """Seconds of processors, and of the clock."""
 
     cpu: float
     wall: float
@@ -44,7 +47,7 @@ class _Side:
         self.group = group
         self._expect("ready")
         for _ in range(2):  # the first begins the start of what a second finds ready
-            self.ask(f"{_WARM_UP}")
+            self.ask(str(_WARM_UP))
             self.ask(f"idle {_IDLE_S}")
         idle = self.ask(f"idle {_IDLE_S}")
         self.idle_rate = idle.cpu / idle.wall
@@ -69,10 +72,6 @@ class _Side:
             raise TimingError("fleet: one side has ended; `make fleet` says more")
         return line
 
-    def close(self) -> None:
-        _of(self._process.stdin).close()
-        self._process.wait(60)
-
 
 def _of(stream: IO[str] | None) -> IO[str]:
     if stream is None:
@@ -92,15 +91,30 @@ def _opened(name: str, prefix: list[str]) -> Iterator[_Side]:
         env={**os.environ, "PYTHONPATH": paths, "CELLWALL_FAST": "1"},
     )
     try:
-        side = _Side(process, group)
-        yield side
-        side.close()
+        yield _Side(process, group)
     finally:
-        process.kill()
-        process.wait()
-        for folder, _, _ in os.walk(group, topdown=False):  # an engine that ended with its process
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+        _end(process, group)
+
+
+def _end(process: subprocess.Popen[str], group: Path) -> None:
+    """Have a side end by itself; kill what is left in its cgroup, and remove that."""
+    _of(process.stdin).close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    for folder, _, _ in os.walk(group, topdown=False):
+        for pid in Path(folder, "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    process.wait()
+    deadline_s = time.monotonic() + _END_S
+    while _is_busy(group) and time.monotonic() < deadline_s:
+        time.sleep(0.05)  # nothing tells of the end of another's child
+    for folder, _, _ in os.walk(group, topdown=False):
+        os.rmdir(folder)
+
+
+def _is_busy(group: Path) -> bool:
+    return any(Path(folder, "cgroup.procs").read_text() for folder, _, _ in os.walk(group))
 
 
 async def many(key: str, rounds: int) -> Figure:

@@ -134,7 +134,6 @@ class Engine:
         self._tasks = Tasks()
         self.outside = Outside(self.settings, self._tasks, self.state_dir)
         """Ways out of this engine's sandboxes."""
-        """Room for checkpoints of its sandboxes' work areas."""
         self.copies_room = DiskBudget(self.settings.snapshots_mb << 20)
         """Room for its sessions that are written down, for forks and as snapshots."""
         self._sandboxes: dict[str, AsyncSandbox] = {}
@@ -443,7 +442,7 @@ class Engine:
 
     @cached_property
     def history_room(self) -> HistoryRoom:
-        """The disk that checkpoints of this engine's work areas take."""
+        """Room for checkpoints of its sandboxes' work areas."""
         from cellwall.engine.history.room import HistoryRoom  # a single program has none
 
         return HistoryRoom(self.state_dir, self.settings.history_mb)
@@ -493,7 +492,7 @@ class Engine:
             raise
 
     async def _install(self, live: ClaimedSandbox, packages: tuple[str, ...], tenant: str) -> None:
-        from cellwall.engine.parts.packages import install  # as above
+        from cellwall.engine.parts.packages import install  # most programs install nothing
 
         await install(live, self.outside, packages, self._tasks, tenant=tenant)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from cellwall.model.errors import HostUnsupported, UsageError
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
     from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.runtimes.roots import ImageRoot, VolumeRoot
     from cellwall.runtimes.shared.saved_tree import SavedTree
+
+_HOMES = {
+    "cellwall.runtimes.keeping": ("Keepable", "KeepsSandboxes", "NotTakenOver", "TakenOver"),
+    "cellwall.runtimes.roots": (
+        "ImageAccounts",
+        "ImageBounds",
+        "ImageRoot",
+        "PreparesVolumes",
+        "UnpackedImage",
+        "UnpacksImages",
+        "VolumeRoot",
+    ),
+}
+"""The rest of the contract, by its modules: read from here, as before, and imported when it is."""
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 Start = Literal["fork", "exec"]
@@ -370,3 +385,10 @@ class KeepsReady(Protocol):
 
     idle_s: float
     """Seconds without a start after which it releases that; set before anything is started."""
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attributes are of any type
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,11 +47,6 @@ def is_taken(name: str, *, is_again: bool, environment: Mapping[str, str] = os.e
     return file.startswith(ALWAYS) or chosen(REST, environment)(file)
 
 
-def has_shares(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this run leaves tests to other runs."""
-    return AGAIN in environment or REST in environment
-
-
 def without_shares(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of a pytest within a run: it takes all that it is asked for."""
     return {name: value for name, value in environment.items() if name not in (AGAIN, REST)}

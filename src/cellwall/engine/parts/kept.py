@@ -1,8 +1,8 @@
 """Sandboxes of an earlier server, which an engine takes over (design/0040).
 
 Called by `Engine.take_over` before its first request. What a runtime does for it is in
-`runtimes.base.KeepsSandboxes`. The invariant: nothing that an earlier server's caller had under way
-goes on unseen: it is interrupted, then ended, and its events reach no caller.
+`runtimes.keeping.KeepsSandboxes`. The invariant: nothing that an earlier server's caller had under
+way goes on unseen: it is interrupted, then ended, and its events reach no caller.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What an engine goes on with at its start: sandboxes that live, and those that are hibernated.
 
 Called by `Engine.take_over`, once, before the first request. What a runtime does for the first kind
-is in `runtimes.base.KeepsSandboxes` (design/0040), the second is `sleepers`'. The invariant: of one
-sandbox the processes go on or the image, never both; the processes are the later ones.
+is in `runtimes.keeping.KeepsSandboxes` (design/0040), the second is `sleepers`'. The invariant: of
+one sandbox the processes go on or the image, never both; the processes are the later ones.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ class JailSandbox:
         return self._record is not None and not self.is_closing
 
     def keep(self, owner: Mapping[str, Any]) -> bool:
-        """Have it outlive this process; see `base.Keepable`."""
+        """Have it outlive this process; see `keeping.Keepable`."""
         kept = self._runtime.kept
         if kept is None or not kept.keeps(self._spec) or self.is_closing:
             return False
