@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates.store import state_dir
 from cellwall.runtimes.jail import fork_servers
+from kit.control_groups import control_groups, is_left
 from kit.figures import Reading, look
 from kit.jail.rehearsing import rehearsing
 
@@ -82,37 +83,6 @@ def descendants(pid: int) -> set[int]:
         found.update(below)
         queue += below
     return found
-
-
-def control_groups(pid: int) -> set[str]:
-    """The sandboxes' cgroup directories, in every hierarchy, whose owner label names `pid`.
-
-    At any depth: in each hierarchy they lie below the cgroup that their engine runs in.
-    """
-    points = re.findall(r" (/\S+) \S+ (?:\S+ )*- cgroup2? ", _mountinfo())
-    engine = re.compile(rf"cellwall\.[^-]+-[^-]+-{pid}-.*")
-    return {
-        os.path.join(folder, name)
-        for point in points
-        for folder, names, _ in os.walk(point)
-        if engine.fullmatch(os.path.basename(folder))
-        for name in names
-    }
-
-
-def is_left(group: str) -> bool:
-    """Empty directories without a memory controller are kept as spares until the engine closes."""
-    has_memory = any(
-        os.path.exists(f"{group}/{name}") for name in ("memory.max", "memory.limit_in_bytes")
-    )
-    return has_memory or is_occupied(group)
-
-
-def is_occupied(group: str) -> bool:
-    """Whether any process is in a cgroup directory."""
-    with contextlib.suppress(FileNotFoundError):
-        return bool(Path(group, "cgroup.procs").read_text(encoding="ascii"))
-    return False
 
 
 def _mountinfo() -> str:

@@ -19,6 +19,9 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
 
+from cellwall.linux.cgroups.engine_tree import SPARES
+from kit.control_groups import is_left
+
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
 _FEWEST = 6
 """Readings below which no line is drawn."""
@@ -41,6 +44,7 @@ class Reading:
     threads: float
     processes: float
     cgroups: float
+    """Without the spare ones, as many as an engine keeps: their number is a matter of time."""
     mounts: float
     """That the server sees; its own where it has a mount namespace of its own."""
     namespaces: float
@@ -103,7 +107,7 @@ def look(pid: int, folder: Path, at_s: float, objects: int) -> Reading:
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         threads=len(os.listdir(f"/proc/{pid}/task")),
         processes=len(pids),
-        cgroups=_cgroups(pid),
+        cgroups=cgroups(pid),
         mounts=len(Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()),
         namespaces=len(_namespaces(pids)),
         temp_files=sum(len(found) + len(names) for _, names, found in os.walk(folder)),
@@ -114,7 +118,7 @@ def look(pid: int, folder: Path, at_s: float, objects: int) -> Reading:
 def grown(before: Reading, after: Reading) -> dict[str, float]:
     """Return what has grown by more than what comes and goes.
 
-    Not mounts, which are everybody's on the host, nor cgroups, some of which are spares: `Traces`.
+    Not mounts, which are everybody's on the host, nor cgroups, which `Traces` counts.
     """
     names = TOLERANCES.keys() - {"mounts", "cgroups"}
     more = {name: getattr(after, name) - getattr(before, name) for name in names}
@@ -186,13 +190,20 @@ def _descendants(pid: int) -> list[int]:
     return below + [each for child in below for each in _descendants(child)]
 
 
-def _cgroups(pid: int) -> int:
+def cgroups(pid: int, hierarchies: str = "/sys/fs/cgroup") -> int:
+    """The directories of a server's engines, those of their sandboxes but for spare ones."""
     own = re.compile(rf"cellwall\.[^-]+-[^-]+-{pid}-")
     return sum(
-        len(names) + 1
-        for path, names, _ in os.walk("/sys/fs/cgroup")
+        1 + len(names) - _spares(path, names)
+        for path, names, _ in os.walk(hierarchies)
         if own.match(os.path.basename(path))
     )
+
+
+def _spares(engine: str, names: list[str]) -> int:
+    """How many of an engine's directories may be kept for its next sandboxes: not more are."""
+    is_kept = (not is_left(f"{engine}/{name}") for name in names)
+    return min(SPARES, sum(is_kept))
 
 
 def _namespaces(pids: Sequence[int]) -> set[str]:

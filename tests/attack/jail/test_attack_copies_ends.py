@@ -23,7 +23,8 @@ import pytest
 from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.model.errors import CellwallError, SandboxUnavailable
 from cellwall.runtimes.jail.sandbox import JailSandbox
-from kit.arena import Arena, control_groups, descendants
+from kit.arena import Arena, descendants
+from kit.control_groups import control_groups
 from kit.figures import Reading, grown
 from kit.places import ROOT, TESTS
 

@@ -15,7 +15,8 @@ import pytest
 
 from cellwall import AsyncSandbox, Execution, Verdict
 from conftest import Require
-from kit.arena import Arena, control_groups, descendants
+from kit.arena import Arena, descendants
+from kit.control_groups import control_groups
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

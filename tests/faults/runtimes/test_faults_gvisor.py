@@ -23,7 +23,8 @@ from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.runtimes.gvisor import oci_bundle, trace_listener
 from cellwall.runtimes.gvisor import runtime as gvisor
 from cellwall.testing.bare import BareTemplates
-from kit.arena import Arena, control_groups, descendants
+from kit.arena import Arena, descendants
+from kit.control_groups import control_groups
 from kit.faults.entries import running
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]

@@ -25,7 +25,8 @@ from cellwall.linux import owner_label
 from cellwall.model.errors import CapacityError, CellwallError, HostUnsupported
 from cellwall.runtimes.gvisor import binary as gvisor_binary
 from cellwall.runtimes.gvisor.trees import saved_area, writing
-from kit.arena import MADE_BY_A_TEST, Arena, control_groups, descendants
+from kit.arena import MADE_BY_A_TEST, Arena, descendants
+from kit.control_groups import control_groups
 from kit.places import ROOT, TESTS
 
 if TYPE_CHECKING:

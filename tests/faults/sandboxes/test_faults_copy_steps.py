@@ -22,7 +22,8 @@ from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.linux.cgroups import hierarchies
 from cellwall.model.errors import CellwallError
 from conftest import Require
-from kit.arena import Arena, control_groups
+from kit.arena import Arena
+from kit.control_groups import control_groups
 from kit.copies.steps import MOST, Steps, chosen
 from kit.figures import children
 from kit.places import ROOT, TESTS

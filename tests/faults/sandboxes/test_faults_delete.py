@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from cellwall import SandboxUnavailable, Verdict
-from kit.arena import LIMITS, Arena, is_occupied
+from kit.arena import LIMITS, Arena
+from kit.control_groups import is_occupied
 
 pytestmark = pytest.mark.attack
 _SOON_S = 10.0

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from cellwall.runtimes.jail.stored.fingerprint import TRAITS
-from kit.arena import control_groups
+from kit.control_groups import control_groups
 from kit.copies.hostile import KEEPS_FILES, LOCKS
 from kit.server.crashes import House
 from kit.server.kept_house import change_record, keeper_of, kept

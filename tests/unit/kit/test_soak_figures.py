@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.figures import TOLERANCES, Reading, judge, look
+from kit.figures import TOLERANCES, Reading, cgroups, judge, look
 
 _STILL = Reading(0.0, 300.0, 90.0, 40.0, 12.0, 30.0, 24.0, 24.0, 70.0, 5.0, 110_000.0)
 
@@ -76,3 +76,20 @@ def test_reading_ignores_what_others_have(tmp_path: Path) -> None:
         theirs = look(other.pid, tmp_path, 0.0, 0)
         assert (theirs.processes, theirs.cgroups, theirs.temp_files) == (1, 0, 0)
         assert look(os.getpid(), tmp_path, 0.0, 0).processes == own.processes + 1
+
+
+def test_spare_cgroups_are_no_growth_but_a_leaked_one_is(tmp_path: Path) -> None:
+    """An engine keeps up to four empty sets; the fifth, or one that may not be kept, is a leak."""
+    engine = tmp_path / "pids" / f"cellwall.host-boot-{os.getpid()}-1"
+    engine.mkdir(parents=True)
+    counts = []
+    for number in range(6):
+        (engine / f"spare{number}").mkdir()
+        (engine / f"spare{number}" / "cgroup.procs").touch()
+        counts.append(cgroups(os.getpid(), str(tmp_path)))
+    assert counts == [1, 1, 1, 1, 2, 3]
+    (engine / "spare0" / "memory.limit_in_bytes").touch()
+    (engine / "spare1" / "memory.max").touch()
+    assert cgroups(os.getpid(), str(tmp_path)) == 3
+    (engine / "spare2" / "cgroup.procs").write_text("77")
+    assert cgroups(os.getpid(), str(tmp_path)) == 4

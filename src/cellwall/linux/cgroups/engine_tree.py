@@ -25,7 +25,7 @@ PREFIX = "cellwall."
 """Prefix of the name of an engine's directory; its owner's label follows."""
 _FROZEN = "frozen"
 """Name of a directory that was made for freezing only; a number follows."""
-_SPARES = 4
+SPARES = 4
 """Number of sets of reusable directories, made in advance; the most that are kept."""
 
 _WEIGHTS = {1: ("cpu.shares", "512"), 2: ("cpu.weight", "50")}
@@ -46,7 +46,7 @@ def most_spare_directories(layout: Layout, workers: int) -> int:
 
     These are its spare ones and, where workers move themselves, the next ones of each worker.
     """
-    sets = _SPARES + (workers if layout.lets_move_itself else 0)
+    sets = SPARES + (workers if layout.lets_move_itself else 0)
     return sets * sum(map(is_reusable, layout.hierarchies))
 
 
@@ -76,7 +76,7 @@ class EngineGroups:
                 _count_buffers(f"{path}{BUFFERS}")
             _let_the_host_go_first(hierarchy, path)
         reusable = [h for h in self.layout.hierarchies if is_reusable(h)]
-        for number in range(_SPARES if reusable else 0):
+        for number in range(SPARES if reusable else 0):
             paths = [(h, f"{h.base}/{self.name}/spare{number}") for h in reusable]
             for _, made in paths:
                 with contextlib.suppress(FileExistsError):  # an earlier try that failed half way
@@ -141,7 +141,7 @@ class EngineGroups:
         if busy or not kept:
             return busy
         with self._lock:
-            if len(self._spare) < _SPARES:
+            if len(self._spare) < SPARES:
                 applied = {k: v for k, v in groups.applied.items() if k.rsplit("/", 1)[0] in kept}
                 pairs = tuple(pair for pair in groups.paths if pair[1] in kept)
                 self._spare.append(_Spare(pairs, applied, peak))
