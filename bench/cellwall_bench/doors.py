@@ -13,7 +13,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,6 @@ from cellwall_bench.processes import descendants, pss_bytes
 
 _WARM_UP = 5
 _IDLE = 20
-_SETTINGS = "".join(
-    f"[doors.{name}]\n" for name in ("e2b", "ragflow", "dify", "fusion", "piston", "judge0")
-)
 _MAIN = base64.b64encode(f"def main():\n    {PLAIN}\n".encode()).decode()
 Options = Mapping[str, Any]
 """What the SDK's methods take in the place of its variables."""
@@ -73,13 +70,18 @@ _CALLS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "judge0": ("/judge0/submissions?wait=true", _JUDGE0, _native_of_judge0()),
 }
 """A program through each door: path, body, and the native call that the door makes of it."""
+_LISTS = ("/piston/api/v2/runtimes", "/judge0/languages")
+"""What is answered once the versions of all tools are known."""
 
 
 @contextlib.asynccontextmanager
-async def _opened(warm: str, pool_max: int = 16) -> AsyncIterator[Target]:
+async def _opened(
+    warm: str, pool_max: int = 16, doors: Iterable[str] = ("e2b",)
+) -> AsyncIterator[Target]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cellwall.toml")
-        path.write_text(_SETTINGS, encoding="utf-8")  # noqa: ASYNC240 - before anything runs
+        settings = "".join(f"[doors.{name}]\n" for name in doors)
+        path.write_text(settings, encoding="utf-8")  # noqa: ASYNC240 - before anything runs
         environ = {"CELLWALL_WARM": warm, "CELLWALL_POOL_SIZE": str(pool_max)}
         async with serving(("--config", str(path)), environ) as target:
             yield target
@@ -170,7 +172,12 @@ async def added(key: str, samples: int) -> Figure:
     """
     more: dict[str, float] = {}
     texts = []
-    async with _opened("python") as target, Client(target, _bearer(target)) as client:
+    async with (
+        _opened("python", doors=_CALLS) as target,
+        Client(target, _bearer(target)) as client,
+    ):
+        for path in _LISTS:  # a server that has just started asks two dozen tools for versions
+            await client.ask("GET", path)
         for name, (path, body, native) in _CALLS.items():
             doors, natives = [], []
             for _ in range(samples + _WARM_UP):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Installed:
 
 _known: dict[tuple[object, ...], str] = {}
 """Versions by what would change with an upgrade: asking costs a JVM's start or two."""
+_asking = threading.Lock()
+"""Held while a tool runs: doors that look at the same time ask each tool once, one by one."""
 
 
 def find_tool(name: str, root: str = "/") -> str | None:
@@ -59,7 +62,9 @@ def detect(language: Language) -> Installed | None:
     found = os.stat(path)
     key = (path, language.version, found.st_ino, found.st_mtime_ns, found.st_size)
     if key not in _known:
-        _known[key] = read_version(language, path)
+        with _asking:
+            if key not in _known:
+                _known[key] = read_version(language, path)
     return Installed(path, _known[key])
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cellwall.languages import callers, lookup, mistakes, registry
+from cellwall.languages import callers, lookup, mistakes, registry, tools
 from cellwall.languages.entries.language import Language
 from cellwall.languages.tools import find_tool
 from cellwall.model.errors import NotFound
@@ -185,3 +187,30 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "usr/bin/node").symlink_to("nodejs")
     (tmp_path / "usr/bin/nodejs").symlink_to("node")
     assert find_tool("node", str(tmp_path)) is None
+
+
+def test_tool_is_asked_once_by_two_that_look_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second question would be under way before the first one's answer, and meet it."""
+    asked: list[bool] = []
+    together = threading.Barrier(2)
+    read_version = tools.read_version
+
+    def read(language: Language, path: str) -> str:
+        try:
+            together.wait(0.3)
+        except threading.BrokenBarrierError:
+            asked.append(False)
+        else:
+            asked.append(True)
+        return read_version(language, path)
+
+    monkeypatch.setattr(tools, "_known", {})
+    monkeypatch.setattr(tools, "read_version", read)
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(tools.detect, [registry.find("bash")] * 2)]
+    assert asked == [False]
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert "bash" in found[0].version
