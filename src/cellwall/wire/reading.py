@@ -56,26 +56,33 @@ def execution_of(value: Json) -> Execution:
 
     Raises the server's failure if it ended with one.
     """
+    return Execution(**execution_fields(value))
+
+
+def execution_fields(value: Json) -> dict[str, Any]:
+    """Return the arguments of `execution_of`'s execution. Raises as that does."""
     if value.get("failure") is not None:
         raise error_of(value["failure"])
     exception = value.get("exception")
-    return Execution(
-        id=value["execution_id"],
-        language=value["language"],
-        stdout=value["stdout"],
-        stderr=value["stderr"],
-        outcome=outcome_of(value),
-        limits=limits_of(value.get("limits") or {}),
-        result=value.get("result"),
-        results=tuple(value.get("results", ())),
-        error=None if exception is None else _error(exception),
-        template=value["template"],
-        sandbox_id=value.get("sandbox_id") or "",
-        started_at=seconds_of(value.get("started_at")),
-        files={each["name"]: base64.b64decode(each["content_b64"]) for each in value["artifacts"]},
-        trust=value.get("trust"),
-        compilation=_compilation(value.get("compile")),
-    )
+    return {
+        "id": value["execution_id"],
+        "language": value["language"],
+        "stdout": value["stdout"],
+        "stderr": value["stderr"],
+        "outcome": outcome_of(value),
+        "limits": limits_of(value.get("limits") or {}),
+        "result": value.get("result"),
+        "results": tuple(value.get("results", ())),
+        "error": None if exception is None else _error(exception),
+        "template": value["template"],
+        "sandbox_id": value.get("sandbox_id") or "",
+        "started_at": seconds_of(value.get("started_at")),
+        "files": {
+            each["name"]: base64.b64decode(each["content_b64"]) for each in value["artifacts"]
+        },
+        "trust": value.get("trust"),
+        "compilation": _compilation(value.get("compile")),
+    }
 
 
 def _compilation(value: Json | None) -> Compilation | None:
@@ -131,7 +138,7 @@ def isolation_of(value: Json) -> Isolation:
 
 def limits_of(value: Json) -> Limits:
     """Return limits."""
-    return Limits().with_changes({k: v for k, v in value.items() if k in _LIMITS})
+    return Limits(**{k: v for k, v in value.items() if k in _LIMITS and v is not None})
 
 
 def command_result_of(value: Json) -> CommandResult:

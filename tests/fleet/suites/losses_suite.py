@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cellwall.fleet.driver.placing import WINDOW
 from cellwall.fleet.driver.sandbox import FleetSandbox
 from cellwall.model.errors import NodeLost, NodeUnreachable
 from kit.fleet.driving import Driver, check, driver, run_through
@@ -71,7 +72,7 @@ def test_a_killed_engine_is_told_soon_and_the_rest_goes_on(cluster: Driver, vict
     name = cluster.name_of(victim)
     actor = victim.actor()
     found = run_through(cluster, victim, lambda: kill(actor, signal.SIGKILL), count=COUNT)
-    check(found, 2 * AT_ONCE)
+    check(found, WINDOW * AT_ONCE)
     assert found.lost, "the control: programs were under way there"
     assert max(found.lost.values()) < TOLD_S
     assert found.witnessed > 0
@@ -131,7 +132,7 @@ def test_an_engine_that_is_stopped_is_ended_by_its_guard(cluster: Driver, victim
 
     found = run_through(cluster, victim, stop, count=COUNT)
     again.cancel()
-    check(found, 2 * AT_ONCE)
+    check(found, WINDOW * AT_ONCE)
     assert found.lost
     assert max(found.lost.values()) < TOLD_S
     assert found.alive_when_told == []
@@ -147,7 +148,7 @@ def test_a_node_that_is_cut_off_ends_before_its_loss_is_told(
     began = born(actor)
     try:
         found = run_through(cluster, victim, getattr(victim, way), count=COUNT)
-        check(found, 2 * AT_ONCE)
+        check(found, WINDOW * AT_ONCE)
         assert found.lost
         assert max(found.lost.values()) < TOLD_S
         assert found.witnessed > 0
@@ -188,7 +189,7 @@ def test_sessions_go_on_where_their_node_is_and_are_lost_with_it(
 def test_every_process_of_a_node_is_killed(cluster: Driver, victim: Node) -> None:
     """The last one: Ray's own agent there is gone, too."""
     found = run_through(cluster, victim, victim.kill_all, count=COUNT)
-    check(found, 2 * AT_ONCE)
+    check(found, WINDOW * AT_ONCE)
     assert found.lost
     assert max(found.lost.values()) < TOLD_S
     assert found.alive_when_told == []

@@ -34,6 +34,6 @@ def test_load_is_a_share_of_places() -> None:
 
 
 def test_a_full_node_gets_nothing() -> None:
-    assert chosen(room("a", 8), room("b", 7)) == "b"
-    assert chosen(room("a", 8), room("b", 9, is_near=True)) is None
+    assert chosen(room("a", 12), room("b", 11)) == "b"
+    assert chosen(room("a", 12), room("b", 13, is_near=True)) is None
     assert chosen() is None

@@ -42,7 +42,7 @@ class Dispatcher:
     def places(self) -> int:
         """Number of tickets that all nodes together may be given."""
         ready = [member for member in self.members.values() if member.state == "ready"]
-        return sum(2 * member.room.at_once for member in ready)
+        return sum(placing.WINDOW * member.room.at_once for member in ready)
 
     def submit(self, ticket: Ticket) -> None:
         """Give a ticket to a node, or keep it until one has room."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from cellwall.fleet.wire.failures import raised
 from cellwall.model.execution import Execution
-from cellwall.wire.reading import execution_of
+from cellwall.wire.reading import execution_fields
 
 if TYPE_CHECKING:
     from cellwall.fleet.driver.member import State
@@ -23,17 +23,13 @@ class FleetExecution(Execution):
     """Name of the node."""
 
 
-_FIELDS = tuple(each.name for each in fields(Execution))
-
-
 def executed(node: str, result: Json) -> FleetExecution:
     """Return the execution of a node's result; raise its failure."""
     if "failure" in result:
         raise raised(result["failure"], node)
     value = result["value"]
-    plain = execution_of(value)
-    facts = {name: getattr(plain, name) for name in _FIELDS}
-    return FleetExecution(**{**facts, "started_at": value["started"], "node": node})
+    facts = {**execution_fields(value), "started_at": value["started"]}
+    return FleetExecution(**facts, node=node)
 
 
 @dataclass(frozen=True, slots=True)
