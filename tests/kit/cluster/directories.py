@@ -39,9 +39,9 @@ def name_of(url: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def committing(url: str) -> AsyncIterator[GroupCommit]:
-    """Give the commits of one gateway, which are under way."""
-    made = GroupCommit(url)
+async def committing(url: str, most_s: float = 2.0) -> AsyncIterator[GroupCommit]:
+    """Give the commits of one gateway, which are under way; each takes at most `most_s` seconds."""
+    made = GroupCommit(url, most_s)
     task = asyncio.get_running_loop().create_task(made.run())
     try:
         await made.wait_there()

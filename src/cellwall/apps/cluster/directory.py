@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from cellwall.server.secrets.sealing import Seal
 
 _SWEEP_S = 60.0
-_CHORE_S = 10.0
-"""Longest time of one statement of upkeep: it may read a whole table."""
+_LONG_S = 10.0
+"""Longest time of a statement of upkeep, which may read a whole table, or of one large body."""
 _log = logging.getLogger("cellwall.gateway")
 
 
@@ -70,7 +70,8 @@ async def agreeing(
     roll = Roll(url, name, settings.lost_after_s, fresh_s(settings.fence_s))
     losses = Losses(gateway.book, roll, settings.fence_s, settings.probe_s)
     commits = GroupCommit(url)
-    chores = GroupCommit(url, _CHORE_S)  # what upkeep reads may be long: no request waits for it
+    chores = GroupCommit(url, _LONG_S)  # what upkeep reads may be long: no request waits for it
+    aside = GroupCommit(url, _LONG_S)  # a body of some MiB takes seconds where the way is slow
     gateway.replays = AgreedReplays(Claims(commits), gateway.book)
     tenants = Tenants(server.tiers, server.tenants)
     gateway.quotas = quotas = Quotas(Sums(commits), tenants, gateway.book)
@@ -83,8 +84,8 @@ async def agreeing(
         Leftovers(PlaceRows(chores), data.finder, tenants),
         settings.ended_keys_days,
     )
-    ended = Programs(chores, "")
-    gateway.background = _background(server, gateway, commits, tenants, ended)
+    programs, ended = Programs(commits, new_id(), aside), Programs(chores, "")
+    gateway.background = _background(server, gateway, NoticeRows(aside), tenants, programs, ended)
     keys = KeyBook(Keys(commits), gateway.keyring, gateway.cut)
     gateway.keeps = Keeps(keys, Vault(Secrets(commits), _seal(server)))
     if not await _has_begun(losses.begin(), over):
@@ -103,7 +104,8 @@ async def agreeing(
         )
         gateway.tasks.spawn(granting.run())
     sweep = _sweep(Claims(chores), upkeep)
-    for work in (losses.run(over.set), commits.run(), chores.run(), sweep, *background):
+    connections = (commits.run(), chores.run(), aside.run())
+    for work in (losses.run(over.set), *connections, sweep, *background):
         gateway.tasks.spawn(work)
     try:
         if await _has_begun(keys.begin(), over):
@@ -116,8 +118,9 @@ async def agreeing(
 def _background(
     server: ServerSettings,
     gateway: Gateway,
-    commits: GroupCommit,
+    notices: NoticeRows,
     tenants: Tenants,
+    programs: Programs,
     ended: Programs,
 ) -> Background:
     """Return programs in the background, and webhooks as far as the operator allows them.
@@ -127,13 +130,13 @@ def _background(
     path = server.secrets_key_file if server.webhooks else ""
     key = key_file.read(Path(path), "webhooks") if path else None
     hooks = Hooks(
-        NoticeRows(commits),
+        notices,
         Tasks(),
         key,
         may_send=server.webhooks,
         networks=server.webhook_networks,
     )
-    return Background(gateway, Programs(commits, new_id()), hooks, tenants, server, ended)
+    return Background(gateway, programs, hooks, tenants, server, ended)
 
 
 def _is_tenant(server: ServerSettings, keys: KeyRing, name: str) -> bool:

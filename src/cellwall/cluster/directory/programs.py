@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from cellwall.cluster.directory.group_commit import GroupCommit
 
+LARGE_BYTES = 256 * 1024
+"""Bytes of a body or an answer beyond which it takes the connection for what is large."""
 HAND_S = 10.0
 """Seconds after its last word for which a gateway has programs and notices in hand."""
 _STEP = "background"
@@ -252,14 +254,21 @@ class Seen(NamedTuple):
 class Programs:
     """The programs, as one run of a gateway sees to them. All raise StoreBusy."""
 
-    def __init__(self, commits: GroupCommit, run: str) -> None:
-        """`commits` has to be under way; `run` differs for each run of a gateway."""
+    def __init__(self, commits: GroupCommit, run: str, bodies: GroupCommit | None = None) -> None:
+        """`commits` has to be under way; `run` differs for each run of a gateway.
+
+        `bodies`: a connection for what is large, on which no other request waits.
+        """
         self._commits = commits
+        self._bodies = commits if bodies is None else bodies
         self.run = run
+
+    def _way(self, size_bytes: int) -> GroupCommit:
+        return self._bodies if size_bytes > LARGE_BYTES else self._commits
 
     async def accept(self, tenant: str, wanted: Accepted) -> None:
         """Keep a program that waits from now on."""
-        await self._commits.do(
+        await self._way(len(wanted.body)).do(
             _ACCEPT,
             tenant,
             wanted.id,
@@ -277,7 +286,7 @@ class Programs:
 
         It is another's if the key was used before, and then nothing is kept.
         """
-        row = await self._commits.do(
+        row = await self._way(len(wanted.body)).do(
             _ACCEPT_WITH_KEY,
             tenant,
             key,
@@ -320,7 +329,8 @@ class Programs:
 
     async def body(self, tenant: str, program_id: str, size_bytes: int) -> bytes | None:
         """Return the body of a program, which has so many bytes; None: it has ended."""
-        row = await self._commits.do(_BODY, tenant, program_id, size_bytes=size_bytes)
+        way = self._way(size_bytes)
+        row = await way.do(_BODY, tenant, program_id, size_bytes=size_bytes)
         return None if row[0] is None else bytes(row[0])
 
     async def begin(self, tenant: str, program_id: str, node: str, tries: int) -> int | None:
@@ -344,14 +354,9 @@ class Programs:
 
         False: another gateway has it in hand, or it had ended.
         """
-        row = await self._commits.do(
-            _END,
-            tenant,
-            program_id,
-            self.run,
-            answer,
-            *notice,
-            size_bytes=len(answer or "") + len(notice[1]),
+        size_bytes = len(answer or "") + len(notice[1])
+        row = await self._way(size_bytes).do(
+            _END, tenant, program_id, self.run, answer, *notice, size_bytes=size_bytes
         )
         return bool(row[0])
 

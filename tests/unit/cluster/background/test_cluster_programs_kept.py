@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from cellwall.cluster.directory.claims import Claim, Claims
+from cellwall.cluster.directory.connection import check_url
 from cellwall.cluster.directory.notices import NoticeRows
-from cellwall.cluster.directory.programs import Accepted, Programs
+from cellwall.cluster.directory.programs import LARGE_BYTES, Accepted, Programs
+from cellwall.cluster.directory.schema import init
 from cellwall.model.ids import GATEWAYS, new_id
-from kit.cluster.directories import committing, directory
+from cellwall.store.records.errors import StoreBusy
+from kit.cluster.directories import ROLE, as_role, committing, directory
 from kit.postgres_server import Postgres
 
 NOTICE = ("notice-1", '{"type":"execution.ended"}')
@@ -213,3 +216,46 @@ async def test_large_bodies_share_no_long_commit_and_hold_no_small_need_up(url: 
             each.body_bytes for each in taken
         ]
         assert commits.commits - before == 5
+
+
+@pytest.mark.parametrize("is_apart", [True, False], ids=["apart", "together"])
+def test_a_large_body_on_a_slow_way_ends_no_connection(postgres: Postgres, is_apart: bool) -> None:
+    """Where it has no connection of its own, the one of all requests ends after two seconds."""
+    owner = postgres.database()
+    asyncio.run(_slow_for_large_bodies(owner))
+    asyncio.run(_accepted_slowly(as_role(owner), is_apart=is_apart))
+
+
+async def _slow_for_large_bodies(owner: str) -> None:
+    import asyncpg
+
+    await init(owner, ROLE)
+    connection = await asyncpg.connect(check_url(owner))
+    await connection.execute(
+        f"""
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN
+  IF octet_length(NEW.body) > {LARGE_BYTES} THEN PERFORM pg_sleep(3); END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER slow BEFORE INSERT ON directory.programs FOR EACH ROW EXECUTE FUNCTION slow();
+"""
+    )
+    await connection.close()
+
+
+async def _accepted_slowly(url: str, *, is_apart: bool) -> None:
+    async with committing(url) as commits, committing(url, most_s=10.0) as bodies:
+        programs = Programs(commits, "one", bodies if is_apart else None)
+        large = Accepted(new_id(GATEWAYS), "{}", bytes(LARGE_BYTES + 1), "{}", "")
+        accepted = asyncio.get_running_loop().create_task(programs.accept("moss", large))
+        if not is_apart:
+            with pytest.raises(StoreBusy):
+                await accepted
+            return
+        small = _wanted()
+        await programs.accept("moss", small)
+        assert not accepted.done()
+        await accepted
+        assert await programs.find("moss", large.id) is not None
+        assert await programs.find("moss", small.id) is not None
