@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates.store import state_dir
 from cellwall.runtimes.jail import fork_servers
-from kit.control_groups import control_groups, is_left
 from kit.figures import Reading, look
+from kit.jail.control_groups import control_groups, is_left
 from kit.jail.rehearsing import rehearsing
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from itertools import combinations
 from pathlib import Path
 
 from cellwall.linux.cgroups.engine_tree import SPARES
-from kit.control_groups import is_left
+from kit.jail.control_groups import is_left
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
 _FEWEST = 6

@@ -17,7 +17,7 @@ from cellwall import Engine, EngineSettings, Event, Execution
 from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from conftest import Require
 from kit.arena import Arena
-from kit.control_groups import control_groups, is_left, is_occupied
+from kit.jail.control_groups import control_groups, is_left, is_occupied
 
 pytestmark = pytest.mark.attack
 

@@ -24,8 +24,8 @@ from cellwall import AsyncSandbox, Engine, EngineSettings
 from cellwall.model.errors import CellwallError, SandboxUnavailable
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena, descendants
-from kit.control_groups import control_groups
 from kit.figures import Reading, grown
+from kit.jail.control_groups import control_groups
 from kit.places import ROOT, TESTS
 
 FORKS = int(os.environ.get("CELLWALL_TEST_FORKS", "100"))

@@ -36,7 +36,7 @@ from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.runtimes.jail.starting import bundle as bundle_room
 from cellwall.runtimes.shared import guest_bundle
 from kit.arena import LIMITS, Arena, Traces, descendants
-from kit.control_groups import control_groups
+from kit.jail.control_groups import control_groups
 
 pytestmark = pytest.mark.attack
 

@@ -16,7 +16,7 @@ import pytest
 from cellwall import AsyncSandbox, Execution, Verdict
 from conftest import Require
 from kit.arena import Arena, descendants
-from kit.control_groups import control_groups
+from kit.jail.control_groups import control_groups
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

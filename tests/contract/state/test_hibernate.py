@@ -26,9 +26,9 @@ from cellwall.model.errors import (
 )
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from kit.arena import Arena
-from kit.control_groups import control_groups, is_occupied
 from kit.copies.hibernated import Halt, closed_meanwhile, no_pool, pids_of, status
 from kit.images.volume_walls import Wall
+from kit.jail.control_groups import control_groups, is_occupied
 from kit.waiting import is_alive
 
 pytestmark = [pytest.mark.root]

@@ -24,8 +24,8 @@ from cellwall.runtimes.gvisor import oci_bundle, trace_listener
 from cellwall.runtimes.gvisor import runtime as gvisor
 from cellwall.testing.bare import BareTemplates
 from kit.arena import Arena, descendants
-from kit.control_groups import control_groups
 from kit.faults.entries import running
+from kit.jail.control_groups import control_groups
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 _SOON_S = 2.0

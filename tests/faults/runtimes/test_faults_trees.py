@@ -26,7 +26,7 @@ from cellwall.model.errors import CapacityError, CellwallError, HostUnsupported
 from cellwall.runtimes.gvisor import binary as gvisor_binary
 from cellwall.runtimes.gvisor.trees import saved_area, writing
 from kit.arena import MADE_BY_A_TEST, Arena, descendants
-from kit.control_groups import control_groups
+from kit.jail.control_groups import control_groups
 from kit.places import ROOT, TESTS
 
 if TYPE_CHECKING:

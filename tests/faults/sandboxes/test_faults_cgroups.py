@@ -25,7 +25,7 @@ from cellwall.linux.cgroups.engine_tree import EngineGroups
 from cellwall.runtimes.shared import cgroup_keeper
 from conftest import Require
 from kit.arena import LIMITS, Arena
-from kit.control_groups import control_groups, is_left
+from kit.jail.control_groups import control_groups, is_left
 
 pytestmark = [pytest.mark.attack]
 

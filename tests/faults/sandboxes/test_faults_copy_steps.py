@@ -23,9 +23,9 @@ from cellwall.linux.cgroups import hierarchies
 from cellwall.model.errors import CellwallError
 from conftest import Require
 from kit.arena import Arena
-from kit.control_groups import control_groups
 from kit.copies.steps import MOST, Steps, chosen
 from kit.figures import children
+from kit.jail.control_groups import control_groups
 from kit.places import ROOT, TESTS
 from kit.servers import state_of
 from kit.waiting import is_alive

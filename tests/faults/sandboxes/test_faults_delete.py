@@ -14,7 +14,7 @@ import pytest
 
 from cellwall import SandboxUnavailable, Verdict
 from kit.arena import LIMITS, Arena
-from kit.control_groups import is_occupied
+from kit.jail.control_groups import is_occupied
 
 pytestmark = pytest.mark.attack
 _SOON_S = 10.0

@@ -18,7 +18,7 @@ import pytest
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from kit.arena import Arena, descendants
-from kit.control_groups import is_occupied
+from kit.jail.control_groups import is_occupied
 
 pytestmark = [pytest.mark.attack, pytest.mark.alone, pytest.mark.root]
 _DEAD_S = 2.0

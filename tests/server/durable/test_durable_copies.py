@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from cellwall.runtimes.jail.stored.fingerprint import TRAITS
-from kit.control_groups import control_groups
 from kit.copies.hostile import KEEPS_FILES, LOCKS
+from kit.jail.control_groups import control_groups
 from kit.server.crashes import House
 from kit.server.kept_house import change_record, keeper_of, kept
 from kit.servers import Server, error_of, new_sandbox, run_cell

@@ -24,8 +24,8 @@ import pytest
 from cellwall.engine.engine import Engine
 from cellwall.linux.cgroups import hierarchies
 from kit.arena import descendants
-from kit.control_groups import control_groups
 from kit.copies.hostile import KEEPS_FILES, LOCKS
+from kit.jail.control_groups import control_groups
 from kit.server.kept_house import change_record, keeper_of, kept, load
 from kit.servers import ALICE, BOB, Server, logged, new_sandbox, run_cell
 from kit.waiting import is_alive, wait_until
