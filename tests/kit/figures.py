@@ -44,7 +44,7 @@ class Reading:
     threads: float
     processes: float
     cgroups: float
-    """Without the spare ones, as many as an engine keeps: their number is a matter of time."""
+    """Without the spare ones: how many of them are there changes from one moment to the next."""
     mounts: float
     """That the server sees; its own where it has a mount namespace of its own."""
     namespaces: float
@@ -201,7 +201,7 @@ def cgroups(pid: int, hierarchies: str = "/sys/fs/cgroup") -> int:
 
 
 def _spares(engine: str, names: list[str]) -> int:
-    """How many of an engine's directories may be kept for its next sandboxes: not more are."""
+    """How many of an engine's directories may be spare ones: those that look so, up to SPARES."""
     is_kept = (not is_left(f"{engine}/{name}") for name in names)
     return min(SPARES, sum(is_kept))
 

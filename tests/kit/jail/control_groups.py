@@ -1,6 +1,6 @@
 """The cgroup directories of an engine's sandboxes, read from outside.
 
-What is empty counts by who asks: `is_left` leaves an engine its spare directories.
+An engine keeps some empty directories for its next sandboxes: `is_left` does not count those.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ async def agreeing(
     losses = Losses(gateway.book, roll, settings.fence_s, settings.probe_s)
     commits = GroupCommit(url)
     chores = GroupCommit(url, _LONG_S)  # what upkeep reads may be long: no request waits for it
-    aside = GroupCommit(url, _LONG_S)  # a body of some MiB takes seconds where the way is slow
+    aside = GroupCommit(url, _LONG_S)  # for bodies of some MiB, and webhooks, which can wait
     gateway.replays = AgreedReplays(Claims(commits), gateway.book)
     tenants = Tenants(server.tiers, server.tenants)
     gateway.quotas = quotas = Quotas(Sums(commits), tenants, gateway.book)

@@ -212,7 +212,7 @@ class RayLink:
             # Pings on a thread of their own: an engine that is short of CPU is no lost one.
             "concurrency_groups": {_PINGS: 1},
             "scheduling_strategy": self._on_machine(),
-            # Ray's dashboard would list letters and pings; each would be told to the head.
+            # Otherwise Ray tells its head of each letter and ping, for lists of its dashboard.
             "enable_task_events": False,
         }
         kind = ray.remote(**options)(NodeActor)
