@@ -20,7 +20,7 @@ from itertools import combinations
 from pathlib import Path
 
 from cellwall.linux.cgroups.engine_tree import SPARES
-from kit.jail.control_groups import is_left
+from kit.jail.control_groups import has_memory
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
 _FEWEST = 6
@@ -191,19 +191,23 @@ def _descendants(pid: int) -> list[int]:
 
 
 def cgroups(pid: int, hierarchies: str = "/sys/fs/cgroup") -> int:
-    """The directories of a server's engines, those of their sandboxes but for spare ones."""
+    """The directories of a server's engines, those of their sandboxes but for spare ones.
+
+    In each hierarchy there is one for each sandbox and for each that a worker is about to start, as
+    in that of the memory controller, and up to `SPARES` more.
+    """
     own = re.compile(rf"cellwall\.[^-]+-[^-]+-{pid}-")
-    return sum(
-        1 + len(names) - _spares(path, names)
-        for path, names, _ in os.walk(hierarchies)
-        if own.match(os.path.basename(path))
-    )
+    engines: dict[str, dict[str, int]] = {}
+    for path, names, _ in os.walk(hierarchies):
+        if own.match(os.path.basename(path)):
+            engines.setdefault(os.path.basename(path), {})[path] = len(names)
+    return sum(map(_without_spares, engines.values()))
 
 
-def _spares(engine: str, names: list[str]) -> int:
-    """How many of an engine's directories may be spare ones: those that look so, up to SPARES."""
-    is_kept = (not is_left(f"{engine}/{name}") for name in names)
-    return min(SPARES, sum(is_kept))
+def _without_spares(counts: dict[str, int]) -> int:
+    """`counts`: the number of directories below that of one engine in each hierarchy."""
+    needed = sum(count for path, count in counts.items() if has_memory(path))
+    return sum(1 + count - min(SPARES, max(0, count - needed)) for count in counts.values())
 
 
 def _namespaces(pids: Sequence[int]) -> set[str]:

@@ -32,10 +32,13 @@ def control_groups(pid: int) -> set[str]:
 
 def is_left(group: str) -> bool:
     """Empty directories without a memory controller are kept as spares until the engine closes."""
-    has_memory = any(
-        os.path.exists(f"{group}/{name}") for name in ("memory.max", "memory.limit_in_bytes")
-    )
-    return has_memory or is_occupied(group)
+    return has_memory(group) or is_occupied(group)
+
+
+def has_memory(group: str) -> bool:
+    """Whether a directory is of a memory controller; such a one serves no second sandbox."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    return any(os.path.exists(f"{group}/{name}") for name in names)
 
 
 def is_occupied(group: str) -> bool:

@@ -78,18 +78,28 @@ def test_reading_ignores_what_others_have(tmp_path: Path) -> None:
         assert look(os.getpid(), tmp_path, 0.0, 0).processes == own.processes + 1
 
 
-def test_spare_cgroups_are_no_growth_but_a_leaked_one_is(tmp_path: Path) -> None:
-    """An engine keeps up to four empty sets; the fifth, or one that may not be kept, is a leak."""
-    engine = tmp_path / "pids" / f"cellwall.host-boot-{os.getpid()}-1"
-    engine.mkdir(parents=True)
-    counts = []
+def test_spare_cgroups_are_no_growth_but_leaked_ones_are(tmp_path: Path) -> None:
+    """As seen on a server at rest: 14 of the memory controller, and 14 to 18 of another one."""
+    engines = [tmp_path / name / f"cellwall.host-boot-{os.getpid()}-1" for name in ("mem", "pids")]
+    for engine in engines:
+        engine.mkdir(parents=True)
+        for number in range(14):
+            (engine / str(number)).mkdir()
+    memory, processes = engines
+    (memory / "memory.limit_in_bytes").touch()
+    counts = [cgroups(os.getpid(), str(tmp_path))]
     for number in range(6):
-        (engine / f"spare{number}").mkdir()
-        (engine / f"spare{number}" / "cgroup.procs").touch()
+        (processes / f"spare{number}").mkdir()
         counts.append(cgroups(os.getpid(), str(tmp_path)))
-    assert counts == [1, 1, 1, 1, 2, 3]
-    (engine / "spare0" / "memory.limit_in_bytes").touch()
-    (engine / "spare1" / "memory.max").touch()
-    assert cgroups(os.getpid(), str(tmp_path)) == 3
-    (engine / "spare2" / "cgroup.procs").write_text("77")
-    assert cgroups(os.getpid(), str(tmp_path)) == 4
+    assert counts == [30, 30, 30, 30, 30, 31, 32]
+    (memory / "left").mkdir()
+    assert cgroups(os.getpid(), str(tmp_path)) > 32
+
+
+def test_cgroups_of_one_hierarchy_all_count(tmp_path: Path) -> None:
+    """In a tree of version 2 each directory has the memory controller, so none is a spare one."""
+    engine = tmp_path / f"cellwall.host-boot-{os.getpid()}-1"
+    for number in range(6):
+        (engine / str(number)).mkdir(parents=True)
+    (engine / "memory.max").touch()
+    assert cgroups(os.getpid(), str(tmp_path)) == 7
