@@ -52,6 +52,8 @@ TARGETS: tuple[Target, ...] = (
            "x", 1.5, 2.5, higher_is_better=True),
     Target("sustained_data", "the same, numpy and pandas imported, against bare Python doing so",
            "x", 25, 50, higher_is_better=True),
+    Target("sustained_given", "fresh sandboxes with stdin and a file, against bare `python3 -c` "
+           "without", "x", 1.5, 2.5, higher_is_better=True),
     Target("live_context", "next execution in a live context, p50", "F", 0.15, 0.08),
     Target("pss_python", "extra memory (PSS) per idle live sandbox, template python", "MiB", 5, 3),
     Target("pss_data", "extra memory (PSS) per idle live sandbox, template data", "MiB", 10, 6),

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
 
 _PARK = 4
+_ADDS = "print(int(input()) + int(open('one.txt').read()))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,12 @@ class Bench:
                 self.templates["data"].python,
                 effort.stretch_s,
             ),
+        )
+        given = {**python, "stdin": "0\n", "files": {"one.txt": "1"}}
+        yield (
+            "sustained_given",
+            16,
+            _sustained("sustained_given", _ADDS, given, bare.FLOOR[0], effort.stretch_s, PLAIN),
         )
         yield "live_context", 0, _live_context(python, n)
         yield "pss_python", 0, lambda e: endurance.idle_memory(e, "pss_python", python, effort.idle)
@@ -295,8 +302,13 @@ def _next_cell(key: str, choice: dict[str, Any], n: int) -> Measure:
 
 
 def _sustained(
-    key: str, code: str, options: dict[str, Any], python: str, stretch_s: float
+    key: str,
+    code: str,
+    options: dict[str, Any],
+    python: str,
+    stretch_s: float,
+    bare_code: str = "",
 ) -> Measure:
     return lambda engine: throughput.sustained(
-        engine, key, code, options, python=python, stretch_s=stretch_s
+        engine, key, code, options, latency.bare_argv(python, bare_code or code), stretch_s
     )

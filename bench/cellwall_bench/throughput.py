@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from cellwall.apps.timings import checked, warm
 from cellwall_bench import bare
 from cellwall_bench.figures import Figure
-from cellwall_bench.latency import bare_argv
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -27,17 +26,16 @@ async def sustained(
     key: str,
     code: str,
     options: dict[str, Any],
-    *,
-    python: str,
+    argv: tuple[str, ...],
     stretch_s: float,
 ) -> Figure:
-    """Measure runs of `code` per second, and bare `python -c` beside it."""
+    """Measure runs of `code` per second, and the command `argv` without any of us beside it."""
     ours: list[float] = []
     floor: list[float] = []
     await warm(engine, options)
     await _per_second(engine, code, options, 0.5)
     for _ in range(STRETCHES):
-        floor.append(bare.per_second(bare_argv(python, code), CALLERS, stretch_s))
+        floor.append(bare.per_second(argv, CALLERS, stretch_s))
         ours.append(await _per_second(engine, code, options, stretch_s))
     rate, bare_rate = sum(ours) / STRETCHES, sum(floor) / STRETCHES
     return Figure(

@@ -32,7 +32,7 @@ _OPERATORS = (
 _CALLERS = ("runtime", "isolation", "trust", "image")
 """Options of a request by which it may be."""
 _MORE = (
-    *("stdin", "files", "collect", "artifacts", "into", "tools"),
+    *("collect", "artifacts", "into", "tools"),
     *("packages", "package", "volumes", "volume"),
 )
 """Options that need more in a sandbox than the program."""

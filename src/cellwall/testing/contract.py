@@ -137,6 +137,17 @@ class RuntimeContract(
         execution = subject.run("import sys; print(len(sys.stdin.read()))", stdin=text)
         assert execution.stdout == f"{len(text)}\n"
 
+    @pytest.mark.parametrize("size", [0, 1, 64 * 1024, 64 * 1024 + 1, 1024 * 1024])
+    def test_stdin_of_any_size_is_a_pipe(self, subject: Subject, size: int) -> None:
+        """Small stdin goes another way than large; a program finds no difference."""
+        code = (
+            "import os, stat, sys\n"
+            "print(stat.S_ISFIFO(os.fstat(0).st_mode), sys.stdin.seekable())\n"
+            "print(len(sys.stdin.buffer.read()), os.read(0, 1))\n"
+            "print([each for each in range(3, 256) if os.path.exists(f'/proc/self/fd/{each}')])"
+        )
+        assert subject.run(code, stdin=b"x" * size).stdout == f"True False\n{size} b''\n[]\n"
+
     def test_program_without_stdin_reads_end_of_file(self, subject: Subject) -> None:
         """A program without stdin does not hang on reading it."""
         assert subject.run("import sys; print(repr(sys.stdin.read()))").stdout == "''\n"
@@ -164,6 +175,40 @@ class RuntimeContract(
         """The outcome has the signal's number."""
         execution = subject.run("import os; os.kill(os.getpid(), 11)")
         assert (execution.verdict, execution.outcome.signal) == (Verdict.SIGNALLED, 11)
+
+    @pytest.mark.parametrize("size", [0, 1, 2 * 1024 * 1024])
+    def test_files_of_any_size_are_there_first(self, subject: Subject, size: int) -> None:
+        """Small files go another way than large ones; a program finds no difference."""
+        code = (
+            "import json, os, sys\n"
+            "for path in ('.', 'in', 'in/a', 'b'):\n"
+            "    found = os.stat(path)\n"
+            "    print(oct(found.st_mode), found.st_uid == os.getuid(), os.path.isdir(path))\n"
+            "print(os.path.getsize('in/a'), json.mine, sys.stdin.read())"
+        )
+        files = {"in/a": b"x" * size, "./b": b"", "json.py": b"mine = 1"}
+        lines = subject.run(code, files=files, stdin="given").stdout.splitlines()
+        assert lines[1:] == [
+            *("0o40755 True True", "0o100644 True False", "0o100644 True False"),
+            f"{size} 1 given",
+        ]
+
+    @pytest.mark.parametrize("size", [1, 2 * 1024 * 1024])
+    @pytest.mark.parametrize(
+        ("paths", "reason"),
+        [
+            (("a", "a/b"), "not_directory"),
+            (("a/b", "a"), "is_directory"),
+            (("x" * 300,), "invalid"),
+        ],
+    )
+    def test_files_that_cannot_be_are_an_error(
+        self, subject: Subject, paths: tuple[str, ...], reason: str, size: int
+    ) -> None:
+        """The caller's error names what is wrong, and nothing has run."""
+        with pytest.raises(FileError) as raised:
+            subject.run("print('ran')", files=dict.fromkeys(paths, b"x" * size))
+        assert raised.value.reason == reason
 
     def test_files_go_in_and_come_back(self, subject: Subject) -> None:
         """Bytes are unchanged; a missing file is noted."""

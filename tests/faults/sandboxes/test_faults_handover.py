@@ -39,7 +39,8 @@ _MOST_RUNS = 50
 _PROGRAMS = {
     "init": ("print('ran')", {}),
     "context": ("print('ran')", {}),
-    "init, files first": ("print(open('a').read())", {"a": b"ran"}),
+    "init, small file": ("print(open('a').read())", {"a": b"ran"}),
+    "init, large file first": ("print(open('a').read(3))", {"a": b"ran".ljust(2 << 20)}),
 }
 
 

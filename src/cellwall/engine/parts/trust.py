@@ -132,7 +132,7 @@ async def install(live: ClaimedSandbox, certificate: str) -> None:
     An image may have something in their place, or a `/tmp` that its user cannot write, which is a
     `UsageError`: a sandbox whose programs trust nothing is none that was asked for.
     """
-    live.channel.may_hold = False  # only the first that a guest hears can be held
+    live.channel.most_held_bytes = -1  # only the first that a guest hears can be held
     bundle = _this_machines() + certificate.encode("ascii")
     java = await asyncio.to_thread(_java_store, certificate)
     for path, content in ((BUNDLE, bundle), (_JAVA, java)):

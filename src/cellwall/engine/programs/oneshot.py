@@ -21,7 +21,7 @@ from cellwall.languages import callers, mistakes
 from cellwall.languages.entries.language import BUILD, CALLER
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.outcome import Outcome, Verdict
-from cellwall.runtimes.channel.channel import MOST_HELD_BYTES
+from cellwall.runtimes.channel.channel import MOST_SINGLE_BYTES
 from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
     from cellwall.runtimes.base import Purpose
 
+_MOST_ENCLOSED_BYTES = 64 * 1024
+"""Maximum bytes of stdin that go with the program: what a pipe holds, pipe(7)."""
 ARGUMENTS = f"{CALLER}/arguments.json"
 UNREAD = "arguments were given, but the program has no function main to give them to"
 RESULT = f"{CALLER}/result.json"
@@ -51,9 +53,11 @@ class Stage:
     directories: tuple[str, ...]
     work: Work
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the stage is one small request without files, stdin or tools."""
+    def is_plain(self, most_bytes: int) -> bool:
+        """Whether the stage is one small request without files, further input or tools.
+
+        `most_bytes` is what its body may have, and what its header may have.
+        """
         work = self.work
         return (
             work.op == "execute"
@@ -61,10 +65,29 @@ class Stage:
             and work.tools is None
             and not self.files
             and not self.directories
-            and len(work.body) <= MOST_HELD_BYTES // 2
+            and len(work.body) <= most_bytes
             # JSON needs at most twelve bytes for a character.
-            and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 12
+            and len(repr(work.fields)) <= most_bytes // 12
         )
+
+    def with_files_enclosed(self) -> Stage:
+        """Return the stage with the files in its one request, unless they are too large for that.
+
+        Only a context that is alone writes them, and with the usual mode.
+        """
+        work = self.work
+        room = MOST_SINGLE_BYTES - len(work.body)
+        if not self.files or work.op != "execute" or sum(map(_size, self.files)) > room:
+            return self
+        end = len(work.body) - work.fields.get("stdin_bytes", 0)
+        contents = (data for _, data, _ in self.files)
+        body = b"".join((work.body[:end], *contents, work.body[end:]))
+        fields = {**work.fields, "files": [(each[0], _size(each)) for each in self.files]}
+        return replace(self, files=(), work=replace(work, fields=fields, body=body))
+
+
+def _size(file: tuple[str, bytes, int | None]) -> int:
+    return len(file[1])
 
 
 async def begin(
@@ -75,6 +98,8 @@ async def begin(
     `before_code` is awaited before the first file is written. If the guest can hold a program, it
     is sent before that and prepared meanwhile.
     """
+    if live.channel.takes_files:
+        stage = stage.with_files_enclosed()
     try:
         if before_code is not None and _may_be_held(live, stage):
             return await _begin_held(live, stage.work, on_event, before_code)
@@ -87,7 +112,7 @@ async def begin(
 
 
 def _may_be_held(live: ClaimedSandbox, stage: Stage) -> bool:
-    return live.channel.may_hold and stage.is_plain
+    return stage.is_plain(live.channel.most_held_bytes)
 
 
 def purpose_of(plan: Plan, stage: Stage) -> Purpose:
@@ -97,7 +122,7 @@ def purpose_of(plan: Plan, stage: Stage) -> Purpose:
         and plan.language.context == "python"
         and not plan.collect
         and plan.artifacts is None
-        and stage.is_plain
+        and stage.with_files_enclosed().is_plain(MOST_SINGLE_BYTES)
     )
     return "single_program" if is_single else "program"
 
@@ -130,7 +155,6 @@ async def _write_files(live: ClaimedSandbox, stage: Stage) -> None:
 
 def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
     """Return the stage that runs the program; `product` is the output of its compiler."""
-    stdin = "none" if plan.stdin is None else "stream"
     files = [(path, data, None) for path, data in plan.files]
     after = partial(_after_run, plan)
     if plan.is_warm:
@@ -140,15 +164,18 @@ def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
             "filename": plan.file_name,
             "arguments": plan.arguments,
             "argv": plan.args,
-            "stdin": stdin,
             "output_bytes": plan.limits.output_bytes,
             "display": True,
         }
+        body, stdin = plan.source, plan.stdin
+        if stdin is not None and len(stdin) <= _MOST_ENCLOSED_BYTES:
+            fields |= {"stdin": "enclosed", "stdin_bytes": len(stdin)}
+            body, stdin = body + stdin, None
+        else:
+            fields["stdin"] = _stdin_kind(stdin)
         if plan.tools is not None:
             fields["tools"] = plan.tools.manifest
-        work = Work(
-            "execute", fields, plan.limits, plan.source, plan.stdin, after=after, tools=plan.tools
-        )
+        work = Work("execute", fields, plan.limits, body, stdin, after=after, tools=plan.tools)
         return Stage(tuple(files), (), work)
     language, env = plan.language, dict(plan.language.env)
     written: list[tuple[str, bytes, int | None]] = [*files]
@@ -167,12 +194,17 @@ def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
             is_call=plan.arguments is not None,
         ),
         "env": env,
-        "stdin": stdin,
+        "stdin": _stdin_kind(plan.stdin),
         "pty": None,
         "output_bytes": plan.limits.output_bytes,
     }
     work = Work("start", fields, plan.limits, b"", plan.stdin, after=after)
     return Stage(tuple(written), (), work)
+
+
+def _stdin_kind(stdin: bytes | None) -> str:
+    """Return how a request says whether stdin is sent after it."""
+    return "none" if stdin is None else "stream"
 
 
 def compile_stage(plan: Plan) -> Stage:

@@ -148,7 +148,7 @@ class Programs:
                 await self._host.outside.open(live, egress.policy, request.tenant, egress.opened)
             if packages:
                 await self._host.install(live, packages, request.tenant)
-                live.channel.may_hold = False  # the program is not the first of its sandbox
+                live.channel.most_held_bytes = -1  # the program is not the first of its sandbox
             return await self._run_in(live, work, program, watch, stages)
 
         if request.image is None:

@@ -15,6 +15,7 @@ import _socket
 import os
 import struct
 
+from cellwall.guest.channel import enclosed
 from cellwall.guest.channel.frames import (
     LENGTHS,
     MAX_REQUEST_BODY_BYTES,
@@ -114,8 +115,11 @@ class Link:
         """Wait for one request; return its header, its body and its input descriptor (-1: none).
 
         If the input cannot be had, init knows it, and the returned request is another `idle`.
+        Raises OSError if there is no descriptor for input that came with the request.
         """
         header, body = self.receive()
+        if header.get("stdin") == "enclosed":
+            return (header, *enclosed.take_stdin(header, body))
         if header.get("stdin") != "stream":
             return header, body, -1
         reading = self.take_input()

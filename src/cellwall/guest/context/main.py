@@ -16,8 +16,9 @@ import os
 import sys
 from _thread import get_native_id
 
+from cellwall.guest.channel import enclosed
 from cellwall.guest.channel.handshake import IDLE
-from cellwall.guest.channel.init_link import EXIT_UNSERVED
+from cellwall.guest.channel.init_link import EXIT_UNSERVED, LinkClosed
 from cellwall.guest.channel.outbox import Outbox
 from cellwall.guest.context import program as one_shot
 from cellwall.guest.context import recursion_limit
@@ -166,7 +167,8 @@ class _Context:
             user_site.add()
             _install_tools(header.get("tools"), self._link)
             if header.get("mode") != "cell":
-                program = one_shot.Program(header, source, is_alone=self._is_alone)
+                is_alone = self._is_alone and not header.get("files")
+                program = one_shot.Program(header, source, is_alone=is_alone)
                 is_held = bool(header.get("held"))
                 before = self._wait_to_go_on if is_held else self._raise_interrupt
                 after = self._announce_end
@@ -180,7 +182,7 @@ class _Context:
                 _drop_stdin()
 
     def _wait_for_work(self) -> tuple[dict[str, Any], bytes, int]:
-        """Return one `execute`, its source and its input descriptor (-1: none).
+        """Return one `execute`, its source and its input descriptor (-1: none); write its files.
 
         An interrupt that arrives meanwhile is kept for the code that it was meant for. Init passes
         interrupts on only between sending an execution and reading its end, and after an interrupt
@@ -198,6 +200,10 @@ class _Context:
                 else:
                     self._copy(header)
                 header, source, stdin_fd = self._receive()
+            source = enclosed.place_files(header, source)
+        except enclosed.NotPlaced as error:
+            self._link.say(error.word)
+            raise LinkClosed(str(error)) from None
         except BaseException:
             self._link.close()
             raise

@@ -310,7 +310,8 @@ class Contexts:
             "arguments": request.mapping("arguments"),
             "argv": request.words("argv"),
             "display": request.flag("display", default=True),
-            "stdin": request.choice("stdin", ("none", "stream")),
+            "stdin": request.choice("stdin", ("none", "enclosed", "stream")),
+            "stdin_bytes": request.integer("stdin_bytes", 0, high=len(request.body)),
             "tools": request.mapping("tools"),
         }
         output_bytes = request.integer(

@@ -1,7 +1,8 @@
 """The first program of a sandbox, served in one stretch of code; most sandboxes run no second.
 
 `init/main.py` calls this before its event loop. It is no second protocol: it does what
-`contexts.py`, `context_connections.py` and `pipes.py` would do for one `execute` without input.
+`contexts.py`, `context_connections.py` and `pipes.py` would do for one `execute` whose input, if it
+has any, is enclosed.
 When anything else happens, it stops and hands its state (`FirstProgram`) over to them, in the
 middle of a run if need be. Why: after a fork each object that is touched is a page to copy, and the
 general machinery touches four hundred. Nothing here may touch what the usual case can do without.
@@ -107,7 +108,7 @@ def _start(program: FirstProgram, channel: int, data: bytes) -> None:
         or header.get("op") != "execute"
         or header.get("mode") != "program"
         or header.get("context") != "main"
-        or header.get("stdin") != "none"
+        or header.get("stdin") not in ("none", "enclosed")
         or type(header.get("id")) is not int
         or type(header.get("output_bytes")) is not int
     ):

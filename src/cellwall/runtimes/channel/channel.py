@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 HEADER_CAP_BYTES = 64 * 1024
 BODY_CAP_BYTES = 1024 * 1024
 SEND_BODY_CAP_BYTES = 32 * 1024 * 1024
-MOST_HELD_BYTES = 16 * 1024
-"""Maximum bytes of a held request: it arrives in one piece, so that init need not gather."""
+MOST_HELD_BYTES = 8 * 1024
+"""Maximum bytes of a held request's body, and of its header: it arrives in one piece, so that init
+need not gather."""
+MOST_SINGLE_BYTES = 1024 * 1024
+"""Maximum bytes of a held request's body in a sandbox of a single program, whose context gathers
+it."""
 _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
 _POLL_S = 0.05
@@ -93,24 +97,27 @@ def _scratch() -> memoryview:
 class GuestChannel:
     """One connection to one sandbox's init. Lives on the event loop it was made on."""
 
+    takes_files = False
+    """Whether a program's request may enclose its files."""
+
     def __init__(
         self,
         sock: Stream,
         *,
         on_violation: Callable[[str], None] | None = None,
-        may_hold: bool = False,
+        most_held_bytes: int = -1,
     ) -> None:
         """Own `sock` from now on; `on_violation` must kill the sandbox.
 
-        `may_hold`: the first program may be sent as `held` and begins with `go`, if it has at most
-        `MOST_HELD_BYTES`.
+        `most_held_bytes`: the first program may be sent as `held` and begins with `go`, if its body
+        has at most so many, and its header, too. None may be held where it is negative.
         """
         sock.setblocking(False)
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
         self._on_violation = on_violation
-        self.may_hold = may_hold
+        self.most_held_bytes = most_held_bytes
         self._in = bytearray()
         self.hearing = Hearing()
         """Account of the loop's time that the sandbox's frames may use. Code that reads on adds its

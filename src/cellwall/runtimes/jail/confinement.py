@@ -23,7 +23,7 @@ from cellwall.jail.plan.steps import Lockdown
 from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
 from cellwall.runtimes.base import SandboxSpec
-from cellwall.runtimes.channel.channel import GuestChannel
+from cellwall.runtimes.channel.channel import MOST_HELD_BYTES, GuestChannel
 from cellwall.runtimes.jail.child import Child, hear, hear_alone
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
@@ -94,7 +94,7 @@ async def _heard(child: Child, spec: SandboxSpec) -> GuestChannel:
     return GuestChannel(
         child.channel,
         on_violation=lambda _: child.kill(),
-        may_hold=spec.purpose == "program",
+        most_held_bytes=MOST_HELD_BYTES if spec.purpose == "program" else -1,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cellwall.guest.channel import enclosed
 from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.handshake import IDLE
 from cellwall.jail.fast import machine_code
@@ -193,6 +195,41 @@ def test_what_init_never_says_ends_it_as_hostile(word: bytes) -> None:
         await inside.heard.wait()
         assert inside.heard.lost is not None
         assert inside.heard.lost.is_hostile
+        assert len(inside.violations) == 1
+
+    _play(play)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("step", [1, 5, 12])
+def test_file_that_cannot_be_written_is_refused_by_name(is_held: bool, step: int) -> None:
+    async def play(inside: Inside) -> None:
+        inside.execute(files=[("a", 0), ("b/c", 4)], held=is_held)
+        word = enclosed.NotPlaced(OSError(errno.ENOSPC, "full"), 1).word
+        for start in range(0, len(word), step):
+            inside.channel.send(word[start : start + step])
+            await asyncio.sleep(0)
+        await inside.heard.wait()
+        ((kind, header, _),) = inside.heard.frames
+        assert (kind, header["code"]) == ("fail", "no_space")
+        assert "'b/c'" in header["message"]
+        inside.end(75 << 8)
+        inside.host.poll()
+        assert inside.heard.kinds == ["fail"]
+        assert not inside.violations
+
+    _play(play)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_file_that_was_never_given_cannot_be_refused(is_asked: bool) -> None:
+    async def play(inside: Inside) -> None:
+        if is_asked:
+            inside.execute(files=[("a", 0)])
+        inside.channel.send(enclosed.NotPlaced(OSError(errno.ENOSPC, "full"), 1).word)
+        inside.host.poll()
+        assert inside.host.lost is not None
+        assert inside.host.lost.is_hostile
         assert len(inside.violations) == 1
 
     _play(play)

@@ -16,14 +16,15 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cellwall.guest.channel import progress
+from cellwall.guest.channel import enclosed, progress
+from cellwall.guest.channel.errors import refusal_from
 from cellwall.guest.channel.handshake import IDLE
 from cellwall.guest.init.execution import Execution
 from cellwall.guest.process import exit_watch
 from cellwall.guest.process.processes import Exit
 from cellwall.jail.fast import machine_code
 from cellwall.jail.inspect import host_facts
-from cellwall.runtimes.channel.channel import GuestChannel
+from cellwall.runtimes.channel.channel import MOST_SINGLE_BYTES, GuestChannel
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.single_program.connections import ContextListener
@@ -82,6 +83,8 @@ class _Sink:
 class AloneChannel(GuestChannel):
     """The channel of a sandbox of one program; see the module."""
 
+    takes_files = True
+
     def __init__(
         self,
         parts: Parts,
@@ -95,7 +98,9 @@ class AloneChannel(GuestChannel):
         `on_violation` must kill the sandbox, and `kill_context` its program. `init_pid` is the
         host's pid of its init.
         """
-        super().__init__(parts.channel, on_violation=on_violation, may_hold=True)
+        super().__init__(
+            parts.channel, on_violation=on_violation, most_held_bytes=MOST_SINGLE_BYTES
+        )
         self._init_pid = init_pid
         self._kill_context = kill_context
         self._late = LateLoop(self._loop)
@@ -106,6 +111,8 @@ class AloneChannel(GuestChannel):
         self._pumps: list[Output] = []
         self._books: Execution | None = None
         self._progress = progress.Progress()
+        self._paths: tuple[str, ...] = ()
+        """Paths of the files that came with the program."""
         self._is_held = self._is_ending = False
         self._exit: Exit | None = None
         """How the program ended, once the kernel has said so."""
@@ -145,6 +152,7 @@ class AloneChannel(GuestChannel):
 
     def _open_books(self, request: Mapping[str, Any]) -> None:
         number, output_bytes = request["id"], request["output_bytes"]
+        self._paths = tuple(path for path, _ in request.get("files", ()))
         sink: Any = _Sink(self._tell)  # it has only the methods that are used here
         self._books = books = Execution(sink, number, output_bytes, _DISPLAY_BYTES)
         books.progress = self._progress
@@ -206,6 +214,11 @@ class AloneChannel(GuestChannel):
                 return False
             self._heard = heard[machine_code.END.size :]
             self._on_end_word(heard[: machine_code.END.size])
+        elif heard[:1] == enclosed.NOT_PLACED_TAG[:1] and self._books is not None:
+            if len(heard) < enclosed.NOT_PLACED.size:
+                return False
+            self._heard = heard[enclosed.NOT_PLACED.size :]
+            self._on_not_placed(heard[: enclosed.NOT_PLACED.size])
         elif IDLE.startswith(heard[: len(IDLE)]) and not self._ready.done():
             if len(heard) < len(IDLE):
                 return False
@@ -221,6 +234,19 @@ class AloneChannel(GuestChannel):
         self._progress.advance(progress.IDLE)
         self._note_handed_over()
         self._stop_waiting()
+
+    def _on_not_placed(self, word: bytes) -> None:
+        """Report the file that the context could not write as init would; it runs no program."""
+        _, number, index = enclosed.NOT_PLACED.unpack(word)
+        if self._books is None or index >= len(self._paths):
+            raise FrameError("an idle context did not write a file that it was not given")
+        error = OSError(number, os.strerror(number))
+        refusal = refusal_from(error, f"file_write {self._paths[index]!r}")
+        self._tell(
+            {"ev": "fail", "id": self._books.id, "code": refusal.code, "message": refusal.message},
+            b"",
+        )
+        self._books = None
 
     def _on_end_word(self, word: bytes) -> None:
         _, status, user_s, user_us, system_s, system_us, maxrss_kib = machine_code.END.unpack(word)
