@@ -28,6 +28,7 @@ _FINDINGS = {f"F{number}" for number in range(1, 16)} | {
     "sessions",
     "cluster",
     "nodes",
+    "programs",
 }
 
 

@@ -58,7 +58,8 @@ class EngineSettings:
     pool_min: int = 2
     """Parked sandboxes kept per template that is in use. 0 together with `pool_max=0`: no pool."""
     pool_max: int = 16
-    """Most parked sandboxes per template; between the two, recent concurrency decides."""
+    """Most parked sandboxes per template, and per limits that recur (four sets of them at most);
+    between the two, recent concurrency decides."""
     pool_idle_s: float = 600.0
     """Seconds without a claim after which a template's parked sandboxes are given up, and without a
     start after which what a runtime has ready for the next one is."""

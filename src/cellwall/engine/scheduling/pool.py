@@ -1,15 +1,17 @@
 """Pool of parked sandboxes: started ahead, locked down, each used once.
 
 The engine claims sandboxes; runtimes start and destroy them. The pool does not recycle: a claimed
-sandbox never returns. Each runtime and template, or image and user, has a bucket of its own. The
-invariant: a claim never waits behind a refill, and a bucket whose refills fail backs off and leaves
-the error to the next claim, which starts a sandbox itself.
+sandbox never returns. Each runtime and template, or image and user, has a bucket of its own, and so
+have limits that claims ask for again. The invariant: a claim never waits behind a refill, and a
+bucket whose refills fail backs off and leaves the error to the next claim, which starts a sandbox
+itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections import Counter, deque
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.policy.start_times import Starts
+from cellwall.engine.scheduling.recurring import Recurring
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import served_as
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.model.limits import Limits
     from cellwall.runtimes.base import KernelReadings, Runtime, RuntimeSandbox, SandboxSpec
 
 _BACKOFF_FIRST_S = 0.1
@@ -38,6 +42,8 @@ _REFILL_PAUSE_S = 0.02
 _ANSWER_PAUSE_S = 0.003
 """Seconds between a release and its cleanup and refill: the answer is sent first, and a stored
 answer must be on disk before it is sent."""
+_MOST_OWN_LIMITS = 4
+"""Maximum number of buckets for limits other than the usual ones."""
 _MOST_DESTRUCTIONS = 64
 """Maximum number of pending destructions; above it claims wait, so that cleaning keeps up."""
 
@@ -130,8 +136,11 @@ class _Bucket:
     peak_at: float = 0.0
     claimed_at: float = 0.0
     backoff_s: float = 0.0
+    has_own_limits: bool = False
+    """Whether its sandboxes have other limits than the usual ones."""
     is_given_up: bool = False
-    """Whether nothing may be parked in it any more: its image is being removed."""
+    """Whether nothing may be parked in it any more: its image is being removed, or other limits are
+    asked for."""
     retry: asyncio.TimerHandle | None = None
     soon: asyncio.TimerHandle | None = None
     forking: int = 0
@@ -146,7 +155,10 @@ class Pool:
     def __init__(self, settings: EngineSettings) -> None:
         """Start empty: nothing is parked before the first claim."""
         self._settings = settings
-        self._buckets: dict[tuple[str, ...], _Bucket] = {}
+        self._buckets: dict[tuple[object, ...], _Bucket] = {}
+        self._recurring = Recurring(settings.pool_idle_s)
+        self._claimed: dict[str, _Bucket] = {}
+        """Bucket of each claimed sandbox, by its id."""
         self._gate = StartGate((os.cpu_count() or 1) + 2)
         self._refills = Tasks()
         self._destructions = Tasks()
@@ -180,20 +192,56 @@ class Pool:
         bucket = self._bucket(runtime, spec)
         self._count_claim(bucket)
         try:
-            found = self._take(bucket, spec) or await self._wait_forked(bucket, spec)
-            while found is not None:
-                live = await self._adapt(found, spec)
-                if live is not None and live.is_alive:
-                    self._claims_parked += 1
-                    return live
-                self.discard(found.sandbox)
-                found = self._take(bucket, spec)
-            return await self._started(runtime, spec)
+            live = await self._parked_one(bucket, spec)
+            if live is None:
+                bucket = self._bucket_of_its_limits(bucket, spec)
+                live = await self._started(runtime, spec)
         except BaseException:
             bucket.in_use -= 1
             raise
         finally:
             self._refill_later(bucket, _REFILL_PAUSE_S)
+        self._claimed[live.spec.sandbox_id] = bucket
+        return live
+
+    async def _parked_one(self, bucket: _Bucket, spec: SandboxSpec) -> ClaimedSandbox | None:
+        """Return a parked sandbox of `spec`, or one that a refill is starting, if there is one."""
+        found = self._take(bucket, spec) or await self._wait_forked(bucket, spec)
+        while found is not None:
+            live = await self._adapt(found, spec)
+            if live is not None and live.is_alive:
+                self._claims_parked += 1
+                return live
+            self.discard(found.sandbox)
+            found = self._take(bucket, spec)
+        return None
+
+    def _bucket_of_its_limits(self, bucket: _Bucket, spec: SandboxSpec) -> _Bucket:
+        """Return the bucket that a claim counts in which found nothing parked in `bucket`.
+
+        It is one of the claim's own limits if these alone kept it from having a parked sandbox, and
+        not for the first time.
+        """
+        usual = replace(spec, limits=bucket.spec.limits)
+        if bucket.has_own_limits or not any(each.sandbox.fits(usual) for each in bucket.parked):
+            return bucket
+        key = (*self._key(bucket.runtime, spec), _built_in(spec.limits))
+        if not self._recurring.is_again(key):
+            return bucket
+        self._make_room_for_limits()
+        own = _Bucket(bucket.runtime, replace(bucket.spec, limits=spec.limits), has_own_limits=True)
+        self._buckets[key] = own
+        bucket.in_use -= 1
+        self._count_claim(own)
+        return own
+
+    def _make_room_for_limits(self) -> None:
+        """Give up the bucket of limits that were not asked for longest, if there are too many."""
+        own = [(key, each) for key, each in self._buckets.items() if each.has_own_limits]
+        if len(own) >= _MOST_OWN_LIMITS:
+            key, oldest = min(own, key=lambda pair: pair[1].claimed_at)
+            del self._buckets[key]
+            self._give_up(oldest)
 
     async def _claim_apart(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
         """Start a sandbox that is of no bucket."""
@@ -260,14 +308,16 @@ class Pool:
             self._apart[_image_of(live.spec)] -= 1
             self.discard(live.runtime_sandbox)
             return
-        bucket = self._bucket(runtime, live.spec)
+        bucket = self._claimed.pop(live.spec.sandbox_id, None)
+        bucket = bucket or self._bucket(runtime, live.spec)
         bucket.in_use -= 1
         self.discard(live.runtime_sandbox)
         self._refill_later(bucket, _ANSWER_PAUSE_S)
 
     def take_over(self, runtime: Runtime, spec: SandboxSpec) -> None:
         """Count a sandbox that an earlier process claimed, until its release."""
-        self._bucket(runtime, spec).in_use += 1
+        bucket = self._claimed[spec.sandbox_id] = self._bucket(runtime, spec)
+        bucket.in_use += 1
 
     def discard(self, sandbox: RuntimeSandbox) -> None:
         """Kill a sandbox now and clean up in the background."""
@@ -281,32 +331,35 @@ class Pool:
     # -- parking ---------------------------------------------------------------------------
 
     def _bucket(self, runtime: Runtime, spec: SandboxSpec) -> _Bucket:
-        template = spec.template
-        env = self._parked_env(spec)
-        key = (
-            runtime.name,
-            template.digest,
-            template.path,
-            spec.purpose,
-            spec.language,
-            "network" if spec.has_network else "",
-            repr(sorted(env.items())),
-            repr(spec.image),
-            # For copies of a lineage: made ready ahead, with the very limits of their source.
-            repr((spec.lineage, spec.limits)) if spec.lineage else "",
-        )
-        bucket = self._buckets.get(key)
+        key = self._key(runtime, spec)
+        bucket = self._buckets.get((*key, _built_in(spec.limits))) or self._buckets.get(key)
         if bucket is None:
             plain = replace(
                 spec,
                 limits=spec.limits if spec.lineage else self._settings.limits,
-                env=env,
+                env=self._parked_env(spec),
                 demand_hard=False,
                 start="fork",
                 saved=None,
             )
             bucket = self._buckets[key] = _Bucket(runtime, plain)
         return bucket
+
+    def _key(self, runtime: Runtime, spec: SandboxSpec) -> tuple[object, ...]:
+        """Return what the bucket of a claim is found by; its own limits may come behind it."""
+        template = spec.template
+        return (
+            runtime.name,
+            template.digest,
+            template.path,
+            spec.purpose,
+            spec.language,
+            "network" if spec.has_network else "",
+            repr(sorted(self._parked_env(spec).items())),
+            repr(spec.image),
+            # For copies of a lineage: made ready ahead, with the very limits of their source.
+            repr((spec.lineage, spec.limits)) if spec.lineage else "",
+        )
 
     def _parked_env(self, spec: SandboxSpec) -> Mapping[str, str]:
         """Return the variables that sandboxes which are parked for `spec` have."""
@@ -452,10 +505,13 @@ class Pool:
         if self._apart[image] or any(bucket.in_use for _, bucket in on_it):
             return False
         for key, bucket in on_it:
-            bucket.is_given_up = True
             del self._buckets[key]
-            self._empty(bucket)
+            self._give_up(bucket)
         return True
+
+    def _give_up(self, bucket: _Bucket) -> None:
+        bucket.is_given_up = True
+        self._empty(bucket)
 
     def _empty(self, bucket: _Bucket) -> None:
         for timer in (bucket.retry, bucket.soon):
@@ -499,6 +555,14 @@ async def _remove(sandbox: RuntimeSandbox) -> None:
         await asyncio.sleep(_ANSWER_PAUSE_S)
     finally:
         await sandbox.aclose()
+
+
+def _built_in(limits: Limits) -> tuple[float, ...]:
+    """Return the limits that a runtime may have to build into a sandbox as it starts."""
+    return (
+        *(math.ceil(limits.cpus), limits.memory_mb, limits.disk_mb, limits.inodes),
+        *(limits.processes, limits.file_mb, limits.open_files),
+    )
 
 
 def _is_apart(spec: SandboxSpec) -> bool:

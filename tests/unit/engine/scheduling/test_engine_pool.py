@@ -6,6 +6,7 @@ A stand-in on purpose: what is tested is who waits for whom, and a real start hi
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, cast, get_args
 
@@ -191,6 +192,69 @@ def test_claim_that_no_parked_one_fits_starts_its_own() -> None:
         live = await scene.claim(memory_mb=64)
         assert live.spec.limits.memory_mb == 64
         assert scene.pool.statistics().claims_started == 2
+
+    play(body)
+
+
+def test_limits_that_are_asked_for_again_are_parked() -> None:
+    """Beside the usual ones, which stay parked; a third claim with them has a parked one."""
+
+    async def body(scene: Scene) -> None:
+        scene.release(await scene.claim())
+        await scene.pool.wait_full()
+        for parked in (0, 0, 1, 2):
+            live = await scene.claim(memory_mb=64, wall_s=parked + 1)
+            assert scene.pool.statistics().claims_parked == parked
+            assert live.spec.limits.memory_mb == 64
+            await scene.pool.wait_full()
+            scene.release(live)
+        await scene.claim()
+        assert scene.pool.statistics().claims_parked == 3
+
+    play(body)
+
+
+def test_limits_that_differ_each_time_are_never_parked() -> None:
+    async def body(scene: Scene) -> None:
+        for memory_mb in range(64, 264):
+            scene.release(await scene.claim(memory_mb=memory_mb))
+            await scene.pool.wait_full()
+            assert scene.pool.statistics().parked == 2
+
+    play(body)
+
+
+def test_limits_are_parked_only_if_they_alone_kept_a_claim_from_a_parked_one() -> None:
+    """A claim with variables of its own would not fit with the usual limits either."""
+
+    async def body(scene: Scene) -> None:
+        for _ in range(4):
+            scene.release(await scene.claim(memory_mb=64, env={"OWN": "1"}))
+            await scene.pool.wait_full()
+        assert scene.pool.statistics().parked == 2
+
+    play(body)
+
+
+def test_only_the_latest_few_limits_are_parked() -> None:
+    """What is given up has its parked ones ended, and counts its claimed one no more."""
+
+    async def body(scene: Scene) -> None:
+        scene.release(await scene.claim())
+        await scene.pool.wait_full()
+        held = []
+        for memory_mb in range(64, 70):
+            for _ in range(2):
+                held.append(await scene.claim(memory_mb=memory_mb))
+                await scene.pool.wait_full()
+        parked = Counter(each.limits.memory_mb for each in scene.runtime.started if not each.killed)
+        claimed = Counter(each.spec.limits.memory_mb for each in held)
+        del parked[Limits().memory_mb]
+        assert parked - claimed == {66: 2, 67: 2, 68: 2, 69: 2}
+        for live in held:
+            scene.release(live)
+        assert {each.in_use for each in scene.pool._buckets.values()} == {0}
+        assert not scene.pool._claimed
 
     play(body)
 
