@@ -361,6 +361,9 @@ def test_command_line(image: Path) -> None:
         said = run("--user", "app", "--", "sh", "-c", "id -un; exit 3")
         assert (said.returncode, said.stdout) == (3, "app\n"), said.stderr
         assert run().stdout.startswith("uid=0(root)")
+        own = ("--file", f"{Path(__file__)}:in/own", "--env", "OWN=1")
+        seen = run(*own, "--", "sh", "-c", 'echo $OWN; read -r line < in/own; echo "$line"')
+        assert seen.stdout == f"1\n{Path(__file__).read_text().splitlines()[0]}\n", seen.stderr
         wrong = run("-c", "print(1)")
         assert wrong.returncode == 125
         assert "-c and --image do not go together" in wrong.stderr

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.cli.console.exit_status import exit_status, explanation
 from cellwall.apps.cli.console.terminal import complain
-from cellwall.apps.cli.one_program import network_of
+from cellwall.apps.cli.one_program import given_inside, network_of
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ async def _ran(
 ) -> CommandResult:
     from cellwall.engine.engine import Engine
 
+    inside = given_inside(given)
     engine = Engine(answers_first=True)
     try:
         sandbox = await engine.create_sandbox(
@@ -58,6 +59,7 @@ async def _ran(
             image=given["image"],
             user=given["user"],
             volumes=given["volume"],
+            env=inside.get("env"),
             runtime=given["runtime"],
             isolation=given["isolation"],
             trust=given["trust"],
@@ -72,6 +74,8 @@ async def _ran(
                 "run: there is no command, and the image has none",
                 remedy="name one behind `--`: cellwall run --image IMAGE -- sh -c 'id'",
             )
+        for path, data in inside.get("files", {}).items():
+            await sandbox.files.write(path, data)
         return await sandbox.commands.run(
             argv, timeout=given["timeout"], on_stdout=_written(1), on_stderr=_written(2)
         )

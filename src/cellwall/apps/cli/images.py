@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cellwall.apps.cli.console import network_words
 from cellwall.apps.cli.console.terminal import complain
+from cellwall.apps.cli.words import network_words
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.console import image_words, network_words
 from cellwall.apps.cli.mcp_on_stdio import serve
 from cellwall.apps.cli.one_program import network_of
+from cellwall.apps.cli.words import image_words, network_words
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 

@@ -92,9 +92,10 @@ def _read(given: Mapping[str, Any]) -> Request:
         from cellwall.apps.cli.console.artifacts import place_of
 
         request.place = place_of(given["artifacts"], given["into"])
+    request.options.update(given_inside(given))
     allow = given["allow"]
     if given["secret"]:
-        from cellwall.apps.cli.console.secret_words import allowed_with, secrets_of_words
+        from cellwall.apps.cli.words.secret_words import allowed_with, secrets_of_words
 
         secrets = request.options["secrets"] = secrets_of_words(given["secret"])
         allow = allow if given["network"] else allowed_with(allow, secrets)
@@ -117,6 +118,18 @@ def _read(given: Mapping[str, Any]) -> Request:
         volumes=given["volume"],
     )
     return request
+
+
+def given_inside(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the files and variables that --file and --env give, as `Engine.run` takes them."""
+    if not given["files"] and not given["env"]:
+        return {}
+    from cellwall.apps.cli.words import file_words
+
+    return {
+        "files": file_words.files_of_words(given["files"] or ()),
+        "env": file_words.variables_of_words(given["env"] or ()),
+    }
 
 
 def network_of(allow: list[str] | None, deny: list[str] | None, mode: str | None) -> object:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.console import image_words, network_words
+from cellwall.apps.cli.words import image_words, network_words
 
 
 def register(app: typer.Typer) -> None:
@@ -56,6 +56,19 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     volume: image_words.Volume = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="The program's input, `-` for our own.")
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file",
+            metavar="PATH[:NAME]",
+            help="Put our file or folder into the working directory, under its own name or NAME; "
+            "repeatable.",
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="A variable, or one of ours; repeatable."),
     ] = None,
     arg: Annotated[
         list[str] | None,

@@ -48,6 +48,8 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--start": ("start", str),
 }
 _LISTS = {
+    "--file": "files",
+    "--env": "env",
     "--arg": "arg",
     "--limit": "limit",
     "--compile-option": "compile_option",

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cellwall.apps.cli.console import image_words
 from cellwall.apps.cli.console.exit_status import explanation
 from cellwall.apps.cli.console.inputs import Collector
 from cellwall.apps.cli.console.terminal import Streams, complain
+from cellwall.apps.cli.words import image_words
 from cellwall.model.errors import SandboxUnavailable, UsageError
 
 if TYPE_CHECKING:

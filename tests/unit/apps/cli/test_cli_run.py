@@ -55,6 +55,31 @@ def test_standard_input_goes_in_only_when_asked(run: Run) -> None:
     assert run("--stdin", "-", "-c", code, stdin="žluť\n").stdout == "'žluť\\n'\n"
 
 
+def test_files_and_variables_go_in(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sums").mkdir()
+    (tmp_path / "sums/a.txt").write_text("40")
+    (tmp_path / "b.txt").write_text("2")
+    code = (
+        "import os; print(int(open('sums/a.txt').read()) + int(open('b').read()), os.environ['C'])"
+    )
+    words = (
+        "--file",
+        str(tmp_path / "sums"),
+        "--file",
+        f"{tmp_path / 'b.txt'}:b",
+        "--env",
+        "C=x y",
+    )
+    done = run(*words, "-c", code)
+    assert (done.stdout, done.stderr, done.returncode) == ("42 x y\n", "", 0)
+
+
+def test_file_that_is_not_there_is_named_before_anything_runs(run: Run) -> None:
+    done = run("--file", "no/such", "-c", "print('ran')")
+    assert (done.stdout, done.returncode) == ("", 125)
+    assert "--file: read no/such: No such file or directory" in done.stderr
+
+
 def test_rows_of_sql_are_printed(run: Run, tmp_path: Path) -> None:
     program = tmp_path / "q.sql"
     program.write_text("select 42 as answer; select i, i * i as square from range(3) t(i);")

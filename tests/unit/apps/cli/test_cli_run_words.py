@@ -24,6 +24,7 @@ _USUAL: list[list[str]] = [
     ["--language", "bash", "--template", "data", "--stdin", "-", "x"],
     ["-l", "c", "--compile-option", "O2", "--compile-limit", "wall_s=3", "--demand-hard", "x.c"],
     ["--arg", "a=1", "--arg", "b=2", "--limit", "wall_s=3", "--start", "exec", "x"],
+    ["--file", "a.csv", "--file", "b:in/b", "--env", "A=1", "--env", "B", "x"],
     ["--artifacts", "out", "--into", "here", "--trust", "semi", "--runtime", "jail", "x"],
     ["--isolation", "process", "--", "-x.py"],
     ["--network", "open", "--deny", "192.0.2.0/24", "--deny", "a.test:25", "x"],

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.console import image_words, network_words
 from cellwall.apps.cli.console.remote import (
     AsJson,
     Key,
@@ -33,6 +32,7 @@ from cellwall.apps.cli.sandboxes import history as sandbox_history
 from cellwall.apps.cli.sandboxes import network as sandbox_network
 from cellwall.apps.cli.sandboxes import shell as sandbox_shell
 from cellwall.apps.cli.sandboxes import state as sandbox_state
+from cellwall.apps.cli.words import image_words, network_words
 
 if TYPE_CHECKING:
     from cellwall.client.blocking import RemoteSandbox

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.console import network_words
 from cellwall.apps.cli.console.remote import AsJson, Key, Url, Which, connected, found
 from cellwall.apps.cli.console.terminal import visible
 from cellwall.apps.cli.one_program import network_of
+from cellwall.apps.cli.words import network_words
 
 app = typer.Typer(
     help="See and change where a sandbox on a server may connect to.",

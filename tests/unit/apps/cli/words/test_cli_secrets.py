@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellwall.apps.cli.console.secret_words import allowed_with, secrets_of_words
+from cellwall.apps.cli.words.secret_words import allowed_with, secrets_of_words
 from cellwall.model.errors import UsageError
 
 _VALUE = "the-value-that-no-message-has"
