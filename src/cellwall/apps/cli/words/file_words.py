@@ -28,12 +28,11 @@ def files_of_words(words: Sequence[str]) -> dict[str, bytes]:
         for name, path in _named(word):
             if name in files:
                 raise _wrong(f"two files are named {name}", "name one of them: --file PATH:NAME")
+            size += _size(path)
+            if len(files) == _MOST_FILES or size > _MOST_BYTES:
+                most = f"{_MOST_FILES} files or {_MOST_BYTES >> 20} MiB"
+                raise _wrong(f"{word} is more than {most}", _FEWER)
             files[name] = _read(path)
-            size += len(files[name])
-            if len(files) > _MOST_FILES or size > _MOST_BYTES:
-                raise _wrong(
-                    f"{word} is more than {_MOST_FILES} files or {_MOST_BYTES >> 20} MiB", _FEWER
-                )
     return files
 
 
@@ -55,11 +54,19 @@ def _named(word: str) -> Iterator[tuple[str, Path]]:
 def _split(word: str) -> tuple[Path, str]:
     path = Path(word)
     if path.exists():
-        return path, path.name or path.resolve().name or "."
+        own = path.name if path.name not in {"", ".."} else path.resolve().name
+        return path, own or "."
     given, colon, name = word.rpartition(":")
     if colon and given and name:
         return Path(given), name
     return path, path.name
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def _read(path: Path) -> bytes:

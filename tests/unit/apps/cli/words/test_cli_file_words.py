@@ -45,8 +45,9 @@ def test_files_have_their_own_names_or_given_ones(
     assert files_of_words(words) == files
 
 
-def test_folder_that_has_no_name_of_its_own_has_its_real_one(tmp_path: Path) -> None:
-    assert f"{tmp_path.name}/a.csv" in files_of_words(["."])
+@pytest.mark.parametrize("word", [".", "in/.."])
+def test_folder_that_has_no_name_of_its_own_has_its_real_one(word: str, tmp_path: Path) -> None:
+    assert f"{tmp_path.name}/a.csv" in files_of_words([word])
 
 
 def _pipe() -> None:
