@@ -62,16 +62,17 @@ async def _until_up(engine: Engine, code: str, **options: Any) -> asyncio.Task[E
 _WAITS = "import time\nprint('up', flush=True)\ntime.sleep(60)"
 
 
+@pytest.mark.parametrize("given", [{}, {"stdin": "word", "files": {"in/file": "word"}}])
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_program_alone_has_a_small_init(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, is_alone: bool
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, is_alone: bool, given: dict[str, Any]
 ) -> None:
     """That this file is about what it says. The control: a whole init is an interpreter."""
     if not is_alone:
         monkeypatch.setattr(JailRuntime, "has_single_programs", False)
 
     async def look() -> tuple[bool, int, int]:
-        task = await _until_up(arena.engine, _WAITS)
+        task = await _until_up(arena.engine, _WAITS, **given)
         live, jail = _claimed(arena.engine)
         status = posture.read_status(posture.read_text(f"/proc/{jail.pid}/status"))
         found = len(posture.descendants(jail.pid))

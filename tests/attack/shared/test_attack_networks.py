@@ -97,16 +97,16 @@ async def _traces(engine: Engine, *, is_blind: bool) -> set[str]:
 async def _calls(engine: Engine) -> set[str]:
     """What becomes of calls to a port on which a living neighbour listens.
 
-    With input, so that each has a whole init: that of a program alone could not even listen for us.
+    With artifacts, so that each has a whole init: that of a program alone could not even listen.
     """
     up = asyncio.Event()
     listens = asyncio.ensure_future(
-        engine.run(_LISTEN, stdin="", on_event=lambda _: up.set(), timeout=60)
+        engine.run(_LISTEN, artifacts="none", on_event=lambda _: up.set(), timeout=60)
     )
     try:
         async with asyncio.timeout(20):
             await up.wait()
-        return {await _said(engine, _CALL, stdin="x") for _ in range(_LATER)}
+        return {await _said(engine, _CALL, artifacts="none") for _ in range(_LATER)}
     finally:
         listens.cancel()
         await asyncio.wait([listens])
