@@ -7,6 +7,7 @@ Keys come as `X-Auth-Token`. As in release 1.13.1, texts are base64 only if the 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -34,6 +35,7 @@ from cellwall.server.http.face import bearer_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cellwall.languages.registry import Installed
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Request
     from cellwall.server.core.settings import ServerSettings
@@ -46,6 +48,8 @@ MOST_SHOWN_CHARS = 32 * 1024 * 1024
 """Characters of the texts in one answer about several submissions."""
 VERSION = "1.13.1"
 _PER_PAGE = 20
+_QUICK_CHARS = 64 * 1024
+"""Maximum characters of a submission's texts that are decoded at once."""
 
 
 class Judge0:
@@ -63,6 +67,8 @@ class Judge0:
         self._submissions = Submissions(settings.retention_s)
         self._judge = Judge(self._submissions, notices, node)
         self._tools = tools
+        self._known: tuple[Mapping[str, Installed], Mapping[int, JudgeLanguage]] = ({}, {})
+        """The tools that were found last, and the languages that they make."""
         self.routes = (
             Route("POST", "/submissions", self._create),
             Route("GET", "/submissions", self._list),
@@ -113,7 +119,8 @@ class Judge0:
     async def _begun(self, visit: Visit, body: object, is_base64: bool) -> Submission:
         languages = await self._known_languages()
         most = visit.request.settings.most
-        asked = await asyncio.to_thread(asked_of, body, languages, most, is_base64=is_base64)
+        read = partial(asked_of, body, languages, most, is_base64=is_base64)
+        asked = read() if _is_quickly_read(body) else await asyncio.to_thread(read)
         self._check_callback(asked.values["callback_url"])
         try:
             return await self._judge.begin(visit.client, visit.request.owner, asked)
@@ -195,7 +202,10 @@ class Judge0:
     # -- facts -----------------------------------------------------------------------------
 
     async def _known_languages(self) -> Mapping[int, JudgeLanguage]:
-        return served(await self._tools.all())
+        tools = await self._tools.all()
+        if tools is not self._known[0]:
+            self._known = (tools, served(tools))
+        return self._known[1]
 
     async def _show_languages(self, request: Request) -> None:
         found = await self._known_languages()
@@ -284,6 +294,13 @@ def _check_batch(count: int) -> None:
         raise UsageError(
             f"number of submissions in a batch should be less than or equal to {MOST_IN_BATCH}"
         )
+
+
+def _is_quickly_read(body: object) -> bool:
+    """Report whether reading a submission would not keep other requests waiting."""
+    if not isinstance(body, dict) or body.get("additional_files"):
+        return False  # an archive may be much larger than it looks
+    return sum(len(each) for each in body.values() if isinstance(each, str)) <= _QUICK_CHARS
 
 
 async def _body(request: Request) -> Any:  # noqa: ANN401 - JSON
