@@ -2,7 +2,7 @@
 
 The engine claims sandboxes; runtimes start and destroy them. The pool does not recycle: a claimed
 sandbox never returns. Each runtime and template, or image and user, has a bucket of its own, and so
-have limits that claims ask for again. The invariant: a claim never waits behind a refill, and a
+have limits that claims ask for often. The invariant: a claim never waits behind a refill, and a
 bucket whose refills fail backs off and leaves the error to the next claim, which starts a sandbox
 itself.
 """
@@ -219,14 +219,14 @@ class Pool:
     def _bucket_of_its_limits(self, bucket: _Bucket, spec: SandboxSpec) -> _Bucket:
         """Return the bucket that a claim counts in which found nothing parked in `bucket`.
 
-        It is one of the claim's own limits if these alone kept it from having a parked sandbox, and
-        not for the first time.
+        It is one of the claim's own limits if these alone kept it, and many before it, from having
+        a parked sandbox.
         """
         usual = replace(spec, limits=bucket.spec.limits)
         if bucket.has_own_limits or not any(each.sandbox.fits(usual) for each in bucket.parked):
             return bucket
         key = (*self._key(bucket.runtime, spec), _built_in(spec.limits))
-        if not self._recurring.is_again(key):
+        if not self._recurring.is_frequent(key):
             return bucket
         self._make_room_for_limits()
         own = _Bucket(bucket.runtime, replace(bucket.spec, limits=spec.limits), has_own_limits=True)

@@ -1,32 +1,33 @@
-"""What is asked for again: the memory of a pool of what it had nothing parked for.
+"""What is asked for again and again: the memory of a pool of what it had nothing parked for.
 
-Used by `pool`. It keeps keys and times, and decides nothing else. Its size is bounded, so a caller
-who asks for something else each time is not remembered for long.
+Used by `pool`. It keeps keys and times, and decides nothing else. What is one of many kinds is not
+asked for often, however long that goes on: with many kinds something would be parked for each, and
+given up for the next, before it is used.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Hashable
 
-_MOST = 64
-"""Maximum number of keys that are remembered."""
+_LATEST = 16
+"""Number of keys that are remembered."""
+_OFTEN = 8
+"""How many of them have to be the same."""
 
 
 class Recurring:
-    """Keys, and when each was last asked for."""
+    """The latest keys, and when each was asked for."""
 
     def __init__(self, most_s: float) -> None:
         """`most_s`: seconds after which a key is as good as never asked for."""
         self._most_s = most_s
-        self._asked_at: OrderedDict[Hashable, float] = OrderedDict()
+        self._asked: deque[tuple[Hashable, float]] = deque(maxlen=_LATEST)
 
-    def is_again(self, key: Hashable) -> bool:
-        """Note that `key` is asked for; return whether it was before."""
+    def is_frequent(self, key: Hashable) -> bool:
+        """Note that `key` is asked for; return whether half of the latest keys are the same."""
         now = time.monotonic()
-        before = self._asked_at.pop(key, None)
-        self._asked_at[key] = now
-        if len(self._asked_at) > _MOST:
-            self._asked_at.popitem(last=False)
-        return before is not None and now - before <= self._most_s
+        self._asked.append((key, now))
+        same = [at for each, at in self._asked if each == key and now - at <= self._most_s]
+        return len(same) >= _OFTEN

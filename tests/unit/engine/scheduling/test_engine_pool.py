@@ -196,13 +196,13 @@ def test_claim_that_no_parked_one_fits_starts_its_own() -> None:
     play(body)
 
 
-def test_limits_that_are_asked_for_again_are_parked() -> None:
-    """Beside the usual ones, which stay parked; a third claim with them has a parked one."""
+def test_limits_that_are_asked_for_often_are_parked() -> None:
+    """Beside the usual ones, which stay parked; a ninth claim with them has a parked one."""
 
     async def body(scene: Scene) -> None:
         scene.release(await scene.claim())
         await scene.pool.wait_full()
-        for parked in (0, 0, 1, 2):
+        for parked in (*[0] * 8, 1, 2):
             live = await scene.claim(memory_mb=64, wall_s=parked + 1)
             assert scene.pool.statistics().claims_parked == parked
             assert live.spec.limits.memory_mb == 64
@@ -214,10 +214,10 @@ def test_limits_that_are_asked_for_again_are_parked() -> None:
     play(body)
 
 
-def test_limits_that_differ_each_time_are_never_parked() -> None:
+def test_limits_that_are_one_of_several_are_never_parked() -> None:
     async def body(scene: Scene) -> None:
-        for memory_mb in range(64, 264):
-            scene.release(await scene.claim(memory_mb=memory_mb))
+        for number in range(200):
+            scene.release(await scene.claim(memory_mb=64 + number % 3))
             await scene.pool.wait_full()
             assert scene.pool.statistics().parked == 2
 
@@ -228,7 +228,7 @@ def test_limits_are_parked_only_if_they_alone_kept_a_claim_from_a_parked_one() -
     """A claim with variables of its own would not fit with the usual limits either."""
 
     async def body(scene: Scene) -> None:
-        for _ in range(4):
+        for _ in range(12):
             scene.release(await scene.claim(memory_mb=64, env={"OWN": "1"}))
             await scene.pool.wait_full()
         assert scene.pool.statistics().parked == 2
@@ -244,13 +244,13 @@ def test_only_the_latest_few_limits_are_parked() -> None:
         await scene.pool.wait_full()
         held = []
         for memory_mb in range(64, 70):
-            for _ in range(2):
+            for _ in range(8):
                 held.append(await scene.claim(memory_mb=memory_mb))
                 await scene.pool.wait_full()
         parked = Counter(each.limits.memory_mb for each in scene.runtime.started if not each.killed)
         claimed = Counter(each.spec.limits.memory_mb for each in held)
         del parked[Limits().memory_mb]
-        assert parked - claimed == {66: 2, 67: 2, 68: 2, 69: 2}
+        assert set(parked - claimed) == {66, 67, 68, 69}
         for live in held:
             scene.release(live)
         assert {each.in_use for each in scene.pool._buckets.values()} == {0}

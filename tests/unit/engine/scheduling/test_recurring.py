@@ -23,23 +23,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     return found
 
 
-def test_second_time_is_again_until_it_is_too_long_ago(clock: _Clock) -> None:
+def test_half_of_the_latest_have_to_be_the_same(clock: _Clock) -> None:
     asked = Recurring(60)
-    assert not asked.is_again("a")
-    assert asked.is_again("a")
-    assert not asked.is_again("b")
-    clock.now_s += 60
-    assert asked.is_again("a")
+    assert [asked.is_frequent("a") for _ in range(9)] == [False] * 7 + [True] * 2
+    assert [asked.is_frequent("b") for _ in range(8)] == [False] * 7 + [True]
+    assert asked.is_frequent("a")  # eight of the latest sixteen, with this one
+    assert not any(asked.is_frequent(number) for number in range(16))
+    assert not asked.is_frequent("a")
+
+
+def test_one_of_several_is_never_frequent(clock: _Clock) -> None:
+    asked = Recurring(60)
+    assert not any(asked.is_frequent(number % 3) for number in range(300))
+
+
+def test_what_is_too_long_ago_does_not_count(clock: _Clock) -> None:
+    asked = Recurring(60)
+    assert not any(asked.is_frequent("a") for _ in range(7))
     clock.now_s += 61
-    assert not asked.is_again("a")
-    assert asked.is_again("a")
-
-
-def test_only_the_latest_are_remembered(clock: _Clock) -> None:
-    asked = Recurring(60)
-    for number in range(65):
-        assert not asked.is_again(number)
-    assert asked.is_again(1)
-    assert not asked.is_again(0)  # it took the place of the oldest, which is 2 by now
-    assert not asked.is_again(2)
-    assert asked.is_again(64)
+    assert not any(asked.is_frequent("a") for _ in range(7))
+    clock.now_s += 60
+    assert asked.is_frequent("a")
