@@ -79,6 +79,9 @@ def _read(path: Path) -> dict[str, Template]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"read {path}: {error}", remedy="correct the file") from error
+    others = [name for name in document if name != "templates"]
+    if others:
+        raise UsageError(f"read {path}: unknown {others[0]!r}", remedy="write [templates.NAME]")
     tables = document.get("templates", {})
     if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
         raise UsageError(f"read {path}: no table of templates", remedy="write [templates.NAME]")

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import fnmatch
 import importlib
 import importlib.util
+import io
 import os
 import re
 import subprocess
@@ -84,8 +86,8 @@ class Shell:
         bundles.for_type_by_name("matplotlib.figure", "Figure", facts_of)
         for module in ("pandas", "pandas.core.frame"):  # by its version
             bundles.for_type_by_name(module, "DataFrame", table_of)
-        if getattr(ip, "db", None) is None:
-            ip.db = {}
+        ip.db = Database()
+        _close_devnull()
         self._ip = ip
         self._display: Display | None = None
         self._counts_first = ip.displayhook.prompt_count != ip.execution_count
@@ -202,13 +204,56 @@ def _configuration() -> Any:  # noqa: ANN401  traitlets', imported late
     return config
 
 
+def _close_devnull() -> None:
+    """Close /dev/null, which IPython before 8.12 keeps open, and which a fork-server must not."""
+    streams: Any = sys.modules.get("IPython.utils.io")
+    if hasattr(streams, "devnull"):
+        streams.devnull.close()
+        streams.devnull = io.StringIO()
+
+
+class Database(dict):  # type: ignore[type-arg]  # Python 3.8 has no dict[str, Any]
+    """What magics such as `%bookmark` keep: in memory, where IPython has a folder of its profile.
+
+    It has of the class `PickleShareDB` what IPython uses.
+    """
+
+    def __init__(self, _folder: object = None) -> None:
+        """Begin empty; no folder is read or made."""
+        super().__init__()
+
+    def keys(self, pattern: str = "*") -> list[str]:  # type: ignore[override]
+        """Return the keys that match a pattern of the shell."""
+        return [key for key in self if fnmatch.fnmatchcase(key, pattern)]
+
+    def __delitem__(self, key: str) -> None:
+        """Remove a key; one that is not there is no error."""
+        self.pop(key, None)
+
+    def uncache(self, *_keys: str) -> None:
+        """Do nothing: there is no file that could have changed."""
+
+
+class _NoProfile:
+    """Stands in for IPython's profile, whose folder is neither read nor made."""
+
+    @property
+    def location(self) -> str:
+        """The folder that it would have."""
+        return os.path.expanduser("~/.ipython/profile_default")
+
+
 def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a class whose base exists only with IPython
-    base: Any = importlib.import_module("IPython.core.interactiveshell").InteractiveShell
+    shells: Any = importlib.import_module("IPython.core.interactiveshell")
+    if hasattr(shells, "PickleShareDB"):
+        shells.PickleShareDB = Database  # IPython before 9.15 makes one with its shell
+    base: Any = shells.InteractiveShell
     usage_error = importlib.import_module("IPython.core.error").UsageError
 
     class ContextShell(base):  # type: ignore[misc]
         """IPython's shell, without a terminal, a profile or a history file."""
 
+        profile_dir = _NoProfile()
         display_pub_class = _publisher_class()
         displayhook_class = _displayhook_class()
         compiler_class = _compiler_class()

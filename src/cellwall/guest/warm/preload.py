@@ -117,6 +117,7 @@ def warm_sessions(*, is_rehearsed: bool = True) -> None:
         importlib.import_module(name)
     with template_imports.single_threaded_libraries():
         _run_cells()
+        template_imports.close_archives()
         template_imports.require_one_thread("running a first cell")
     if is_rehearsed:
         _rehearse()

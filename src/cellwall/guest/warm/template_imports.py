@@ -66,12 +66,26 @@ def bring(modules: list[str], for_imports: dict[str, str]) -> None:
         if "pandas" in sys.modules:
             _format_once()
         require_one_thread("running a first program")
+    close_archives()
     _require_nothing_open(culprits)
+
+
+def close_archives() -> None:
+    """Close the archives on the path in which versions of packages were looked up, ours among them.
+
+    The standard library and its backport keep each one open.
+    """
+    for name in ("importlib.metadata", "importlib_metadata"):
+        finder: Any = getattr(sys.modules.get(name), "MetadataPathFinder", None)
+        if hasattr(finder, "invalidate_caches"):
+            finder().invalidate_caches()  # no class method yet in Python 3.11
+            gc.collect()  # each is part of a cycle
 
 
 def report(modules: list[str], started: float) -> dict[str, Any]:
     """Return what the host is told of the imports since `started`."""
     versions = {name: _version_of(name) for name in modules}
+    close_archives()
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
 
 

@@ -332,6 +332,7 @@ def test_user_definition_replaces_ours(tmp_path: Path, monkeypatch: pytest.Monke
         ("[templates.x]\npackages = 'numpy'", "packages is of the wrong type"),
         ("[templates.x]\nenv = {A = 1}", "env is of the wrong type"),
         ("templates = 3", "no table of templates"),
+        ("[x]\npackages = []", "unknown 'x'"),
         ("[", "templates.toml"),
     ],
 )
