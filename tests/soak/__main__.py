@@ -98,6 +98,7 @@ async def _watch(soaked: Soaked, minutes: float, until_s: float) -> list[Reading
 async def _soak(counting: Counted, minutes: float, seed: int) -> tuple[Soaked, list[Reading]]:
     async with _clients(counting) as (client, admin):
         load = Load(client, counting.server.process.pid, seed)
+        await load.settle()
         began_s = time.monotonic()
         until_s = began_s + minutes * 60
         soaked = Soaked(counting, load, admin, began_s)

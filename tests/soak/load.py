@@ -23,6 +23,8 @@ from kit import controls
 from kit.figures import children
 from soak.programs import ATTACKS, BENIGN, Program
 
+_OFTEN = 16
+"""As many claims as a pool remembers."""
 _AFTERMATH_S = 3.0
 """What ended this long after a fault may have ended by it."""
 _EXCUSED = frozenset({"sandbox_error", "cancelled", "signalled", "error sandbox_broken"})
@@ -103,6 +105,15 @@ class Load:
             self._read_slowly,
             self._sabotage,
         ]
+
+    async def settle(self) -> None:
+        """Ask for the limits of each attack so often that the pool parks sandboxes with them.
+
+        Otherwise it would begin to in the middle, which is growth, and no leak (design/0068).
+        """
+        for limits in {str(each.limits): each.limits for each in ATTACKS if each.limits}.values():
+            for _ in range(_OFTEN):
+                await self._execute({"code": "pass", "limits": limits})
 
     async def repeat(self, work: Callable[[], Any], until_s: float) -> None:
         """Do one kind of work until the end."""
