@@ -157,8 +157,8 @@ class Pool:
         self._settings = settings
         self._buckets: dict[tuple[object, ...], _Bucket] = {}
         self._recurring = Recurring(settings.pool_idle_s)
-        self._claimed: dict[str, _Bucket] = {}
-        """Bucket of each claimed sandbox, by its id."""
+        self._claimed: dict[RuntimeSandbox, _Bucket] = {}
+        """Bucket of each claimed sandbox. Not by its id, which its owner may change."""
         self._gate = StartGate((os.cpu_count() or 1) + 2)
         self._refills = Tasks()
         self._destructions = Tasks()
@@ -201,7 +201,7 @@ class Pool:
             raise
         finally:
             self._refill_later(bucket, _REFILL_PAUSE_S)
-        self._claimed[live.spec.sandbox_id] = bucket
+        self._claimed[live.runtime_sandbox] = bucket
         return live
 
     async def _parked_one(self, bucket: _Bucket, spec: SandboxSpec) -> ClaimedSandbox | None:
@@ -228,20 +228,29 @@ class Pool:
         key = (*self._key(bucket.runtime, spec), _built_in(spec.limits))
         if not self._recurring.is_frequent(key):
             return bucket
-        self._make_room_for_limits()
+        if not self._has_room_for_limits():
+            return bucket
         own = _Bucket(bucket.runtime, replace(bucket.spec, limits=spec.limits), has_own_limits=True)
         self._buckets[key] = own
         bucket.in_use -= 1
         self._count_claim(own)
         return own
 
-    def _make_room_for_limits(self) -> None:
-        """Give up the bucket of limits that were not asked for longest, if there are too many."""
+    def _has_room_for_limits(self) -> bool:
+        """Whether one more bucket for limits may be opened; an idle one gives way for it.
+
+        One that is asked for does not: with more limits than buckets sandboxes would be parked for
+        one and given up for the next before they are used.
+        """
         own = [(key, each) for key, each in self._buckets.items() if each.has_own_limits]
-        if len(own) >= _MOST_OWN_LIMITS:
-            key, oldest = min(own, key=lambda pair: pair[1].claimed_at)
-            del self._buckets[key]
-            self._give_up(oldest)
+        if len(own) < _MOST_OWN_LIMITS:
+            return True
+        key, oldest = min(own, key=lambda pair: pair[1].claimed_at)
+        if time.monotonic() - oldest.claimed_at <= _SHRINK_AFTER_S:
+            return False
+        del self._buckets[key]
+        self._give_up(oldest)
+        return True
 
     async def _claim_apart(self, runtime: Runtime, spec: SandboxSpec) -> ClaimedSandbox:
         """Start a sandbox that is of no bucket."""
@@ -308,15 +317,15 @@ class Pool:
             self._apart[_image_of(live.spec)] -= 1
             self.discard(live.runtime_sandbox)
             return
-        bucket = self._claimed.pop(live.spec.sandbox_id, None)
+        bucket = self._claimed.pop(live.runtime_sandbox, None)
         bucket = bucket or self._bucket(runtime, live.spec)
         bucket.in_use -= 1
         self.discard(live.runtime_sandbox)
         self._refill_later(bucket, _ANSWER_PAUSE_S)
 
-    def take_over(self, runtime: Runtime, spec: SandboxSpec) -> None:
+    def take_over(self, runtime: Runtime, sandbox: RuntimeSandbox, spec: SandboxSpec) -> None:
         """Count a sandbox that an earlier process claimed, until its release."""
-        bucket = self._claimed[spec.sandbox_id] = self._bucket(runtime, spec)
+        bucket = self._claimed[sandbox] = self._bucket(runtime, spec)
         bucket.in_use += 1
 
     def discard(self, sandbox: RuntimeSandbox) -> None:

@@ -1,8 +1,7 @@
 """What is asked for again and again: the memory of a pool of what it had nothing parked for.
 
-Used by `pool`. It keeps keys and times, and decides nothing else. What is one of many kinds is not
-asked for often, however long that goes on: with many kinds something would be parked for each, and
-given up for the next, before it is used.
+Used by `pool`. It knows keys and times, and not what they stand for. What is one of many kinds is
+not asked for often, however long that goes on.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Hashable
 
 _LATEST = 16
 """Number of keys that are remembered."""
-_OFTEN = 8
-"""How many of them have to be the same."""
+_OFTEN = 4
+"""How many of them have to be the same: a pool has buckets for four kinds."""
 
 
 class Recurring:
@@ -26,7 +25,7 @@ class Recurring:
         self._asked: deque[tuple[Hashable, float]] = deque(maxlen=_LATEST)
 
     def is_frequent(self, key: Hashable) -> bool:
-        """Note that `key` is asked for; return whether half of the latest keys are the same."""
+        """Note that `key` is asked for; return whether a quarter of the latest are the same."""
         now = time.monotonic()
         self._asked.append((key, now))
         same = [at for each, at in self._asked if each == key and now - at <= self._most_s]

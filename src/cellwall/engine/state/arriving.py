@@ -72,7 +72,7 @@ class Arriving(NamedTuple):
         spec = replace(taken.spec, sandbox_id=facts.id or taken.spec.sandbox_id)
         live = ClaimedSandbox(taken.sandbox, spec, taken.sandbox.readings())
         live.trust = facts.trust
-        self.pool.take_over(runtime, taken.spec)
+        self.pool.take_over(runtime, taken.sandbox, taken.spec)
         settings = self.engine.settings
         pauses = check_choice(facts.auto_pause_s, facts.resume, settings, facts.hibernate_s)
         sandbox = self.hold(live, runtime, None, (facts.tenant, pauses))
