@@ -41,7 +41,7 @@ def test_small_python_program_may_be_alone_with_all_that_it_needs(
     given: dict[str, Any], purpose: str
 ) -> None:
     asked = plan(Request("pass", **given), Limits())
-    assert purpose_of(asked, run_stage(asked)) == purpose
+    assert purpose_of(asked, run_stage(asked).with_files_enclosed()) == purpose
 
 
 def test_request_has_its_source_then_files_then_stdin() -> None:

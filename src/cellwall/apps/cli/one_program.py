@@ -124,11 +124,11 @@ def given_inside(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the files and variables that --file and --env give, as `Engine.run` takes them."""
     if not given["files"] and not given["env"]:
         return {}
-    from cellwall.apps.cli.words import file_words
+    from cellwall.apps.cli.words import given_words
 
     return {
-        "files": file_words.files_of_words(given["files"] or ()),
-        "env": file_words.variables_of_words(given["env"] or ()),
+        "files": given_words.files_of_words(given["files"] or ()),
+        "env": given_words.variables_of_words(given["env"] or ()),
     }
 
 

@@ -98,8 +98,6 @@ async def begin(
     `before_code` is awaited before the first file is written. If the guest can hold a program, it
     is sent before that and prepared meanwhile.
     """
-    if live.channel.takes_files:
-        stage = stage.with_files_enclosed()
     try:
         if before_code is not None and _may_be_held(live, stage):
             return await _begin_held(live, stage.work, on_event, before_code)
@@ -116,13 +114,16 @@ def _may_be_held(live: ClaimedSandbox, stage: Stage) -> bool:
 
 
 def purpose_of(plan: Plan, stage: Stage) -> Purpose:
-    """Return the narrowest purpose of a sandbox that suffices for the program's own stage."""
+    """Return the narrowest purpose of a sandbox that suffices for the program's own stage.
+
+    `stage` has its files enclosed, where that is possible.
+    """
     is_single = (
         plan.is_warm
         and plan.language.context == "python"
         and not plan.collect
         and plan.artifacts is None
-        and stage.with_files_enclosed().is_plain(MOST_SINGLE_BYTES)
+        and stage.is_plain(MOST_SINGLE_BYTES)
     )
     return "single_program" if is_single else "program"
 

@@ -134,10 +134,11 @@ class Programs:
                 return made
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
+        enclosed = program.with_files_enclosed()
         egress = watch.egress
         # Packages, and the files of trust, need more than a sandbox of a single program has.
         is_prepared = bool(packages) or egress.opened is not None or bool(request.volumes)
-        purpose = "program" if is_prepared else purpose_of(work, program)
+        purpose = "program" if is_prepared else purpose_of(work, enclosed)
         env = {**egress.variables, **work.env}
         spec = made_of(self._new_id(), limits=work.limits, purpose=purpose, env=env)
         spec = with_volumes(self._host.volumes, spec, request.volumes, request.tenant)
@@ -149,7 +150,8 @@ class Programs:
             if packages:
                 await self._host.install(live, packages, request.tenant)
                 live.channel.most_held_bytes = -1  # the program is not the first of its sandbox
-            return await self._run_in(live, work, program, watch, stages)
+            stage = enclosed if live.channel.takes_files else program
+            return await self._run_in(live, work, stage, watch, stages)
 
         if request.image is None:
             execution = await self._anew(runtime, spec, watch, run)

@@ -56,10 +56,14 @@ def _place(path: str, data: bytes) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
     file = os.open(path, _NEW_FILE, 0o644)
     try:
-        while data:
-            data = data[os.write(file, data) :]
+        _write_all(file, data)
     finally:
         os.close(file)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def take_stdin(header: Header, body: bytes) -> tuple[bytes, int]:
@@ -85,6 +89,6 @@ def filled_pipe(data: bytes) -> int:
         return reading
     os.close(reading)
     file = os.memfd_create("stdin")
-    os.write(file, data)
+    _write_all(file, data)
     os.lseek(file, 0, os.SEEK_SET)
     return file

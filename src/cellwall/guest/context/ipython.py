@@ -222,7 +222,7 @@ class Database(dict):  # type: ignore[type-arg]  # Python 3.8 has no dict[str, A
         """Begin empty; no folder is read or made."""
         super().__init__()
 
-    def keys(self, pattern: str = "*") -> list[str]:  # type: ignore[override]
+    def keys(self, pattern: str = "*") -> list[str]:  # type: ignore[override]  # PickleShareDB takes one
         """Return the keys that match a pattern of the shell."""
         return [key for key in self if fnmatch.fnmatchcase(key, pattern)]
 

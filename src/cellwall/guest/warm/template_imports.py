@@ -76,9 +76,9 @@ def close_archives() -> None:
     The standard library and its backport keep each one open.
     """
     for name in ("importlib.metadata", "importlib_metadata"):
-        finder: Any = getattr(sys.modules.get(name), "MetadataPathFinder", None)
-        if hasattr(finder, "invalidate_caches"):
-            finder().invalidate_caches()  # no class method yet in Python 3.11
+        made: Any = getattr(getattr(sys.modules.get(name), "FastPath", None), "__new__", None)
+        if hasattr(made, "cache_info") and made.cache_info().currsize:
+            made.cache_clear()
             gc.collect()  # each is part of a cycle
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.apps.cli.words import file_words
-from cellwall.apps.cli.words.file_words import files_of_words, variables_of_words
+from cellwall.apps.cli.words import given_words
+from cellwall.apps.cli.words.given_words import files_of_words, variables_of_words
 from cellwall.model.errors import UsageError
 
 
@@ -64,8 +64,8 @@ def _linked_folder() -> None:
         (["none"], None, "read none: No such file"),
         (["none:b"], None, "read none: No such file"),
         (["a.csv", "in/b:a.csv"], None, "two files are named a.csv"),
-        (["in"], _pipe, "in/pipe is no file"),
-        (["in"], _linked_folder, "in/link is no file"),
+        (["in"], _pipe, "in/pipe is no regular file"),
+        (["in"], _linked_folder, "in/link is no regular file"),
     ],
 )
 def test_what_cannot_be_read_is_said_by_name(
@@ -80,7 +80,7 @@ def test_what_cannot_be_read_is_said_by_name(
 
 @pytest.mark.parametrize("bound", ["_MOST_FILES", "_MOST_BYTES"])
 def test_too_much_is_refused_while_it_is_read(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_words, bound, 1)
+    monkeypatch.setattr(given_words, bound, 1)
     assert files_of_words(["in/b"]) == {"b": b"b"}
     with pytest.raises(UsageError, match="is more than"):
         files_of_words(["in"])

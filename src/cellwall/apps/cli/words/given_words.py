@@ -1,4 +1,4 @@
-"""Local files on the command line: `PATH[:NAME]`, a file or a folder that a program is given.
+"""What a program is given on the command line: local files, `PATH[:NAME]`, and variables.
 
 The invariants: everything is read before anything runs, and a folder is bounded, so that a wrong
 word does not read a whole disk.
@@ -47,7 +47,7 @@ def _named(word: str) -> Iterator[tuple[str, Path]]:
         for each in links + found:
             file = Path(top, each)
             if not file.is_file():
-                raise _wrong(f"{file} is no file", _FEWER)
+                raise _wrong(f"{file} is no regular file", _FEWER)
             yield os.path.normpath(os.path.join(name, os.path.relpath(file, path))), file
 
 
