@@ -23,7 +23,7 @@ from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
 from cellwall.engine.programs import oneshot, programs
 from cellwall.engine.programs.requests import Request
 from cellwall.jail.inspect import posture
-from cellwall.model.errors import CapacityError, SandboxBroken
+from cellwall.model.errors import CapacityError, FileError, SandboxBroken
 from cellwall.model.outcome import Verdict
 from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.sandbox import JailSandbox
@@ -205,6 +205,26 @@ def test_nothing_of_a_program_runs_before_it_may(
         assert (ran.stdout, ran.verdict) == ("ran\n", Verdict.OK)
         # Its clock began when it did.
         assert not is_guarded or ran.outcome.usage.wall_s <= whole_s - _HELD_S
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_held_program_whose_file_cannot_be_written_is_refused(arena: Arena, is_late: bool) -> None:
+    """Its context refuses while the program is held, or once it has been let go."""
+    files = {"a": b"", "a/b": b""}
+
+    async def attack() -> None:
+        async def wait() -> None:
+            (live,) = arena.engine._programs.under_way
+            async with asyncio.timeout(10):
+                while is_late and live.channel.listening:  # noqa: ASYNC110 - nothing to wait for
+                    await asyncio.sleep(0.001)
+
+        with pytest.raises(FileError, match="'a/b'") as raised:
+            await arena.engine.execute(Request("print('ran')", files=files), before_code=wait)
+        assert raised.value.reason == "not_directory"
 
     with arena.leaving_nothing():
         arena.do(attack())

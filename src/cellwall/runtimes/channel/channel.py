@@ -42,11 +42,9 @@ HEADER_CAP_BYTES = 64 * 1024
 BODY_CAP_BYTES = 1024 * 1024
 SEND_BODY_CAP_BYTES = 32 * 1024 * 1024
 MOST_HELD_BYTES = 8 * 1024
-"""Maximum bytes of a held request's body, and of its header: it arrives in one piece, so that init
-need not gather."""
+"""`most_held_bytes` where the request arrives in one piece, so that init need not gather."""
 MOST_SINGLE_BYTES = 1024 * 1024
-"""Maximum bytes of a held request's body in a sandbox of a single program, whose context gathers
-it."""
+"""`most_held_bytes` of a sandbox of a single program, whose context gathers it."""
 _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
 _POLL_S = 0.05
@@ -99,25 +97,22 @@ class GuestChannel:
 
     takes_files = False
     """Whether a program's request may enclose its files."""
+    most_held_bytes = -1
+    """Maximum bytes of the body of a first program that is sent as `held` and begins with `go`, and
+    of its header. None may be held where it is negative."""
 
     def __init__(
         self,
         sock: Stream,
         *,
         on_violation: Callable[[str], None] | None = None,
-        most_held_bytes: int = -1,
     ) -> None:
-        """Own `sock` from now on; `on_violation` must kill the sandbox.
-
-        `most_held_bytes`: the first program may be sent as `held` and begins with `go`, if its body
-        has at most so many, and its header, too. None may be held where it is negative.
-        """
+        """Own `sock` from now on; `on_violation` must kill the sandbox."""
         sock.setblocking(False)
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
         self._on_violation = on_violation
-        self.most_held_bytes = most_held_bytes
         self._in = bytearray()
         self.hearing = Hearing()
         """Account of the loop's time that the sandbox's frames may use. Code that reads on adds its

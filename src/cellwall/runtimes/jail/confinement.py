@@ -91,11 +91,10 @@ async def _heard(child: Child, spec: SandboxSpec) -> GuestChannel:
             kill_context=lambda: _kill_contexts(child),
         )
     await hear(child, b"L")
-    return GuestChannel(
-        child.channel,
-        on_violation=lambda _: child.kill(),
-        most_held_bytes=MOST_HELD_BYTES if spec.purpose == "program" else -1,
-    )
+    channel = GuestChannel(child.channel, on_violation=lambda _: child.kill())
+    if spec.purpose == "program":
+        channel.most_held_bytes = MOST_HELD_BYTES
+    return channel
 
 
 def _kill_contexts(child: Child) -> None:

@@ -84,6 +84,7 @@ class AloneChannel(GuestChannel):
     """The channel of a sandbox of one program; see the module."""
 
     takes_files = True
+    most_held_bytes = MOST_SINGLE_BYTES
 
     def __init__(
         self,
@@ -98,9 +99,7 @@ class AloneChannel(GuestChannel):
         `on_violation` must kill the sandbox, and `kill_context` its program. `init_pid` is the
         host's pid of its init.
         """
-        super().__init__(
-            parts.channel, on_violation=on_violation, most_held_bytes=MOST_SINGLE_BYTES
-        )
+        super().__init__(parts.channel, on_violation=on_violation)
         self._init_pid = init_pid
         self._kill_context = kill_context
         self._late = LateLoop(self._loop)
