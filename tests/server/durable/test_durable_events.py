@@ -52,9 +52,11 @@ def test_what_memory_does_not_keep_is_read_from_the_store(tmp_path: Path) -> Non
 
 def test_what_no_place_is_left_for_is_one_gap_that_says_so(tmp_path: Path) -> None:
     count = 25_000
+    # At a pace that a busy disk keeps: a slow store makes the gap begin earlier.
+    lines = "import time\n" + _LINES.format(count=count) + "    n % 256 or time.sleep(0.02)\n"
     with house(tmp_path, spool_bytes=100_000) as made:
         client = made.start().client()
-        code = program("a", _LINES.format(count=count))
+        code = program("a", lines)
         execution = submitted(client, code, limits={"output_kb": 65_536})
         ended(client, execution)
         found = events(client, execution)
