@@ -166,7 +166,7 @@ class Bench:
         yield from self._language_rows(python, data, n)
         yield "network_allow", 0, lambda _: outside.allowed("network_allow", n)
         yield "network_https", 0, lambda _: outside.https("network_https", 10 * n)
-        yield "network_stream", 0, lambda _: outside.stream("network_stream", 5)
+        yield "network_stream", 0, lambda _: outside.stream("network_stream", 15)
         yield "packages_warm", 0, lambda _: outside.warm("packages_warm", n)
         yield "packages_cold", 0, lambda _: outside.cold("packages_cold", n)
         yield "image_parked", 0, lambda _: images.echo("image_parked", n, _PARK)

@@ -43,6 +43,10 @@ def _in_a_namespace_of_its_own() -> None:
     opened = _called(own)
     if not isinstance(opened, listeners.Listeners):
         raise RuntimeError(f"another namespace got none: {opened}")
+    for each in (opened.http_proxy, opened.dns_tcp, opened.transparent):
+        chosen = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+        if chosen != b"reno":
+            raise RuntimeError(f"connections to {each.getsockname()} are paced by {chosen!r}")
 
 
 def test_the_engines_own_namespace_gets_no_way_out() -> None:

@@ -52,6 +52,10 @@ _REPORTS = (
 )
 """Files of /proc/sys/net: milliseconds after which leaving a group is reported again. A packet
 caused by the last sandbox must not be sent during the next one."""
+_CONGESTION_CONTROL = ("ipv4/tcp_congestion_control", b"reno")
+"""Setting of /proc/sys/net for every TCP socket of a sandbox, tcp(7). Its connections end on this
+machine, at the egress proxy, at the engine or in itself; what the host chose for real networks, BBR
+above all, measures and paces them, and a stream has a third of the rate. Every kernel has reno."""
 _ALWAYS = frozenset({"dev", "snmp", "netstat"})
 """Witnesses that every kernel with a network has."""
 _NO_SOCKET = b"sockets: used 0\n"
@@ -165,6 +169,7 @@ class Networks:
         opened: List[int] = []
         try:
             _keep_quiet()
+            _set(*_CONGESTION_CONTROL)
             return _described(opened)
         except OSError:
             for fd in opened:

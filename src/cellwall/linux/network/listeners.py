@@ -107,6 +107,8 @@ def _bound(
         if kind == socket.SOCK_STREAM:
             # What a listener before it accepted may be there still, after the proxy has ended.
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # What it accepts ends on this machine; BBR, if it is the host's, would pace it. tcp(7)
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         found.bind(place)
         if kind == socket.SOCK_STREAM:
             found.listen(_BACKLOG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Iterator
 
@@ -26,6 +27,18 @@ def pairs() -> Iterator[tuple[socket.socket, socket.socket, socket.socket, socke
         yield program, inner, outer, server
 
 
+@contextlib.contextmanager
+def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield both ends of a connection on loopback."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        caller = stack.enter_context(socket.create_connection(listener.getsockname()))
+        accepted = stack.enter_context(listener.accept()[0])
+        for each in (caller, accepted):
+            each.setblocking(False)
+        yield caller, accepted
+
+
 def free(_size: int) -> float:
     return 0.0
 
@@ -35,6 +48,15 @@ async def everything(held: socket.socket) -> bytes:
     while piece := await asyncio.get_running_loop().sock_recv(held, 1 << 20):
         data += piece
     return data
+
+
+async def first(held: socket.socket, size: int) -> bytes:
+    """Read so many bytes; return the last ones that came at once."""
+    piece = b""
+    while size:
+        piece = await asyncio.get_running_loop().sock_recv(held, min(size, 1 << 20))
+        size -= len(piece)
+    return piece
 
 
 def test_long_stream_and_its_end_arrive_and_the_other_direction_goes_on() -> None:
@@ -70,6 +92,44 @@ def test_long_stream_and_its_end_arrive_and_the_other_direction_goes_on() -> Non
     assert found == sent
     assert back == b"and back"
     assert counted == [_LONG, 8]
+
+
+def test_last_bytes_of_a_long_stream_pass_though_it_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long stream is taken in large pieces; what is less than one waits for a look, not for ever.
+
+    The control is the kernel's own word: the same bytes are not announced at a socket that waits
+    for so many.
+    """
+    monkeypatch.setattr(pump, "_GATHERED_AFTER", 1 << 20)  # a busy machine makes pauses
+    sent, rest = bytes(4 * _LONG), b"the rest"
+    waited_for = set[int]()
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        with tcp_pair() as (program, inner), tcp_pair() as (outer, server):
+
+            def note(_size: int) -> float:
+                waited_for.add(inner.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT))
+                return 0.0
+
+            running = asyncio.ensure_future(pump.run((inner, outer, note)))
+            writing = asyncio.ensure_future(loop.sock_sendall(program, sent))
+            await first(server, len(sent))
+            await writing
+            await loop.sock_sendall(program, rest)
+            found = await first(server, len(rest))
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            return found
+
+    assert asyncio.run(asyncio.wait_for(main(), 20)) == rest
+    assert waited_for == {1, pump._GATHERED}
+    with tcp_pair() as (program, inner):
+        inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, pump._GATHERED)
+        program.send(rest)
+        assert select.select([inner], [], [], 0.1) == ([], [], [])
 
 
 def test_target_that_does_not_read_holds_up_the_source() -> None:

@@ -249,6 +249,25 @@ def test_kernel_that_says_too_little_has_a_new_one_for_each(
     assert forked.answer(twice) == [0, 0]
 
 
+def test_connections_inside_are_not_paced_as_for_a_real_network() -> None:
+    """Whatever congestion control the host has; BBR leaves a stream a third of the rate."""
+
+    def chosen() -> tuple[str, str]:
+        nets = _networks()
+        nets.enter()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            caller = socket.create_connection(server.getsockname())
+            accepted, _ = server.accept()
+            with caller, accepted:
+                return _congestion_control(caller), _congestion_control(accepted)
+
+    assert forked.answer(chosen) == ["reno", "reno"]
+
+
+def _congestion_control(held: socket.socket) -> str:
+    return held.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
 def test_no_more_namespaces_is_an_error_at_home() -> None:
     def refused() -> bool:
         nets = _networks()
