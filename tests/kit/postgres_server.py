@@ -28,6 +28,7 @@ _SETTINGS = (
 )
 _ANYBODY = "nobody"
 _START_S = 40.0
+_PORT = 5432
 
 
 def programs() -> Path | None:
@@ -46,6 +47,7 @@ class Postgres:
     """Whose process it is; None: ours."""
     entering: Sequence[str] = ()
     """Words that run its server on another machine of the test's."""
+    port: int = _PORT
     _process: subprocess.Popen[bytes] | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -56,7 +58,7 @@ class Postgres:
             "group": self.user,
             "extra_groups": None if self.user is None else [],
             "cwd": self.folder,
-            "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+            "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "PGPORT": str(self.port)},
         }
 
     def run(self, program: str, *arguments: str) -> str:
@@ -132,17 +134,19 @@ class Postgres:
 
 
 @contextmanager
-def running(bin_folder: Path, entering: Sequence[str] = (), listen: str = "") -> Iterator[Postgres]:
+def running(
+    bin_folder: Path, entering: Sequence[str] = (), listen: str = "", port: int = _PORT
+) -> Iterator[Postgres]:
     """Make a cluster, start its server, end both.
 
     `entering`: words that run it on another machine; `listen`: its address there, at which roles
-    have to say their passwords.
+    have to say their passwords, with `port`.
     """
     folder = Path(tempfile.mkdtemp(prefix="cellwall-pg-"))
     user = pwd.getpwnam(_ANYBODY).pw_uid if os.geteuid() == 0 else None
     if user is not None:
         os.chown(folder, user, user)
-    server = Postgres(folder, bin_folder, user, entering)
+    server = Postgres(folder, bin_folder, user, entering, port)
     try:
         server.run(
             "initdb", "-D", f"{folder}/data", "-U", "cellwall", "-A", "trust", "-E", "UTF8",
@@ -163,9 +167,11 @@ def running(bin_folder: Path, entering: Sequence[str] = (), listen: str = "") ->
 
 
 @contextmanager
-def another(entering: Sequence[str] = (), listen: str = "") -> Iterator[Postgres]:
+def another(
+    entering: Sequence[str] = (), listen: str = "", port: int = _PORT
+) -> Iterator[Postgres]:
     """Run a server that a test may stop or kill, where there is PostgreSQL; as `running`."""
     found = programs()
     assert found is not None
-    with running(found, entering, listen) as made:
+    with running(found, entering, listen, port) as made:
         yield made

@@ -21,9 +21,10 @@ from cellwall.model.errors import UsageError
 from conftest import ground, require_command
 from kit.attack.again import again
 from kit.images.host_tree import APP, TOOLS, host_tree, image
+from kit.outside.secrets import VALUE, Mirror
 from kit.outside.world import World, world
 from outside import test_attack_outside, test_network, test_secrets
-from outside.test_secrets import VALUE, Mirror, said, secret_for
+from outside.test_secrets import said, secret_for
 
 pytestmark = pytest.mark.root
 open_sandbox = test_attack_outside.open_sandbox

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,40 @@ def test_a_program_over_tls(outside: World, name: str) -> None:
         )
     )
     assert "GET /a 0" not in done.stdout
+
+
+_LIBRARIES = {
+    "requests": "import requests; print(requests.get(URL).text)",
+    "httpx": "import httpx; print(httpx.get(URL).text)",
+    "aiohttp": """
+import aiohttp, asyncio
+async def main():
+    async with aiohttp.ClientSession() as session, session.get(URL) as answer:
+        print(await answer.text())
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("name", _LIBRARIES)
+def test_a_library_over_tls(outside: World, name: str) -> None:
+    """With the template that has them; each finds the authority by the usual variables."""
+    port = outside.tls_web.port
+    code = f"URL = 'https://web.test:{port}/a'\n{_LIBRARIES[name]}"
+    trust = {"SSL_CERT_FILE": "/home/user/ca.pem", "REQUESTS_CA_BUNDLE": "/home/user/ca.pem"}
+    given: dict[str, Any] = {
+        "template": "data",
+        "files": {"ca.pem": outside.authority},
+        "env": trust,
+    }
+    found = outside.run(code, [f"web.test:{port}"], limits=_ROOM, timeout=60, **given)
+    assert found == "GET /a 0\n"
+    # The control: without a rule for it the same program fails.
+    refused = outside.runner.call(
+        lambda engine, _put: engine.run(code, network=["other.test"], limits=_ROOM, **given)
+    )
+    assert refused.outcome.verdict == "exception"
+    assert refused.stdout == ""
 
 
 def test_a_proxy_of_the_environment(outside: World) -> None:

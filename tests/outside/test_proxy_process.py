@@ -327,11 +327,14 @@ def test_a_slow_reader_holds_up_itself_alone(outside: World) -> None:
         assert _rss(_pid(outside)) - before < 16 << 20
 
 
-def test_gigabytes_pass_in_flat_memory(outside: World) -> None:
+@pytest.mark.parametrize("gib", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_gigabytes_pass_in_flat_memory(outside: World, gib: int) -> None:
+    size = gib << 30
+
     def pour(held: object) -> None:
         held.recv(10)  # type: ignore[attr-defined]
         piece = bytes(1 << 20)
-        for _ in range(2048):
+        for _ in range(size >> 20):
             held.sendall(piece)  # type: ignore[attr-defined]
 
     with Sink(pour) as well, outside.sandbox([f"web.test:{well.port}"]) as sandbox:
@@ -345,7 +348,7 @@ def test_gigabytes_pass_in_flat_memory(outside: World) -> None:
             "print(n)\n",
             timeout=60,
         )
-        assert done.stdout == f"{2048 << 20}\n", done.error
+        assert done.stdout == f"{size}\n", done.error
         assert _rss(_pid(outside), "VmHWM") - before < 16 << 20
 
 

@@ -24,43 +24,12 @@ from cellwall import Sandbox
 from cellwall.model.errors import UsageError
 from cellwall.model.secret import Secret
 from conftest import require_command
-from kit import command_line
+from kit.outside.secrets import ASK, VALUE, Mirror
 from kit.outside.servers import WebServer
-from kit.outside.world import LISTED, World, certificate
+from kit.outside.world import World, certificate
 from kit.places import ROOT
 
 pytestmark = pytest.mark.root
-
-VALUE = "sk-proj-thisIsTheValueThatNoSandboxSees0123"
-
-ASK = '''
-import base64, json, os, urllib.error, urllib.request
-KEY = os.environ["API_KEY"]
-def ask(url, headers=None, data=None):
-    """Status and text of an answer, its header fields among it; or the error."""
-    try:
-        request = urllib.request.Request(url, data, headers or {})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return f"{answer.status} {answer.headers} {answer.read().decode()}"
-    except urllib.error.HTTPError as error:
-        return f"{error.code} {error.read().decode()}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-'''
-
-
-class Mirror(WebServer):
-    """A server that repeats what it was asked, in a header field and in its body."""
-
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Return the fields of the request, and its body."""
-        _, _, fields = self.requests[-1]
-        said = json.dumps({**fields, "path": path, "body": body.decode()})
-        if path.startswith("/compressed"):
-            return 200, {"Content-Encoding": "gzip"}, said.encode()
-        if path in self.redirects:
-            return 302, {"Location": self.redirects[path]}, b""
-        return 200, {"X-Echo": fields.get("X-Key", "")}, said.encode()
 
 
 @pytest.fixture(scope="module")
@@ -373,26 +342,6 @@ async def _pid(engine: Any) -> int:
     return int(engine.outside.proxy.pid)
 
 
-def test_the_command_line_gives_a_secret(
-    outside: World, jail_mirror: Mirror, tmp_path: Path
-) -> None:
-    port, authority = jail_mirror.port, tmp_path / "authority.pem"
-    authority.write_text(outside.authority, encoding="ascii")
-    code = f"{ASK}\nprint(ask('https://web.test:{port}/cli', {{'X-Key': KEY}}))"
-    told = {
-        "CELLWALL_NETWORK_ADDRESSES": ",".join(LISTED),
-        "CELLWALL_NAME_SERVERS": outside.names.address,
-        "CELLWALL_NETWORK_AUTHORITIES": str(authority),
-        "MY_KEY": VALUE,
-    }
-    secret = f"API_KEY=env:MY_KEY@web.test:{port}"
-    done = command_line.start("run", "--json", "--secret", secret, "-c", code, **told)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["stdout"].startswith("200")
-    assert jail_mirror.requests[-1][2]["X-Key"] == VALUE
-    assert VALUE not in done.stdout + done.stderr
-
-
 def test_the_documented_example_runs() -> None:
     path = ROOT / "docs" / "snippets" / "network" / "policy_with_a_secret.py"
     done = subprocess.run(
@@ -496,6 +445,7 @@ def test_no_process_and_no_file_of_the_sandbox_has_the_value(
 _ROOM = {"memory_mb": 2048, "processes": 200, "wall_s": 60, "cpu_s": 60, "open_files": 1024}
 _PROGRAMS = {
     "curl": 'curl -sS -H "X-Key: $API_KEY" URL',
+    "wget": 'wget -q -O - --header="X-Key: $API_KEY" URL',
     "node": 'node -e \'fetch("URL", {headers: {"X-Key": process.env.API_KEY}})'
     ".then(r => r.text()).then(t => process.stdout.write(t))'",
     "git": "git ls-remote URL 2>&1; true",
@@ -542,3 +492,36 @@ def test_programs_trust_the_sandboxs_authority_unmodified(
     if name not in _ASKS_ITSELF:
         assert asked[0][2]["X-Key"] == VALUE
         assert VALUE not in found
+
+
+_LIBRARIES = {
+    "requests": "import requests; requests.get(URL, headers=HEADERS).raise_for_status()",
+    "httpx": "import httpx; httpx.get(URL, headers=HEADERS).raise_for_status()",
+    "aiohttp": """
+import aiohttp, asyncio
+async def main():
+    async with aiohttp.ClientSession(headers=HEADERS) as session, session.get(URL) as answer:
+        answer.raise_for_status()
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("name", _LIBRARIES)
+def test_libraries_trust_the_sandboxs_authority_unmodified(
+    outside: World, jail_mirror: Mirror, name: str
+) -> None:
+    port, before = jail_mirror.port, len(jail_mirror.requests)
+    url = f"https://web.test:{port}/for-{name}"
+    code = f"import os\nURL, HEADERS = {url!r}, {{'X-Key': os.environ['API_KEY']}}\n"
+    outside.run(
+        code + _LIBRARIES[name],
+        [f"web.test:{port}"],
+        template="data",
+        secrets=[secret_for(port)],
+        limits=_ROOM,
+        timeout=60,
+    )
+    (asked,) = jail_mirror.requests[before:]
+    assert asked[1] == f"/for-{name}"
+    assert asked[2]["X-Key"] == VALUE

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from cellwall.apps.cli.mcp_on_stdio import serve
-from cellwall.apps.cli.one_program import network_of
+from cellwall.apps.cli.one_program import outside_of
 from cellwall.apps.cli.words import image_words, network_words
+from cellwall.apps.mcp.operators_choice import OperatorsChoice
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 
@@ -27,6 +28,7 @@ def mcp(  # noqa: PLR0913, PLR0917 - each is an option of its own
     allow: network_words.Allow = None,
     deny: network_words.Deny = None,
     network: network_words.Network = None,
+    secret: network_words.Secret = None,
     image: image_words.Image = None,
     user: image_words.User = None,
     volume: image_words.Volume = None,
@@ -36,4 +38,5 @@ def mcp(  # noqa: PLR0913, PLR0917 - each is an option of its own
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
     image_words.check("mcp", image, user)
-    serve(budget, network_of(allow, deny, network), image, user, volume)
+    policy, secrets = outside_of(allow, deny, network, secret)
+    serve(budget, OperatorsChoice(policy, image, user, volume, secrets))

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cellwall.apps.cli.console.own_streams import check_usable
+from cellwall.apps.mcp.operators_choice import OperatorsChoice
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
     from cellwall.runtimes.base import AheadOfEngine
 
+_NOTHING = OperatorsChoice()
 _INTEGER = re.compile(r"[0-9]{1,9}")
 
 
@@ -35,17 +37,10 @@ def budget_in(words: Sequence[str]) -> int | None:
     return None
 
 
-def serve(
-    budget: int,
-    network: object = None,
-    image: str | None = None,
-    user: str | None = None,
-    volumes: Sequence[str] | None = None,
-) -> None:
+def serve(budget: int, chosen: OperatorsChoice = _NOTHING) -> None:
     """Serve one client with answers of at most `budget` characters of text, until it goes.
 
-    `network` is the network policy of its sandboxes; `image` their root, and `user` their user
-    there; `volumes` what they see of this machine's volumes.
+    `chosen` holds for each of its sandboxes.
     """
     if find_spec("mcp") is None:
         raise HostUnsupported(
@@ -56,14 +51,14 @@ def serve(
     check_budget(budget)
     check_usable(0)
     check_usable(1)
-    with _begun(image, volumes) as begun:  # before the engine is imported
+    with _begun(chosen.image, chosen.volumes) as begun:  # before the engine is imported
         from cellwall.apps.engines import make_engine
         from cellwall.apps.mcp.transport.stdio import run
 
         def engine() -> Engine:
             return make_engine(pool=1, answers_first=True, head_start=begun)
 
-        run(engine, budget, network, image, user, volumes)
+        run(engine, budget, chosen)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cellwall.model.execution import Event, Execution
+    from cellwall.model.secret import Secret
     from cellwall.runtimes.base import AheadOfEngine
 
 
@@ -93,12 +94,9 @@ def _read(given: Mapping[str, Any]) -> Request:
 
         request.place = place_of(given["artifacts"], given["into"])
     request.options.update(given_inside(given))
-    allow = given["allow"]
-    if given["secret"]:
-        from cellwall.apps.cli.words.secret_words import allowed_with, secrets_of_words
-
-        secrets = request.options["secrets"] = secrets_of_words(given["secret"])
-        allow = allow if given["network"] else allowed_with(allow, secrets)
+    network, secrets = outside_of(given["allow"], given["deny"], given["network"], given["secret"])
+    if secrets:
+        request.options["secrets"] = secrets
     request.options.update(
         template=given["template"] or _template_of(request.language),
         stdin=_stdin(given["stdin"]),
@@ -113,7 +111,7 @@ def _read(given: Mapping[str, Any]) -> Request:
         start=given["start"],
         compile_options=given["compile_option"] or (),
         compile_limits=_pairs(given["compile_limit"], "--compile-limit") or None,
-        network=network_of(allow, given["deny"], given["network"]),
+        network=network,
         packages=given["package"] or (),
         volumes=given["volume"],
     )
@@ -130,6 +128,21 @@ def given_inside(given: Mapping[str, Any]) -> dict[str, Any]:
         "files": given_words.files_of_words(given["files"] or ()),
         "env": given_words.variables_of_words(given["env"] or ()),
     }
+
+
+def outside_of(
+    allow: list[str] | None, deny: list[str] | None, mode: str | None, secret: list[str] | None
+) -> tuple[object, list[Secret]]:
+    """Return the policy of these options, and the secrets that --secret gives.
+
+    Their hosts are allowed with them. Raises `UsageError`.
+    """
+    if not secret:
+        return network_of(allow, deny, mode), []
+    from cellwall.apps.cli.words.secret_words import allowed_with, secrets_of_words
+
+    secrets = secrets_of_words(secret)
+    return network_of(allow if mode else allowed_with(allow, secrets), deny, mode), secrets
 
 
 def network_of(allow: list[str] | None, deny: list[str] | None, mode: str | None) -> object:

@@ -106,14 +106,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     deny: network_words.Deny = None,
     network: network_words.Network = None,
     package: network_words.Package = None,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=env:VAR@HOST",
-            help="Put the value of our variable VAR into requests to that host, which is allowed "
-            "with it; inside, NAME has a placeholder. Hosts with commas; repeatable.",
-        ),
-    ] = None,
+    secret: network_words.Secret = None,
     isolation: Annotated[
         str | None, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
     ] = None,

@@ -22,7 +22,8 @@ import typer
 from cellwall.apps.cli.console.exit_status import explanation
 from cellwall.apps.cli.console.inputs import Collector
 from cellwall.apps.cli.console.terminal import Streams, complain
-from cellwall.apps.cli.words import image_words
+from cellwall.apps.cli.one_program import outside_of
+from cellwall.apps.cli.words import image_words, network_words
 from cellwall.model.errors import SandboxUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ def shell(  # noqa: PLR0913, PLR0917 - one parameter per option
     trust: Annotated[
         str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
     ] = None,
+    allow: network_words.Allow = None,
+    deny: network_words.Deny = None,
+    network: network_words.Network = None,
+    package: network_words.Package = None,
+    secret: network_words.Secret = None,
     image: image_words.Image = None,
     user: image_words.User = None,
     volume: image_words.Volume = None,
@@ -72,12 +78,16 @@ def shell(  # noqa: PLR0913, PLR0917 - one parameter per option
     spoken = _spoken(language)
     template = template or spoken.template
     built(template)
+    policy, secrets = outside_of(allow, deny, network, secret)
     limits = {"memory_mb": memory, "idle_s": 86_400, "life_s": 86_400}
     options = {
         "template": template,
         "limits": {name: value for name, value in limits.items() if value is not None},
         "isolation": isolation,
         "trust": trust,
+        "network": policy,
+        "secrets": secrets or None,
+        "packages": package or (),
         "image": image,
         "user": user,
         "volumes": volume,

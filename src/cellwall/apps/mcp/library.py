@@ -64,7 +64,7 @@ class Embedded:
         """Use `engine`, which its owner closes.
 
         `operators` are options of every sandbox, which the client cannot change: `network`,
-        `image`, `user` and `volumes`.
+        `secrets`, `image`, `user` and `volumes`.
         """
         self._engine = engine
         self._operators = dict(operators or {})

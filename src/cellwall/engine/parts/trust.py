@@ -31,6 +31,8 @@ _FOLDER = "/tmp/.cellwall-authorities"  # noqa: S108 - a path inside
 BUNDLE = f"{_FOLDER}/authorities.pem"
 """Path inside of the authorities, as PEM."""
 _JAVA = f"{_FOLDER}/authorities.p12"
+_WGET = f"{_FOLDER}/wgetrc"
+"""Settings of Wget, which reads no variable that names authorities; wget(1), WGETRC."""
 _BUNDLE_VARIABLES = (
     "SSL_CERT_FILE",  # OpenSSL, and what uses it: Python, Ruby, PHP, wget2; Go; httpx
     "CURL_CA_BUNDLE",
@@ -92,6 +94,7 @@ def variables(secrets: Sequence[Secret]) -> dict[str, str]:
         f"-Djavax.net.ssl.trustStore={_JAVA} -Djavax.net.ssl.trustStoreType=PKCS12 "
         f"-Djavax.net.ssl.trustStorePassword={_WORD}"
     )
+    found["WGETRC"] = _WGET
     return found | {secret.name: secret.placeholder for secret in secrets}
 
 
@@ -135,7 +138,8 @@ async def install(live: ClaimedSandbox, certificate: str) -> None:
     live.channel.most_held_bytes = -1  # only the first that a guest hears can be held
     bundle = _this_machines() + certificate.encode("ascii")
     java = await asyncio.to_thread(_java_store, certificate)
-    for path, content in ((BUNDLE, bundle), (_JAVA, java)):
+    wget = f"ca_certificate = {BUNDLE}\n".encode("ascii")
+    for path, content in ((BUNDLE, bundle), (_JAVA, java), (_WGET, wget)):
         try:
             await live.channel.request(
                 "file_write", content, path=path, append=False, parents=True, mode=0o644

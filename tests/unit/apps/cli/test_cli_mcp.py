@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from cellwall import Engine
 from cellwall.apps.cli import mcp, mcp_on_stdio
 from cellwall.apps.cli.commands import app_of
+from cellwall.apps.mcp.operators_choice import OperatorsChoice
 from cellwall.apps.mcp.tools.catalog import Available
 from cellwall.apps.mcp.tools.preferred import preferred
 from cellwall.apps.mcp.transport import stdio
@@ -67,7 +68,7 @@ def test_both_know_the_same_option() -> None:
     assert (option.name, option.default) == ("budget", mcp_on_stdio.budget_in([]))
     # left to the declared options
     assert [(each.name, each.default) for each in others] == [
-        (name, None) for name in ("allow", "deny", "network", "image", "user", "volume")
+        (name, None) for name in ("allow", "deny", "network", "secret", "image", "user", "volume")
     ]
 
 
@@ -149,5 +150,5 @@ def test_nothing_begins_for_sandboxes_on_an_image(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(stdio, "run", run)
     monkeypatch.setattr(mcp_on_stdio, "check_usable", lambda _: None)
-    mcp_on_stdio.serve(5000, image="debian")
+    mcp_on_stdio.serve(5000, OperatorsChoice(image="debian"))
     assert seen == [None]

@@ -1,7 +1,7 @@
-"""The options that say where a sandbox may connect to, and what is installed into it first.
+"""The options that say where a sandbox may connect to, with what, and what is installed first.
 
-Declared once, for `run`, `mcp`, `sandbox create` and `network set`; `network_of` in `one_program`
-reads them, where a command line is read without this module's typer.
+Declared once, for `run`, `shell`, `mcp`, `sandbox create` and `network set`; `outside_of` in
+`one_program` reads them, where a command line is read without this module's typer.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ Network = Annotated[
         metavar="none|packages|open",
         help="Instead of --allow: nothing, pip, uv and npm alone, or every address. `packages` "
         "also beside --allow.",
+    ),
+]
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=env:VAR@HOST",
+        help="Put the value of our variable VAR into requests to that host, which is allowed with "
+        "it; inside, NAME has a placeholder. Hosts with commas; repeatable.",
     ),
 ]
 Package = Annotated[

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from mcp_types import Tool
 
+    from cellwall.model.secret import Secret
     from cellwall.model.volume import VolumeMount
 
 _KEPT_S = 5.0
@@ -101,13 +102,16 @@ class Catalog:
         network: NetworkPolicy = NO_NETWORK,
         image: str | None = None,
         volumes: Sequence[VolumeMount] = (),
+        secrets: Sequence[Secret] = (),
     ) -> None:
         """`state_dir` contains the templates; `network` is the policy of every sandbox.
 
         `image`: what the operator named as the root of every sandbox, instead of a template.
-        `volumes`: what every sandbox sees of the operator's volumes.
+        `volumes`: what every sandbox sees of the operator's volumes. `secrets`: what the network
+        puts into its requests.
         """
-        self._volumes = _kept(volumes)
+        self._has_more = _kept(volumes) + _lent(secrets)
+        """What a model needs to know besides of a sandbox that it makes."""
         self._network = network
         self._image = image
         self._store = TemplateStore(state_dir)
@@ -133,9 +137,6 @@ class Catalog:
         }
         return Available(languages or ("python",), built)
 
-    def _volumes_of(self, tool: str) -> str:
-        return self._volumes if tool in _MAKES else ""
-
     def tools(self) -> list[Tool]:
         """Return the tools as a client sees them."""
         from mcp_types import Tool, ToolAnnotations
@@ -147,7 +148,7 @@ class Catalog:
             Tool(
                 name=name,
                 description=_described(name, here, self._network, self._image)
-                + self._volumes_of(name),
+                + (self._has_more if name in _MAKES else ""),
                 input_schema=_input_schema(model.model_json_schema(), name, here),
                 output_schema=OUTPUTS[name],
                 annotations=ToolAnnotations(
@@ -165,6 +166,17 @@ def _kept(volumes: Sequence[VolumeMount]) -> str:
     """Return what a model needs to know of volumes."""
     said = (f"{each.path}{' (read-only)' if each.read_only else ''}" for each in volumes)
     return f" Files in {', '.join(said)} outlive the sandbox." if volumes else ""
+
+
+def _lent(secrets: Sequence[Secret]) -> str:
+    """Return what a model needs to know of secrets."""
+    said = (f"{each.name} (for {', '.join(map(str, each.hosts))})" for each in secrets)
+    return (
+        f" Variables hold placeholders of secrets: {', '.join(said)}. Use them in headers, "
+        "the query or basic authentication as if they were the values, which the network puts in."
+        if secrets
+        else ""
+    )
 
 
 def _described(name: str, here: Available, network: NetworkPolicy, image: str | None) -> str:

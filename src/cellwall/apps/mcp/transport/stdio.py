@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.mcp.library import Embedded
+from cellwall.apps.mcp.operators_choice import OperatorsChoice
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.tools.catalog import Catalog
 from cellwall.model.errors import CellwallError
@@ -27,37 +28,36 @@ from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
+    from cellwall.model.network import NetworkPolicy
+    from cellwall.model.secret import Secret
     from cellwall.model.volume import VolumeMount
+
+_NOTHING = OperatorsChoice()
 
 
 def run(
-    engine_of: Callable[[], Engine],
-    budget_chars: int,
-    network: object = None,
-    image: str | None = None,
-    user: str | None = None,
-    volumes: Sequence[str] | None = None,
+    engine_of: Callable[[], Engine], budget_chars: int, chosen: OperatorsChoice = _NOTHING
 ) -> None:
     """Serve on an event loop of its own; SIGTERM and SIGINT end it like the end of stdin.
 
-    `network` is the network policy of every sandbox, `image` its root, `user` its user there,
-    and `volumes` what it sees: the operator's choice and not the client's.
+    `chosen` holds for every sandbox: the operator's choice and not the client's.
     """
 
     async def main() -> None:
-        engine = engine_of()
-        # What is no policy ends this before a client waits.
+        engine, network = engine_of(), chosen.network
+        # What is no policy, and a secret that reaches no host, end this before a client waits.
         policy = NO_NETWORK if network is None else engine.outside.checked(network)
-        mounts = _found(engine, volumes)
+        mounts = _found(engine, chosen.volumes)
         operators = {
             "network": None if policy.is_none else policy,
-            "image": image,
-            "user": user,
+            "secrets": _reachable(chosen.secrets, policy) or None,
+            "image": chosen.image,
+            "user": chosen.user,
             "volumes": mounts or None,
         }
-        if image is not None:
-            await _bring(engine, image, user)
-        catalog = Catalog(engine.state_dir, policy, image, mounts)
+        if chosen.image is not None:
+            await _bring(engine, chosen.image, chosen.user)
+        catalog = Catalog(engine.state_dir, policy, chosen.image, mounts, chosen.secrets)
         await _serve(engine, budget_chars, catalog, operators)
 
     asyncio.run(main())
@@ -72,6 +72,15 @@ def _found(engine: Engine, volumes: Sequence[str] | None) -> tuple[VolumeMount, 
     mounts = mounts_of(volumes)
     engine.volumes.attached(mounts)
     return mounts
+
+
+def _reachable(secrets: Sequence[Secret], policy: NetworkPolicy) -> Sequence[Secret]:
+    """Return secrets whose hosts the policy allows. Raises `UsageError` for others."""
+    if secrets:
+        from cellwall.model.secret import check_reachable
+
+        check_reachable(secrets, policy)
+    return secrets
 
 
 async def _bring(engine: Engine, image: str, user: str | None) -> None:
