@@ -354,8 +354,8 @@ def test_changed_archive_is_another_image(place: Path, tmp_path: Path) -> None:
 
 
 def test_command_line(image: Path) -> None:
-    def run(*words: str) -> command_line.Done:
-        return command_line.start("run", "--image", str(image), *words)
+    def run(*words: str, **environ: str) -> command_line.Done:
+        return command_line.start("run", "--image", str(image), *words, **environ)
 
     try:
         said = run("--user", "app", "--", "sh", "-c", "id -un; exit 3")
@@ -364,6 +364,11 @@ def test_command_line(image: Path) -> None:
         own = ("--file", f"{Path(__file__)}:in/own", "--env", "OWN=1")
         seen = run(*own, "--", "sh", "-c", 'echo $OWN; read -r line < in/own; echo "$line"')
         assert seen.stdout == f"1\n{Path(__file__).read_text().splitlines()[0]}\n", seen.stderr
+        secret = ("--secret", "KEY=env:MY_KEY@api.example.org", "--", "sh", "-c", "echo $KEY")
+        placeholder = run(*secret, MY_KEY="a-value-of-some-length")
+        assert placeholder.returncode == 0, placeholder.stderr
+        assert len(placeholder.stdout) == len("a-value-of-some-length\n")
+        assert "a-value" not in placeholder.stdout
         wrong = run("-c", "print(1)")
         assert wrong.returncode == 125
         assert "-c and --image do not go together" in wrong.stderr

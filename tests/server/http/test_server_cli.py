@@ -66,6 +66,12 @@ def test_life_of_a_sandbox(run: Run) -> None:
     assert (again.returncode, b"it was closed" in again.stderr) == (125, True)
 
 
+def test_volumes_of_a_sandbox_go_with_the_request(run: Run) -> None:
+    for word, said in (("none:/data:ro", b"volumes_mb"), ("none", b"NAME:PATH")):
+        refused = run("sandbox", "create", "--volume", word)
+        assert (refused.returncode, said in refused.stderr) == (125, True), refused.stderr
+
+
 def test_what_was_asked_above_the_ceiling_is_said(run: Run) -> None:
     made = run("sandbox", "create", "--memory", "1000000")
     assert made.returncode == 0

@@ -16,6 +16,7 @@ from cellwall.model.errors import CellwallError, NotFound, UsageError
 from cellwall.model.secret import Secret
 from cellwall.server.secrets.vault import Vault
 from cellwall.store.store import Store
+from kit import command_line
 from kit.outside.name_server import NameServer
 from kit.outside.servers import OUTSIDE, WebServer
 from kit.outside.world import certificate
@@ -100,6 +101,22 @@ def test_a_secret_is_set_used_listed_and_removed(server: Server, web: WebServer)
     assert error_of(client.post("/sandboxes", json=rules))["code"] == "not_found"
     for text in (made.text, json.dumps(listed), json.dumps(in_sandbox), json.dumps(alone)):
         assert VALUE not in text
+
+
+def test_the_command_line_names_a_secret_of_the_server(server: Server, web: WebServer) -> None:
+    server.client(MANAGER).put("/secrets/API_KEY", json=_body(web.port))
+    environ = {"CELLWALL_URL": server.address, "CELLWALL_API_KEY": MANAGER}
+    asked = ("--allow", f"web.test:{web.port}", "--secret", "API_KEY")
+    made = command_line.start("sandbox", "create", *asked, **environ)
+    assert made.returncode == 0, made.stderr
+    code = _ASK.format(url=f"https://web.test:{web.port}/named")
+    words = ("sandbox", "exec", made.stdout.strip(), "--", "python3", "-c", code)
+    done = command_line.start(*words, **environ)
+    assert done.stdout.startswith("200 sk-proj-"), done.stderr
+    assert web.requests[-1][2]["X-Key"] == VALUE
+    assert VALUE not in done.stdout + done.stderr
+    unknown = command_line.start("sandbox", "create", "--secret", "OTHER", **environ)
+    assert (unknown.returncode, "OTHER" in unknown.stderr) == (125, True)
 
 
 def test_a_secret_is_its_tenants_own(server: Server, web: WebServer) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.cli.console.exit_status import exit_status, explanation
 from cellwall.apps.cli.console.terminal import complain
-from cellwall.apps.cli.one_program import given_inside, network_of
+from cellwall.apps.cli.one_program import given_inside, outside_of
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _OTHERS = (
     *("code", "language", "template", "stdin", "arg", "artifacts", "into", "compile_option"),
-    *("compile_limit", "package", "secret", "as_json"),
+    *("compile_limit", "package", "as_json"),
 )
 """Options that are about programs of a template."""
 
@@ -52,6 +52,7 @@ async def _ran(
     from cellwall.engine.engine import Engine
 
     inside = given_inside(given)
+    network, secrets = outside_of(given["allow"], given["deny"], given["network"], given["secret"])
     engine = Engine(answers_first=True)
     try:
         sandbox = await engine.create_sandbox(
@@ -65,7 +66,8 @@ async def _ran(
             trust=given["trust"],
             demand_hard=given["demand_hard"],
             profile=given["profile"] or "default",
-            network=network_of(given["allow"], given["deny"], given["network"]),
+            network=network,
+            secrets=secrets or None,
         )
         root = sandbox.live.spec.image
         argv = words or list(root.command if root is not None else ())

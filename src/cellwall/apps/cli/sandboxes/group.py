@@ -133,8 +133,16 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     deny: network_words.Deny = None,
     network: network_words.Network = None,
     package: network_words.Package = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A secret that the server keeps, whose hosts --allow has to name; repeatable.",
+        ),
+    ] = None,
     image: image_words.ServersImage = None,
     user: image_words.User = None,
+    volume: image_words.Volume = None,
     profile: Annotated[
         str | None, typer.Option(help="debug: its programs may trace one another (strace, gdb).")
     ] = None,
@@ -159,7 +167,8 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
     id=$(cellwall sandbox create --template data --memory 1024)
     cellwall sandbox create --name build --life 600 --metadata job=7
     cellwall sandbox create --allow example.org --package requests
-    cellwall sandbox create --image python:3.12-slim --user root
+    cellwall sandbox create --allow api.example.org --secret API_KEY
+    cellwall sandbox create --image python:3.12-slim --user root --volume data:/data
     """
     image_words.check("sandbox create", image, user)
     known = {"memory_mb": memory, "cpus": cpu, "idle_s": idle, "life_s": life}
@@ -175,8 +184,10 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             trust=trust,
             network=network_of(allow, deny, network),
             packages=package or (),
+            secrets=secret or (),
             image=image,
             user=user,
+            volumes=image_words.volumes_of(volume),
             profile=profile,
             auto_pause_s=auto_pause,
             hibernate_s=hibernate,

@@ -34,3 +34,12 @@ def check(command: str, image: str | None, user: str | None) -> None:
         raise UsageError(
             f"{command}: --user is one of an image", remedy="name it with --image, too"
         )
+
+
+def volumes_of(words: list[str] | None) -> dict[str, str] | None:
+    """Return what --volume gives as a request to a server says it. Raises `UsageError`."""
+    if not words:
+        return None
+    from cellwall.model.volume import mounts_of
+
+    return {each.name: each.path + (":ro" if each.read_only else "") for each in mounts_of(words)}
