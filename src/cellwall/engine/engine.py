@@ -48,6 +48,7 @@ from cellwall.surface.shared.tasks import Tasks
 if TYPE_CHECKING:
     from cellwall.engine.history.room import HistoryRoom
     from cellwall.engine.images.image_store import ImageStore
+    from cellwall.engine.packages.kept import KeptInstallations
     from cellwall.engine.parts.kept import Arrivals
     from cellwall.engine.policy.pause_choice import PauseChoice
     from cellwall.engine.sandbox import AsyncSandbox
@@ -185,7 +186,7 @@ class Engine:
         if not packages:
             return ()
         self.outside.check_packages()
-        from cellwall.engine.parts.packages import checked  # most programs install nothing
+        from cellwall.engine.packages.installing import checked  # most programs install nothing
 
         return checked(packages)
 
@@ -462,6 +463,12 @@ class Engine:
         unpacker = partial(self.runtime, name="jail")
         return store_of(self.state_dir, self.settings, unpacker, self._pool.give_up)
 
+    @cached_property
+    def _installations(self) -> KeptInstallations:
+        from cellwall.engine.packages.kept import KeptInstallations  # most install nothing
+
+        return KeptInstallations(self.state_dir, self.outside, self._tasks)
+
     async def _opened(
         self,
         live: ClaimedSandbox,
@@ -492,9 +499,7 @@ class Engine:
             raise
 
     async def _install(self, live: ClaimedSandbox, packages: tuple[str, ...], tenant: str) -> None:
-        from cellwall.engine.parts.packages import install  # most programs install nothing
-
-        await install(live, self.outside, packages, self._tasks, tenant=tenant)
+        await self._installations.install(live, packages, tenant)
 
     def _released(self, runtime: Runtime, sandbox: AsyncSandbox) -> None:
         if self._sandboxes.pop(sandbox.id, None) is None:
@@ -573,8 +578,9 @@ class Engine:
                 sandbox.leave()
             else:
                 await sandbox.close()
-        if "copies" in vars(self):
-            self.copies.close()
+        for part in ("copies", "_installations"):
+            if part in vars(self):  # most engines never made it
+                vars(self)[part].close()
         await self._tasks.cancel()
         await self.outside.aclose()
         await self._pool.aclose()

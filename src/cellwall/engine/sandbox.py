@@ -301,11 +301,11 @@ class AsyncSandbox:
         operator's package registries, as far as the operator allows them. `timeout`: seconds, 120
         without it. Raises `UsageError` with the reason if one cannot be installed.
         """
-        from cellwall.engine.parts import packages as parts
+        from cellwall.engine.packages import installing
 
-        wanted = parts.checked(packages)
+        wanted = installing.checked(packages)
         await self.live.enter()
-        return await parts.install(
+        return await installing.install(
             self.live,
             self._outside,
             wanted,

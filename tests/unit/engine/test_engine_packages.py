@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cellwall import EngineSettings
-from cellwall.engine.parts import package_registries, packages
+from cellwall.engine.packages import installing as packages
+from cellwall.engine.parts import package_registries
 from cellwall.engine.parts.network import PACKAGES_ENV, Outside, with_way_out
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.limits import Limits

@@ -7,7 +7,6 @@ stream written by hostile code; `tar_unpack` unpacks it.
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
@@ -379,33 +378,10 @@ class Files:
 
     async def _tar(self, op: str, **fields: str) -> AsyncGenerator[bytes, None]:
         await self._live.enter()
-        channel = self._live.channel
-        steps: asyncio.Queue[bytes] = asyncio.Queue()
-        pauses = 0
-
-        def on_chunk(data: bytes) -> None:
-            nonlocal pauses
-            if not data:
-                return  # the reply ends the stream; see below
-            steps.put_nowait(data)
-            pauses += 1
-            channel.pause()  # one step at a time: a slow reader stops the guest, not the host
-
-        number, reply = channel.open_transfer(op, fields, on_chunk)
-        reply.add_done_callback(lambda _: steps.put_nowait(b""))
-        try:
-            while step := await steps.get():
-                yield step
-                self._live.touch()
-                pauses -= 1
-                channel.resume()
-            with self._translated(f"{op} {fields.get('path', '/')!r}"):
-                await reply
-        finally:
-            channel.forget(number)
-            for _ in range(pauses):  # also for the step at which the consumer stopped
-                channel.resume()
-            channel.send({"op": "signal", "id": number, "signal": 9})
+        with self._translated(f"{op} {fields.get('path', '/')!r}"):
+            async with contextlib.aclosing(transfers.get_tree(self._live, op, fields)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     # -- errors ----------------------------------------------------------------------------
 

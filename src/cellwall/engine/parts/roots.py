@@ -52,15 +52,22 @@ async def on_image(
 def _rooted(spec: SandboxSpec, root: ImageRoot, packages: Sequence[str]) -> SandboxSpec:
     found = replace(spec, image=root, contexts=())
     if packages:
-        from cellwall.engine.parts.packages import check_root  # most programs install nothing
-
-        check_root(found)
+        check_packages_root(found)
     if found.start != "fork":
         raise UsageError(
             f"start: {found.start!r} is a way to start a template's interpreter",
             remedy="leave it out: an image's interpreter is always started by exec",
         )
     return found
+
+
+def check_packages_root(spec: SandboxSpec) -> None:
+    """Raise `UsageError` for a sandbox on an image: the installer is a template's."""
+    if spec.image is not None:
+        raise UsageError(
+            "packages: they are installed into a template's environment, and this is an image",
+            remedy="run the image's own pip in it, with network='packages'",
+        )
 
 
 def with_volumes(

@@ -7,9 +7,10 @@ and an uploaded file appears under its name only when it is complete.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -167,6 +168,42 @@ async def put_tree(
         channel.forget(number)
     files, size = header.get("files"), header.get("bytes")
     return files if type(files) is int else 0, size if type(size) is int else 0
+
+
+async def get_tree(
+    live: ClaimedSandbox, op: str, fields: Mapping[str, str]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the tar stream that the guest makes for `tree_get` or `root_get`.
+
+    A consumer that stops early must close the generator (`contextlib.aclosing`): until then the
+    channel delivers nothing else. Raises what the guest's channel does.
+    """
+    channel = live.channel
+    steps: asyncio.Queue[bytes] = asyncio.Queue()
+    pauses = 0
+
+    def on_chunk(data: bytes) -> None:
+        nonlocal pauses
+        if not data:
+            return  # the reply ends the stream; see below
+        steps.put_nowait(data)
+        pauses += 1
+        channel.pause()  # one step at a time: a slow reader stops the guest, not the host
+
+    number, reply = channel.open_transfer(op, dict(fields), on_chunk)
+    reply.add_done_callback(lambda _: steps.put_nowait(b""))
+    try:
+        while step := await steps.get():
+            yield step
+            live.touch()
+            pauses -= 1
+            channel.resume()
+        await reply
+    finally:
+        channel.forget(number)
+        for _ in range(pauses):  # also for the step at which the consumer stopped
+            channel.resume()
+        channel.send({"op": "signal", "id": number, "signal": 9})
 
 
 async def rejoined(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:

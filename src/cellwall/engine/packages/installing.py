@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cellwall.engine.parts.network import PACKAGES_ENV
+from cellwall.engine.parts.roots import check_packages_root
 from cellwall.model.errors import SandboxBroken, UsageError
 from cellwall.model.execution import Installation
 from cellwall.model.outcome import Verdict
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import ClaimedSandbox
     from cellwall.engine.parts.network import Outside
     from cellwall.model.execution import CommandResult
-    from cellwall.runtimes.base import SandboxSpec
     from cellwall.surface.shared.tasks import Tasks
 
 INSTALL_S = 120.0
@@ -66,7 +66,7 @@ async def install(
     """
     from cellwall.engine.parts.commands import Commands  # most programs install nothing
 
-    check_root(live.spec)
+    check_packages_root(live.spec)
     async with outside.installing(live, tenant):
         result = await Commands(live, tasks).run(
             [*_COMMAND, *requirements], cwd="/", env=_ENV, timeout=timeout_s or INSTALL_S
@@ -74,15 +74,6 @@ async def install(
     if result.ok:
         return Installation(tuple(_ADDED.findall(result.stderr)))
     raise _failure(live, requirements, result)
-
-
-def check_root(spec: SandboxSpec) -> None:
-    """Raise `UsageError` for a sandbox on an image: the installer is a template's."""
-    if spec.image is not None:
-        raise UsageError(
-            "packages: they are installed into a template's environment, and this is an image",
-            remedy="run the image's own pip in it, with network='packages'",
-        )
 
 
 def _failure(
