@@ -133,6 +133,8 @@ TARGETS: tuple[Target, ...] = (
            300, 150),
     Target("packages_cold", "the same, the broker has it not, against plain `uv pip install`", "x",
            1.2, 1.0),
+    Target("packages_again", "a sandbox made with that wheel, which two before it had, p50", "ms",
+           60, 30),
     Target("image_parked", "`echo ok` in a fresh sandbox on an image, as root, parked, p50", "F",
            1.0, 0.5),
     Target("image_no_pool", "the same without a pool, p50", "F", 3.0, 1.0),

@@ -169,6 +169,7 @@ class Bench:
         yield "network_stream", 0, lambda _: outside.stream("network_stream", 15)
         yield "packages_warm", 0, lambda _: outside.warm("packages_warm", n)
         yield "packages_cold", 0, lambda _: outside.cold("packages_cold", n)
+        yield "packages_again", 0, lambda _: outside.again("packages_again", n)
         yield "image_parked", 0, lambda _: images.echo("image_parked", n, _PARK)
         yield "image_no_pool", 0, lambda _: images.echo("image_no_pool", n, 0)
         yield "image_docker", 0, lambda _: images.against_docker("image_docker", n)
