@@ -25,7 +25,7 @@ PIECE = 65_536
 _SPLICED_AFTER = 512 * 1024
 """Bytes after which a direction goes over to splice(2); a pipe costs more than short answers."""
 _GATHERED_AFTER = 16 << 20
-"""Bytes without a pause after which a direction waits for larger pieces."""
+"""Bytes after which a direction waits for larger pieces, from its start or its last pause on."""
 _GATHERED = 512 * 1024
 """Bytes of such a piece: half a pipe. A stream on loopback has 1.11 times the rate with it."""
 _LOOK_S = 0.002
@@ -62,12 +62,16 @@ class Pump:
         self._pause: asyncio.TimerHandle | None = None
         self._moved_by_look = self._moved_by_pause = 0
         """What `_moved` was at the last look, and at the last pause."""
+        self._is_gathering = False
+        """Whether the direction waits for larger pieces."""
         self._look: asyncio.TimerHandle | None = None
-        """The next look; None unless the direction waits for larger pieces."""
+        """The next look, while it waits for them."""
 
     def begin(self) -> None:
         """Wait for the source."""
         self._is_reading = True
+        if self._is_gathering and self._look is None:
+            self._look = self._loop.call_later(_LOOK_S, self._on_look)
         self._loop.add_reader(self._from, self._on_readable)
 
     def stop(self) -> None:
@@ -121,19 +125,23 @@ class Pump:
         if self._pipe is None:
             self._held = memoryview(self._source.recv(PIECE))
             return len(self._held)
-        if self._look is None and self._moved - self._moved_by_pause >= _GATHERED_AFTER:
+        if not self._is_gathering and self._moved - self._moved_by_pause >= _GATHERED_AFTER:
+            self._is_gathering = True
             self._source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GATHERED)
             self._look = self._loop.call_later(_LOOK_S, self._on_look)
         self._in_pipe = os.splice(self._from, self._pipe[1], _PIPE_BYTES, flags=_SPLICE_FLAGS)
         return self._in_pipe
 
     def _on_look(self) -> None:
-        """Take whatever there is, from now on, if nothing was moved since the last look."""
-        if self._moved > self._moved_by_look or not self._is_reading:
+        """Take whatever there is, from now on, if nothing came since the last look."""
+        self._look = None
+        if not self._is_reading:
+            return  # what stands still costs nothing; the next look is when it waits again
+        if self._moved > self._moved_by_look:
             self._moved_by_look = self._moved
             self._look = self._loop.call_later(_LOOK_S, self._on_look)
             return
-        self._look = None
+        self._is_gathering = False
         self._moved_by_pause = self._moved
         with contextlib.suppress(OSError):  # the next read says it
             self._source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
