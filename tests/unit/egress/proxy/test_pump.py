@@ -39,6 +39,11 @@ def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield caller, accepted
 
 
+def stands_still(made: pump.Pump) -> bool:
+    """Whether it waits for its target, and for nothing besides."""
+    return made._is_gathering and made._is_writing and made._look is None
+
+
 def free(_size: int) -> float:
     return 0.0
 
@@ -130,6 +135,31 @@ def test_last_bytes_of_a_long_stream_pass_though_it_does_not_end(
         inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, pump._GATHERED)
         program.send(rest)
         assert select.select([inner], [], [], 0.1) == ([], [], [])
+
+
+def test_long_stream_whose_target_does_not_read_costs_no_turns_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No timer is set while it stands still; when the target reads again, all of it arrives."""
+    monkeypatch.setattr(pump, "_GATHERED_AFTER", 1 << 20)
+    sent = bytes(8 * _LONG)  # more than both sockets' buffers hold
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        with tcp_pair() as (program, inner), tcp_pair() as (outer, server):
+            ended = loop.create_future()
+            made = pump.Pump(inner, outer, free, ended.set_result)
+            made.begin()
+            writing = asyncio.ensure_future(loop.sock_sendall(program, sent))
+            while not stands_still(made):  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(pump._LOOK_S)
+            await first(server, len(sent))
+            await writing
+            program.shutdown(socket.SHUT_WR)
+            assert await ended is None
+            return len(await everything(server))
+
+    assert asyncio.run(asyncio.wait_for(main(), 20)) == 0
 
 
 def test_target_that_does_not_read_holds_up_the_source() -> None:
