@@ -7,7 +7,8 @@ count of sandboxes that got them so, and the test's registry.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import errno
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from kit.outside.world import World, world
 from kit.packages import registries
 from kit.packages.made import wheel
 from kit.packages.registries import Registry
+from kit.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -198,3 +200,36 @@ def test_no_more_is_kept_than_is_allowed(ours: World, monkeypatch: pytest.Monkey
         with sandbox(ours, "large") as made:
             assert made.run("import large; print(large.version)").stdout == "1.0\n"
     assert placed(ours) == 0
+
+
+def test_a_file_that_cannot_be_read_is_installed_anew(
+    ours: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        sandbox(ours).close()
+
+    async def fails(_kept: object) -> AsyncIterator[bytes]:
+        yield b"half of"
+        raise OSError(errno.EIO, "of a disk")
+
+    monkeypatch.setattr(kept, "_pieces", fails)
+    with sandbox(ours) as made:
+        assert made.run(_SAYS).stdout == "1.0 2.0\n"
+    assert placed(ours) == 0
+
+
+def test_what_is_kept_ends_by_itself(ours: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no caller asks for it again."""
+    monkeypatch.setattr(kept, "KEPT_S", 1.0)
+    monkeypatch.setattr(KeptInstallations, "_comes_again", lambda *_: True)
+    forget, ended = KeptInstallations._forget, list[bool]()
+
+    def forgotten(self: KeptInstallations, asked: bytes) -> None:
+        (each,) = self._kept.values()
+        forget(self, asked)
+        ended.append(each.file.closed and not self._kept)
+
+    monkeypatch.setattr(KeptInstallations, "_forget", forgotten)
+    sandbox(ours).close()
+    wait_until(lambda: ended, "it has ended")
+    assert ended == [True]

@@ -1,9 +1,9 @@
 """Installations that come again: what the installer wrote in one sandbox, put into the next one.
 
 Programs of one caller often ask for the same packages, each in a fresh sandbox. The installer takes
-60 ms of processor time before it unpacks anything, and unpacking comes on top; the files that it
-left are put into another sandbox in a tenth of that. From the second time on that a caller asks for
-the same within some minutes, they are kept, in a file without a name on the engine's disk.
+60 ms of processor time before it unpacks anything, and unpacking comes on top; putting the files
+that it left into another sandbox takes half of the whole. From the second time on that a caller
+asks for the same within some minutes, they are kept, in a file without a name on the engine's disk.
 
 The invariants: files are taken from a sandbox in which the installer ran and nothing of its
 caller's, and given to sandboxes of the same tenant, template, environment and package policy only,
@@ -73,6 +73,8 @@ class _Kept:
     until_s: float
     records: tuple[dict[str, Any], ...]
     """What the package broker recorded of it."""
+    end: asyncio.TimerHandle
+    """Closes it when its time is over, whether or not a caller asks for it again."""
     users: int = 0
     is_over: bool = False
     """Whether it is kept no longer; its file is closed by its last user."""
@@ -104,7 +106,7 @@ class KeptInstallations:
             return
         asked = self._asked_of(live, requirements, tenant)
         found = self._current(asked)
-        if found is not None and await self._place(live, found, tenant):
+        if found is not None and await self._place(asked, live, found, tenant):
             return
         await install(live, self._outside, requirements, self._tasks, tenant=tenant)
         if self._comes_again(asked):
@@ -138,7 +140,7 @@ class KeptInstallations:
 
     # -- into a sandbox --------------------------------------------------------------------
 
-    async def _place(self, live: ClaimedSandbox, kept: _Kept, tenant: str) -> bool:
+    async def _place(self, asked: bytes, live: ClaimedSandbox, kept: _Kept, tenant: str) -> bool:
         """Put it into a sandbox; False if it could not have it, which then has nothing of it.
 
         Raises SandboxUnavailable if the sandbox ends.
@@ -148,6 +150,10 @@ class KeptInstallations:
             with live.speaking():
                 await put_tree(live, _FOLDER, _pieces(kept))
         except GuestRefused:  # such as a limit of its disk, of which the installer says more
+            await _removed(live)
+            return False
+        except OSError:  # the engine's disk cannot be read
+            self._forget(asked)
             await _removed(live)
             return False
         finally:
@@ -168,7 +174,7 @@ class KeptInstallations:
     # -- out of a sandbox ------------------------------------------------------------------
 
     async def _keep(self, asked: bytes, live: ClaimedSandbox) -> None:
-        """Keep what the installer has just written, if that can be had; nobody misses it else."""
+        """Keep what the installer has just written; the next one installs again if that fails."""
         if asked in self._coming or asked in self._kept:
             return
         self._coming.add(asked)
@@ -185,7 +191,8 @@ class KeptInstallations:
             self._coming.discard(asked)
         log = () if live.network is None else tuple(live.network.log)
         records = tuple(each for each in log if each["event"] == "package")
-        self._kept[asked] = _Kept(file, size, _now_s() + KEPT_S, records)
+        end = asyncio.get_running_loop().call_later(KEPT_S, self._forget, asked)
+        self._kept[asked] = _Kept(file, size, _now_s() + KEPT_S, records, end)
         self._size += size
         while self._size > _MOST_BYTES:
             self._forget(next(iter(self._kept)))
@@ -194,7 +201,10 @@ class KeptInstallations:
         return tempfile.TemporaryFile(dir=self._folder, buffering=0)
 
     def _forget(self, asked: bytes) -> None:
-        gone = self._kept.pop(asked)
+        gone = self._kept.pop(asked, None)
+        if gone is None:
+            return
+        gone.end.cancel()
         self._size -= gone.size
         gone.is_over = True
         _close_unused(gone)
