@@ -39,9 +39,15 @@ def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield caller, accepted
 
 
-def stands_still(made: pump.Pump) -> bool:
-    """Whether it waits for its target, and for nothing besides."""
-    return made._is_gathering and made._is_writing and made._look is None
+class Watched(pump.Pump):
+    """One that says when it waits for its target, and for nothing besides."""
+
+    still: asyncio.Event
+
+    def _on_look(self) -> None:
+        super()._on_look()
+        if self._is_writing and self._look is None:
+            self.still.set()
 
 
 def free(_size: int) -> float:
@@ -148,11 +154,12 @@ def test_long_stream_whose_target_does_not_read_costs_no_turns_of_the_loop(
         loop = asyncio.get_running_loop()
         with tcp_pair() as (program, inner), tcp_pair() as (outer, server):
             ended = loop.create_future()
-            made = pump.Pump(inner, outer, free, ended.set_result)
+            made = Watched(inner, outer, free, ended.set_result)
+            made.still = asyncio.Event()
             made.begin()
             writing = asyncio.ensure_future(loop.sock_sendall(program, sent))
-            while not stands_still(made):  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(pump._LOOK_S)
+            await made.still.wait()
+            assert made._is_gathering
             await first(server, len(sent))
             await writing
             program.shutdown(socket.SHUT_WR)
