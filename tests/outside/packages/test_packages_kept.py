@@ -111,10 +111,11 @@ def test_a_sandbox_with_kept_packages_installs_and_removes_others(ours: World) -
 
 @pytest.mark.parametrize("other", ["tenant", "env", "requirement", "policy"])
 def test_who_asks_for_another_gets_none_of_it(ours: World, other: str) -> None:
+    own = {"packages": {"registries": ["pypi"]}} if other == "policy" else None
     for _ in range(2):
-        sandbox(ours).close()
+        ours.sandbox(own, packages=["alpha"]).close()
     options: dict[str, Any] = {"packages": ["alpha"]}
-    network = None
+    network: object = None
     if other == "tenant":
         options["tenant"] = "another"
     elif other == "env":
@@ -134,7 +135,7 @@ def test_who_asks_for_another_gets_none_of_it(ours: World, other: str) -> None:
 
     assert ours.runner.call(make) == "1.0 2.0\n"
     assert placed(ours) == 0
-    with sandbox(ours) as made:  # the control: who asks for the same has it
+    with ours.sandbox(own, packages=["alpha"]) as made:  # the control: the same has it
         assert made.run(_SAYS).stdout == "1.0 2.0\n"
     assert placed(ours) == 1
 
