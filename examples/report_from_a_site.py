@@ -3,8 +3,8 @@
 The sandbox connects to that one site and nowhere else; the egress proxy puts the token into its
 requests on their way. The program installs a package, reads the page's table of cities and sales,
 draws it with a title in Chinese, and serves the report on a port of the sandbox, from which we
-fetch it. Then we look for the token in every file and process of the sandbox, and print what the
-sandbox did outside, as the proxy recorded it.
+fetch it. Then a command looks for the token in the sandbox's own files and in its other processes,
+as far as it may read them, and we print what the sandbox did outside, as the proxy recorded it.
 
     SITE_TOKEN=... python examples/report_from_a_site.py https://site.example.org/sales [RUNTIME]
 
@@ -50,47 +50,48 @@ except OSError as error:
     print(f"elsewhere: {error}")
 """
 SEARCH = """
-import os, re
+import os, sys
+needle = (sys.argv[1] + sys.argv[2]).encode()  # in two parts, so that it does not find itself
+read, places = [0, 0], []
 
-def holds(path, needle):
-    try:
-        with open(path, "rb") as file:
-            tail = b""
-            while piece := file.read(1 << 20):
-                if needle in tail + piece:
-                    return True
-                tail = piece[-len(needle):]
-    except OSError:
-        pass
+def holds(file, left):
+    tail = b""
+    while left > 0 and (piece := file.read(min(left, 1 << 20))):
+        if needle in tail + piece:
+            return True
+        tail, left = piece[-len(needle):], left - len(piece)
     return False
 
-def in_memory(pid, needle):
+def search(path, kind, ranges=((0, 1 << 40),)):
     try:
-        lines = open(f"/proc/{pid}/maps").readlines()
-        with open(f"/proc/{pid}/mem", "rb", 0) as memory:
-            for line in lines:
-                first, last = (int(part, 16) for part in line.split()[0].split("-"))
+        with open(path, "rb", 0) as file:
+            read[kind] += 1
+            for first, last in ranges:
                 try:
-                    memory.seek(first)
-                    if needle in memory.read(last - first):
-                        return True
-                except (OSError, OverflowError, ValueError):
-                    continue
+                    file.seek(first)
+                    if holds(file, last - first):
+                        return places.append(path)
+                except (OSError, OverflowError):
+                    continue  # a part that cannot be read, such as [vvar]
     except OSError:
-        pass
-    return False
+        return None
 
-def found(needle):
-    places = [f"/proc/{pid}/{name}" for pid in filter(str.isdecimal, os.listdir("/proc"))
-              for name in ("environ", "cmdline") if holds(f"/proc/{pid}/{name}", needle)]
-    places += [f"/proc/{pid}/mem" for pid in filter(str.isdecimal, os.listdir("/proc"))
-               if int(pid) != os.getpid() and in_memory(pid, needle)]
-    for top, folders, names in os.walk("/", onerror=lambda error: None):
-        folders[:] = [each for each in folders
-                      if os.path.join(top, each) not in ("/proc", "/sys", "/usr", "/opt/env")]
-        places += [path for path in (os.path.join(top, name) for name in names)
-                   if os.path.isfile(path) and holds(path, needle)]
-    return places
+for pid in filter(str.isdecimal, os.listdir("/proc")):
+    if int(pid) != os.getpid():
+        for name in ("environ", "cmdline"):
+            search(f"/proc/{pid}/{name}", 0)
+        try:
+            maps = [line.split()[0].split("-") for line in open(f"/proc/{pid}/maps")]
+        except OSError:
+            continue
+        search(f"/proc/{pid}/mem", 0, [[int(each, 16) for each in pair] for pair in maps])
+shared = ("/proc", "/sys", "/usr", "/opt/env")  # the last two are read-only, and not its own
+for top, folders, names in os.walk("/"):
+    folders[:] = [each for each in folders if os.path.join(top, each) not in shared]
+    for path in (os.path.join(top, name) for name in names):
+        if os.path.isfile(path) and not os.path.islink(path):
+            search(path, 1)
+print(*places or ["nothing"], f"({read[0]} files of processes, {read[1]} others)")
 """
 
 secret = Secret("SITE_TOKEN", TOKEN, hosts=[HOST])
@@ -119,15 +120,14 @@ with Sandbox(
     print(page.decode())
     Path("report.png").write_bytes(picture)
 
-    # The token in two halves, so that the search does not find itself.
+    sandbox.files.write("search.py", SEARCH)
     half = len(TOKEN) // 2
-    sandbox.run(SEARCH)
-    for name, first, second in (
+    for name, *parts in (
         ("the token", TOKEN[:half], TOKEN[half:]),
         ("a plain variable", "a variable ", "that is there"),
     ):
-        code = f"print(*found(({first!r} + {second!r}).encode()))"
-        print(f"{name} is in: {sandbox.run(code, timeout=120).stdout.strip() or 'nothing'}")
+        looked = sandbox.commands.run(["python3", "search.py", *parts], timeout=120)
+        print(f"{name} is in: {looked.stdout.strip() or looked.outcome.verdict.value}")
 
     print("outside it did:")
     for record in sandbox.network_log():

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conftest import require_command
+from conftest import require_capability, require_command
 from kit import postgres_server
 from kit.outside.servers import OUTSIDE
 from kit.outside.world import World
+from kit.waiting import wait_until
 
 pytestmark = pytest.mark.root
 
 _PASSWORD = "not-a-secret"
-_START_S = 20.0
 
 
 def _unused_port() -> int:
@@ -35,10 +34,7 @@ def redis(tmp_path: Path) -> Iterator[int]:
     argv = ["setpriv", "--pdeathsig", "KILL", program, *settings]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as server:
         try:
-            until = time.monotonic() + _START_S
-            while _is_refused(port):
-                assert server.poll() is None
-                assert time.monotonic() < until
+            wait_until(lambda: not _is_refused(port), "Redis listens")
             yield port
         finally:
             server.kill()
@@ -53,6 +49,8 @@ def _is_refused(port: int) -> bool:
 def postgres() -> Iterator[int]:
     """Run a real PostgreSQL server with a role that has to say its password; yield its port."""
     require_command("psql")
+    has_server = postgres_server.programs() is not None
+    require_capability("PostgreSQL", has_server, "run: apt-get install postgresql")
     port = _unused_port()
     with postgres_server.another(listen=OUTSIDE, port=port) as server:
         server.sql(f"CREATE ROLE caller LOGIN PASSWORD '{_PASSWORD}'")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import require_command
+from kit.outside import libraries
 from kit.outside.servers import Sink, WebServer
 from kit.outside.world import World
 
@@ -60,24 +61,11 @@ def test_a_program_over_tls(outside: World, name: str) -> None:
     assert "GET /a 0" not in done.stdout
 
 
-_LIBRARIES = {
-    "requests": "import requests; print(requests.get(URL).text)",
-    "httpx": "import httpx; print(httpx.get(URL).text)",
-    "aiohttp": """
-import aiohttp, asyncio
-async def main():
-    async with aiohttp.ClientSession() as session, session.get(URL) as answer:
-        print(await answer.text())
-asyncio.run(main())
-""",
-}
-
-
-@pytest.mark.parametrize("name", _LIBRARIES)
+@pytest.mark.parametrize("name", libraries.PROGRAMS)
 def test_a_library_over_tls(outside: World, name: str) -> None:
     """With the template that has them; each finds the authority by the usual variables."""
     port = outside.tls_web.port
-    code = f"URL = 'https://web.test:{port}/a'\n{_LIBRARIES[name]}"
+    code = f"URL, HEADERS = 'https://web.test:{port}/a', {{}}\n{libraries.PROGRAMS[name]}"
     trust = {"SSL_CERT_FILE": "/home/user/ca.pem", "REQUESTS_CA_BUNDLE": "/home/user/ca.pem"}
     given: dict[str, Any] = {
         "template": "data",

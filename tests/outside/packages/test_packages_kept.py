@@ -1,7 +1,7 @@
 """Packages that come again are put into a sandbox as the installer left them in another one.
 
-Never to anybody else, and never with what a program made of them; the witnesses are the engine's
-count of sandboxes that got them so, and the test's registry.
+Only for the same caller and question, and never with what a program made of them; the witnesses are
+the engine's count of sandboxes that got them so, and the egress proxy's record of connections.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def test_the_third_has_the_files_of_the_second(ours: World) -> None:
             assert made.run(_SAYS).stdout == "1.0 2.0\n"
             names = {each["name"] for each in made.network_log() if each["event"] == "package"}
             assert names == {"alpha-1.0-py3-none-any.whl", "beta-2.0-py3-none-any.whl"}
+            asked_broker = any(each["event"] == "open" for each in made.network_log())
+            assert asked_broker == (number < 2)
             listed = made.commands.run("uv pip list; uv pip check; ls -A ~")
             assert "alpha" in listed.stdout
             assert "beta" in listed.stdout
@@ -178,10 +180,13 @@ def test_files_taken_after_a_program_ran_would_be_its(
         assert "poisoned" in made.run(_SAYS).stdout
 
 
-def test_what_is_old_is_installed_anew(ours: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(2):
+def test_what_was_asked_for_long_ago_does_not_come_again(
+    ours: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox(ours).close()
+    with monkeypatch.context() as later:
+        later.setattr(kept, "_now_s", lambda: asyncio.get_running_loop().time() + kept.KEPT_S)
         sandbox(ours).close()
-    monkeypatch.setattr(kept, "_now_s", lambda: asyncio.get_running_loop().time() + kept.KEPT_S)
     with sandbox(ours) as made:
         assert made.run(_SAYS).stdout == "1.0 2.0\n"
     assert placed(ours) == 0
@@ -201,6 +206,21 @@ def test_no_more_is_kept_than_is_allowed(ours: World, monkeypatch: pytest.Monkey
         with sandbox(ours, "large") as made:
             assert made.run("import large; print(large.version)").stdout == "1.0\n"
     assert placed(ours) == 0
+
+
+def test_the_oldest_gives_way(ours: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_MOST_BYTES", 5 << 20)
+    for name, so_far in (("alpha", 1), ("large", 2)):
+        for _ in range(3):
+            sandbox(ours, name).close()
+        assert placed(ours) == so_far
+    monkeypatch.setattr(kept, "_MOST_BYTES", 4 << 20)  # less than the second takes alone
+    for _ in range(2):
+        sandbox(ours, "beta").close()
+    sandbox(ours, "alpha").close()
+    assert placed(ours) == 2
+    sandbox(ours, "beta").close()
+    assert placed(ours) == 3
 
 
 def test_a_file_that_cannot_be_read_is_installed_anew(

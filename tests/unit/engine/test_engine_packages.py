@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cellwall import EngineSettings
-from cellwall.engine.packages import installing as packages
+from cellwall.engine.packages import installing
 from cellwall.engine.parts import package_registries
 from cellwall.engine.parts.network import PACKAGES_ENV, Outside, with_way_out
 from cellwall.model.errors import HostUnsupported, UsageError
@@ -213,7 +213,7 @@ def test_installers_of_this_machine_are_asked_once(
 
 
 def test_requirements_are_plain(tmp_path: Path) -> None:
-    assert packages.checked(["Requests >=2", "pandas[excel]"]) == ("Requests>=2", "pandas[excel]")
+    assert installing.checked(["Requests >=2", "pandas[excel]"]) == ("Requests>=2", "pandas[excel]")
     for wrong in ([], "requests", ["-r x"], ["git+https://x/y"], ["a @ file:///b"]):
         with pytest.raises(UsageError):
-            packages.checked(wrong)
+            installing.checked(wrong)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.cli.console.exit_status import exit_status, explanation
 from cellwall.apps.cli.console.terminal import complain
-from cellwall.apps.cli.one_program import given_inside, outside_of
+from cellwall.apps.cli.one_program import given_inside, network_and_secrets_of
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ async def _ran(
     from cellwall.engine.engine import Engine
 
     inside = given_inside(given)
-    network, secrets = outside_of(given["allow"], given["deny"], given["network"], given["secret"])
+    network, secrets = network_and_secrets_of(
+        given["allow"], given["deny"], given["network"], given["secret"]
+    )
     engine = Engine(answers_first=True)
     try:
         sandbox = await engine.create_sandbox(

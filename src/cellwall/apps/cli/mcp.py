@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cellwall.apps.cli.mcp_on_stdio import serve
-from cellwall.apps.cli.one_program import outside_of
+from cellwall.apps.cli.one_program import network_and_secrets_of
 from cellwall.apps.cli.words import image_words, network_words
 from cellwall.apps.mcp.operators_choice import OperatorsChoice
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
@@ -38,5 +38,5 @@ def mcp(  # noqa: PLR0913, PLR0917 - each is an option of its own
     It needs no server; the sandboxes are destroyed when the client goes. See docs/agents/mcp.md.
     """
     image_words.check("mcp", image, user)
-    policy, secrets = outside_of(allow, deny, network, secret)
+    policy, secrets = network_and_secrets_of(allow, deny, network, secret)
     serve(budget, OperatorsChoice(policy, image, user, volume, secrets))

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cellwall.apps.cli.console.own_streams import check_usable
-from cellwall.apps.mcp.operators_choice import OperatorsChoice
+from cellwall.apps.mcp.operators_choice import NOTHING_CHOSEN, OperatorsChoice
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
     from cellwall.runtimes.base import AheadOfEngine
 
-_NOTHING = OperatorsChoice()
 _INTEGER = re.compile(r"[0-9]{1,9}")
 
 
@@ -37,7 +36,7 @@ def budget_in(words: Sequence[str]) -> int | None:
     return None
 
 
-def serve(budget: int, chosen: OperatorsChoice = _NOTHING) -> None:
+def serve(budget: int, chosen: OperatorsChoice = NOTHING_CHOSEN) -> None:
     """Serve one client with answers of at most `budget` characters of text, until it goes.
 
     `chosen` holds for each of its sandboxes.

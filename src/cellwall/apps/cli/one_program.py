@@ -94,7 +94,9 @@ def _read(given: Mapping[str, Any]) -> Request:
 
         request.place = place_of(given["artifacts"], given["into"])
     request.options.update(given_inside(given))
-    network, secrets = outside_of(given["allow"], given["deny"], given["network"], given["secret"])
+    network, secrets = network_and_secrets_of(
+        given["allow"], given["deny"], given["network"], given["secret"]
+    )
     if secrets:
         request.options["secrets"] = secrets
     request.options.update(
@@ -130,7 +132,7 @@ def given_inside(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def outside_of(
+def network_and_secrets_of(
     allow: list[str] | None, deny: list[str] | None, mode: str | None, secret: list[str] | None
 ) -> tuple[object, list[Secret]]:
     """Return the policy of these options, and the secrets that --secret gives.

@@ -22,7 +22,7 @@ import typer
 from cellwall.apps.cli.console.exit_status import explanation
 from cellwall.apps.cli.console.inputs import Collector
 from cellwall.apps.cli.console.terminal import Streams, complain
-from cellwall.apps.cli.one_program import outside_of
+from cellwall.apps.cli.one_program import network_and_secrets_of
 from cellwall.apps.cli.words import image_words, network_words
 from cellwall.model.errors import SandboxUnavailable, UsageError
 
@@ -78,7 +78,7 @@ def shell(  # noqa: PLR0913, PLR0917 - one parameter per option
     spoken = _spoken(language)
     template = template or spoken.template
     built(template)
-    policy, secrets = outside_of(allow, deny, network, secret)
+    policy, secrets = network_and_secrets_of(allow, deny, network, secret)
     limits = {"memory_mb": memory, "idle_s": 86_400, "life_s": 86_400}
     options = {
         "template": template,

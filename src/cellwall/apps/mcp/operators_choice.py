@@ -27,3 +27,6 @@ class OperatorsChoice(NamedTuple):
     """Volumes of this machine and where a sandbox sees them, as `mounts_of` takes them."""
     secrets: Sequence[Secret] = ()
     """Secrets whose values the egress proxy puts in; the client's code has placeholders."""
+
+
+NOTHING_CHOSEN = OperatorsChoice()

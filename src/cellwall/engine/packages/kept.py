@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import tempfile
 import time
@@ -46,6 +47,7 @@ _LARGEST_BYTES = 256 << 20
 """Most bytes of one installation that is kept."""
 _MOST_ASKED = 1000
 """Most installations that are remembered as asked for once."""
+_log = logging.getLogger("cellwall")
 _FOLDER = "/home/user/.local"
 """Where the installer writes (`engine.templates.user_installs`); its cache is elsewhere."""
 
@@ -70,11 +72,10 @@ class _Asked(NamedTuple):
 class _Kept:
     file: IO[bytes]
     size: int
-    until_s: float
     records: tuple[dict[str, Any], ...]
     """What the package broker recorded of it."""
     end: asyncio.TimerHandle
-    """Closes it when its time is over, whether or not a caller asks for it again."""
+    """Forgets it when its time is over, whether or not a caller asks for it again."""
     users: int = 0
     is_over: bool = False
     """Whether it is kept no longer; its file is closed by its last user."""
@@ -105,7 +106,7 @@ class KeptInstallations:
             await install(live, self._outside, requirements, self._tasks, tenant=tenant)
             return
         asked = self._asked_of(live, requirements, tenant)
-        found = self._current(asked)
+        found = self._kept.get(asked)
         if found is not None and await self._place(asked, live, found, tenant):
             return
         await install(live, self._outside, requirements, self._tasks, tenant=tenant)
@@ -122,13 +123,6 @@ class KeptInstallations:
             self._outside.check_packages() if own is None else own,
             tuple(sorted(live.spec.env.items())),
         ).digest()
-
-    def _current(self, asked: bytes) -> _Kept | None:
-        found = self._kept.get(asked)
-        if found is not None and found.until_s <= _now_s():
-            self._forget(asked)
-            return None
-        return found
 
     def _comes_again(self, asked: bytes) -> bool:
         """Note that it was installed; whether that was so already within the time."""
@@ -181,24 +175,27 @@ class KeptInstallations:
         try:
             file = await asyncio.to_thread(self._made)
             try:
-                size = await _copied(live, file.fileno())
+                size = await _copied(live, file)
             except BaseException:
                 file.close()
                 raise
-        except (OSError, GuestRefused, CellwallError, _TooLarge):
+        except OSError as error:
+            _log.warning("an installation of packages is not kept: %s", error)
+            return
+        except (CellwallError, _TooLarge):
             return
         finally:
             self._coming.discard(asked)
         log = () if live.network is None else tuple(live.network.log)
         records = tuple(each for each in log if each["event"] == "package")
         end = asyncio.get_running_loop().call_later(KEPT_S, self._forget, asked)
-        self._kept[asked] = _Kept(file, size, _now_s() + KEPT_S, records, end)
+        self._kept[asked] = _Kept(file, size, records, end)
         self._size += size
         while self._size > _MOST_BYTES:
             self._forget(next(iter(self._kept)))
 
     def _made(self) -> IO[bytes]:
-        return tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        return tempfile.TemporaryFile(dir=self._folder)
 
     def _forget(self, asked: bytes) -> None:
         gone = self._kept.pop(asked, None)
@@ -229,7 +226,7 @@ async def _removed(live: ClaimedSandbox) -> None:
             raise
 
 
-async def _copied(live: ClaimedSandbox, fd: int) -> int:
+async def _copied(live: ClaimedSandbox, file: IO[bytes]) -> int:
     """Copy the installer's folder into a file; return its size."""
     size = 0
     with live.speaking():
@@ -238,14 +235,9 @@ async def _copied(live: ClaimedSandbox, fd: int) -> int:
                 size += len(piece)
                 if size > _LARGEST_BYTES:
                     raise _TooLarge
-                await asyncio.to_thread(_write, fd, piece)
+                await asyncio.to_thread(file.write, piece)
+    await asyncio.to_thread(file.flush)
     return size
-
-
-def _write(fd: int, piece: bytes) -> None:
-    left = memoryview(piece)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 async def _pieces(kept: _Kept) -> AsyncIterator[bytes]:

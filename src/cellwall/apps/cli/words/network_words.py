@@ -1,7 +1,7 @@
 """The options that say where a sandbox may connect to, with what, and what is installed first.
 
-Declared once, for `run`, `shell`, `mcp`, `sandbox create` and `network set`; `outside_of` in
-`one_program` reads them, where a command line is read without this module's typer.
+Declared once, for `run`, `shell`, `mcp`, `sandbox create` and `network set`; they are read by
+`network_and_secrets_of` in `one_program`, which is used without this module's typer, too.
 """
 
 from __future__ import annotations

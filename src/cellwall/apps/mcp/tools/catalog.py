@@ -110,7 +110,7 @@ class Catalog:
         `volumes`: what every sandbox sees of the operator's volumes. `secrets`: what the network
         puts into its requests.
         """
-        self._has_more = _kept(volumes) + _lent(secrets)
+        self._besides = _of_volumes(volumes) + _of_secrets(secrets)
         """What a model needs to know besides of a sandbox that it makes."""
         self._network = network
         self._image = image
@@ -148,7 +148,7 @@ class Catalog:
             Tool(
                 name=name,
                 description=_described(name, here, self._network, self._image)
-                + (self._has_more if name in _MAKES else ""),
+                + (self._besides if name in _MAKES else ""),
                 input_schema=_input_schema(model.model_json_schema(), name, here),
                 output_schema=OUTPUTS[name],
                 annotations=ToolAnnotations(
@@ -162,13 +162,13 @@ class Catalog:
         ]
 
 
-def _kept(volumes: Sequence[VolumeMount]) -> str:
+def _of_volumes(volumes: Sequence[VolumeMount]) -> str:
     """Return what a model needs to know of volumes."""
     said = (f"{each.path}{' (read-only)' if each.read_only else ''}" for each in volumes)
     return f" Files in {', '.join(said)} outlive the sandbox." if volumes else ""
 
 
-def _lent(secrets: Sequence[Secret]) -> str:
+def _of_secrets(secrets: Sequence[Secret]) -> str:
     """Return what a model needs to know of secrets."""
     said = (f"{each.name} (for {', '.join(map(str, each.hosts))})" for each in secrets)
     return (

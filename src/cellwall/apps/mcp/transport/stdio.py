@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.mcp.library import Embedded
-from cellwall.apps.mcp.operators_choice import OperatorsChoice
+from cellwall.apps.mcp.operators_choice import NOTHING_CHOSEN, OperatorsChoice
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.tools.catalog import Catalog
 from cellwall.model.errors import CellwallError
@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from cellwall.model.secret import Secret
     from cellwall.model.volume import VolumeMount
 
-_NOTHING = OperatorsChoice()
-
 
 def run(
-    engine_of: Callable[[], Engine], budget_chars: int, chosen: OperatorsChoice = _NOTHING
+    engine_of: Callable[[], Engine], budget_chars: int, chosen: OperatorsChoice = NOTHING_CHOSEN
 ) -> None:
     """Serve on an event loop of its own; SIGTERM and SIGINT end it like the end of stdin.
 
