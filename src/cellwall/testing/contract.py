@@ -11,6 +11,7 @@ reason, and becomes a strict xfail: once it passes, it fails until it leaves the
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import threading
 import time
@@ -176,20 +177,23 @@ class RuntimeContract(
         execution = subject.run("import os; os.kill(os.getpid(), 11)")
         assert (execution.verdict, execution.outcome.signal) == (Verdict.SIGNALLED, 11)
 
-    @pytest.mark.parametrize("size", [0, 1, 2 * 1024 * 1024])
+    @pytest.mark.parametrize("size", [0, 1, 300_000, 2 * 1024 * 1024 + 1])
     def test_files_of_any_size_are_there_first(self, subject: Subject, size: int) -> None:
         """Small files go another way than large ones; a program finds no difference."""
         code = (
-            "import json, os, sys\n"
+            "import hashlib, json, os, sys\n"
             "for path in ('.', 'in', 'in/a', 'b'):\n"
             "    found = os.stat(path)\n"
             "    print(oct(found.st_mode), found.st_uid == os.getuid(), os.path.isdir(path))\n"
+            "print(hashlib.sha256(open('in/a', 'rb').read()).hexdigest())\n"
             "print(os.path.getsize('in/a'), json.mine, sys.stdin.read())"
         )
-        files = {"in/a": b"x" * size, "./b": b"", "json.py": b"mine = 1"}
+        content = os.urandom(size)
+        files = {"in/a": content, "./b": b"", "json.py": b"mine = 1"}
         lines = subject.run(code, files=files, stdin="given").stdout.splitlines()
         assert lines[1:] == [
             *("0o40755 True True", "0o100644 True False", "0o100644 True False"),
+            hashlib.sha256(content).hexdigest(),
             f"{size} 1 given",
         ]
 

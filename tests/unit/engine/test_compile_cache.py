@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cellwall.engine.programs.compile_cache import CompileCache, Product, key_of
+from cellwall.runtimes.channel.content_files import ContentFile
 
 PRODUCT = Product((("program", b"\x7fELF" * 1000), ("a/b.class", b"")), "out\n", "a warning ü\n")
 KEY = key_of({"source": "x"})
@@ -61,6 +62,7 @@ def test_damaged_entry_is_a_miss_and_removed(tmp_path: Path, damage: str) -> Non
     cache.keep("alice", KEY, PRODUCT)
     (entry,) = _entries(tmp_path)
     data = entry.read_bytes()
+    cache = _cache(tmp_path)  # the other one has it in memory
     entry.write_bytes(
         {
             "cut": data[:-1],
@@ -102,6 +104,53 @@ def test_eviction_takes_the_oldest_of_who_has_most(tmp_path: Path) -> None:
     assert cache.trim() == 2
     assert [cache.find("alice", key) is not None for key in keys[1:]] == [False] * 2 + [True] * 3
     assert cache.find("bob", keys[0]) is not None  # older than all of alice's
+
+
+LARGE = Product((("program", b"\x7fELF" * 100_000),), "", "")
+
+
+def test_large_file_is_kept_as_a_file_in_memory(tmp_path: Path) -> None:
+    kept = _cache(tmp_path, 1 << 26).keep("alice", KEY, LARGE)
+    found = _cache(tmp_path, 1 << 26).find("alice", KEY)
+    assert found is not None
+    for product in (kept, found):
+        ((name, content),) = product.files
+        assert isinstance(content, ContentFile)
+        assert (name, bytes(content)) == LARGE.files[0]
+
+
+def test_what_was_used_lately_is_not_read_again(tmp_path: Path) -> None:
+    cache = _cache(tmp_path, 1 << 26)
+    kept = cache.keep("alice", KEY, LARGE)
+    (entry,) = _entries(tmp_path)
+    entry.write_bytes(b"")
+    assert cache.find("alice", KEY) is kept
+    assert _cache(tmp_path, 1 << 26).find("alice", KEY) is None
+
+
+@pytest.mark.parametrize("way", ["removed", "old"])
+def test_what_the_disk_has_no_more_is_not_in_memory(tmp_path: Path, way: str) -> None:
+    cache = _cache(tmp_path)
+    cache.keep("alice", KEY, PRODUCT)
+    (entry,) = _entries(tmp_path)
+    if way == "removed":
+        entry.unlink()
+    else:
+        os.utime(entry, (time.time() - 2 * DAY_S,) * 2)
+    assert cache.find("alice", KEY) is None
+    cache.keep("alice", KEY, PRODUCT)
+    assert cache.find("alice", KEY) is not None
+
+
+def test_the_latest_are_in_memory(tmp_path: Path) -> None:
+    """A quarter of the whole bound, of which two have room."""
+    cache = _cache(tmp_path, most_bytes=4 * 1_000_000)
+    keys = [key_of({"n": n}) for n in range(3)]
+    kept = [cache.keep("alice", key, LARGE) for key in keys[:2]]
+    assert cache.find("alice", keys[0]) is kept[0]
+    kept.append(cache.keep("alice", keys[2], LARGE))
+    same = [cache.find("alice", keys[n]) is kept[n] for n in (2, 0, 1)]
+    assert same == [True, True, False]
 
 
 def test_cache_of_no_size_keeps_nothing(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ class EngineSettings:
     collect_bytes: int = 64 * 1024 * 1024
     """Most bytes brought back by `collect` in one execution; they end up in our memory."""
     compile_cache_mb: int = 1024
-    """Most MiB of what compilers made that are kept on disk, of all tenants; 0 keeps nothing."""
+    """Most MiB of what compilers made that are kept on disk, of all tenants; 0 keeps nothing. The
+    latest 64 MiB of it, a quarter at most, are in memory, too."""
     history_mb: int = 256
     """Most MiB that the checkpoints of one sandbox's work area take on this machine's disk; 0: no
     checkpoints."""

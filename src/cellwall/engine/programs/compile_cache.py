@@ -7,7 +7,7 @@ learns from response times what another has compiled.
 
 The invariant: an entry is found whole or not at all. It is written beside its place and renamed,
 and begins with the digest of all that follows; an entry that does not match is removed and compiled
-anew.
+anew. What was kept or found lately is in memory, too, and counts as long as its entry is on disk.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from cellwall.runtimes.channel.content_files import LEAST_BYTES, Content, ContentFile
 
 _DIGEST_BYTES = 32
 _MOST_HEADER_BYTES = 16 * 1024 * 1024
@@ -27,13 +30,16 @@ _MOST_HEADER_BYTES = 16 * 1024 * 1024
 is quoted."""
 _LOOK_AFTER = 16
 """Number of entries written between two checks of the total size."""
+_MOST_IN_MEMORY_BYTES = 64 * 1024 * 1024
+_MOST_IN_MEMORY = 128
+"""Bound on the descriptors of large files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
     """Product of one compile."""
 
-    files: tuple[tuple[str, bytes], ...]
+    files: tuple[tuple[str, Content], ...]
     """Pairs of path below the build directory and content."""
     stdout: str
     stderr: str
@@ -63,31 +69,51 @@ class CompileCache:
         self._most_bytes = most_bytes
         self._most_age_s = most_age_s
         self._unlooked = _LOOK_AFTER
+        self._latest = _Latest(min(_MOST_IN_MEMORY_BYTES, most_bytes // 4))
 
     def find(self, tenant: str, key: str) -> Product | None:
         """Return the kept product and note its use, or None; a damaged entry is removed."""
         if not self._most_bytes:
             return None
         path = self._path(tenant, key)
+        product = self._latest.find(path)
         try:
-            with path.open("rb") as file:
-                is_old = time.time() - os.fstat(file.fileno()).st_mtime > self._most_age_s
-                data = b"" if is_old else file.read(self._most_bytes + 1)
+            if product is None:
+                product = self._read(path)
+            elif self._is_old(path.stat()):
+                product = None
         except OSError:
-            return None
-        product = _unpacked(data)
+            product = None
         if product is None:
-            _remove(path)
+            self._latest.forget(path)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
         return product
 
-    def keep(self, tenant: str, key: str, product: Product) -> None:
-        """Keep the product if it fits; a cache that cannot write to the disk is only slow."""
+    def _read(self, path: Path) -> Product | None:
+        """Return the entry's product, and remove what is damaged. Raises OSError."""
+        with path.open("rb") as file:
+            is_old = self._is_old(os.fstat(file.fileno()))
+            data = b"" if is_old else file.read(self._most_bytes + 1)
+        product = _unpacked(data)
+        if product is None:
+            _remove(path)
+        else:
+            self._latest.keep(path, product)
+        return product
+
+    def _is_old(self, found: os.stat_result) -> bool:
+        return time.time() - found.st_mtime > self._most_age_s
+
+    def keep(self, tenant: str, key: str, product: Product) -> Product:
+        """Keep the product if it fits, and return it in the form in which it is used best.
+
+        A cache that cannot write to the disk is only slow.
+        """
         data = _packed(product)
         if len(data) > self._most_bytes // 4:
-            return
+            return product
         path = self._path(tenant, key)
         draft = path.with_name(f".{key}.{os.getpid()}.{time.monotonic_ns()}")
         try:
@@ -100,10 +126,13 @@ class CompileCache:
             draft.replace(path)
         except OSError:
             _remove(draft)
-            return
+            return product
+        product = replace(product, files=tuple((n, _content(data)) for n, data in product.files))
+        self._latest.keep(path, product)
         self._unlooked += 1
         if self._unlooked >= _LOOK_AFTER:
             self.trim()
+        return product
 
     def trim(self) -> int:
         """Remove entries that are too old; then the largest tenant's oldest until the rest fits."""
@@ -136,16 +165,54 @@ class CompileCache:
                 yield _Entry(path, path.parts[-3], found.st_size, found.st_mtime)
 
 
+class _Latest:
+    """The products that were kept or read lately, in memory. Safe in every thread."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._products: dict[Path, Product] = {}
+        """The latest one is the last."""
+        self._lock = threading.Lock()
+
+    def find(self, path: Path) -> Product | None:
+        with self._lock:
+            product = self._products.pop(path, None)
+            if product is not None:
+                self._products[path] = product
+            return product
+
+    def keep(self, path: Path, product: Product) -> None:
+        with self._lock:
+            self._products[path] = product
+            sizes = [(each, _size(kept)) for each, kept in self._products.items()]
+            left = sum(size for _, size in sizes)
+            for each, size in sizes:
+                if left <= self._most_bytes and len(self._products) <= _MOST_IN_MEMORY:
+                    break
+                del self._products[each]
+                left -= size
+
+    def forget(self, path: Path) -> None:
+        with self._lock:
+            self._products.pop(path, None)
+
+
+def _size(product: Product) -> int:
+    contents = sum(len(content) for _, content in product.files)
+    return contents + len(product.stdout) + len(product.stderr)
+
+
 def _packed(product: Product) -> bytes:
     """Return the digest, the length of the header, the header and the files' bytes, joined."""
     header = json.dumps(
         {
-            "files": [[name, len(data)] for name, data in product.files],
+            "files": [[name, len(content)] for name, content in product.files],
             "stdout": product.stdout,
             "stderr": product.stderr,
         }
     ).encode()
-    rest = b"".join([len(header).to_bytes(4, "big"), header, *(data for _, data in product.files)])
+    contents = [bytes(content) for _, content in product.files]
+    rest = b"".join([len(header).to_bytes(4, "big"), header, *contents])
     return hashlib.sha256(rest).digest() + rest
 
 
@@ -159,9 +226,19 @@ def _unpacked(data: bytes) -> Product | None:
     header = json.loads(bytes(rest[4:start]))
     files = []
     for name, size in header["files"]:
-        files.append((name, bytes(rest[start : start + size])))
+        files.append((name, _content(rest[start : start + size])))
         start += size
     return Product(tuple(files), header["stdout"], header["stderr"])
+
+
+def _content(data: Content | memoryview) -> Content:
+    """Return the content of one file; as a file if it is large, since guests copy that faster."""
+    if isinstance(data, ContentFile):
+        return data
+    if len(data) >= LEAST_BYTES:
+        with contextlib.suppress(OSError):  # no memory for it, or no descriptor
+            return ContentFile(data)
+    return bytes(data)
 
 
 def _remove(path: Path) -> int:

@@ -89,7 +89,8 @@ class Compiler:
 
                 made = await in_sandbox(job)
                 if isinstance(made, Compiled):
-                    await asyncio.to_thread(self._cache.keep, *name, made.product)
+                    product = await asyncio.to_thread(self._cache.keep, *name, made.product)
+                    return replace(made, product=product)
                 return made
         finally:
             if not lock.locked():

@@ -22,6 +22,7 @@ from cellwall.languages.entries.language import BUILD, CALLER
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel.channel import MOST_SINGLE_BYTES
+from cellwall.runtimes.channel.content_files import Content, write_file
 from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _TEXT_RESULTS = frozenset({"bash"})
 class Stage:
     """Content of one sandbox: first the files, then the work."""
 
-    files: tuple[tuple[str, bytes, int | None], ...]
+    files: tuple[tuple[str, Content, int | None], ...]
     """Triples of path, content and mode."""
     directories: tuple[str, ...]
     work: Work
@@ -80,13 +81,13 @@ class Stage:
         if not self.files or work.op != "execute" or sum(map(_size, self.files)) > room:
             return self
         end = len(work.body) - work.fields.get("stdin_bytes", 0)
-        contents = (data for _, data, _ in self.files)
+        contents = (bytes(data) for _, data, _ in self.files)
         body = b"".join((work.body[:end], *contents, work.body[end:]))
         fields = {**work.fields, "files": [(each[0], _size(each)) for each in self.files]}
         return replace(self, files=(), work=replace(work, fields=fields, body=body))
 
 
-def _size(file: tuple[str, bytes, int | None]) -> int:
+def _size(file: tuple[str, Content, int | None]) -> int:
     return len(file[1])
 
 
@@ -149,14 +150,12 @@ async def _write_files(live: ClaimedSandbox, stage: Stage) -> None:
     for path in stage.directories:
         await live.channel.request("file_mkdir", path=path, parents=True)
     for path, data, mode in stage.files:
-        await live.channel.request(
-            "file_write", data, path=path, append=False, parents=True, mode=mode
-        )
+        await write_file(live.channel, data, path=path, append=False, parents=True, mode=mode)
 
 
-def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
+def run_stage(plan: Plan, product: Sequence[tuple[str, Content]] = ()) -> Stage:
     """Return the stage that runs the program; `product` is the output of its compiler."""
-    files = [(path, data, None) for path, data in plan.files]
+    files: list[tuple[str, Content, int | None]] = [(path, data, None) for path, data in plan.files]
     after = partial(_after_run, plan)
     if plan.is_warm:
         fields: dict[str, Any] = {
@@ -179,7 +178,7 @@ def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
         work = Work("execute", fields, plan.limits, body, stdin, after=after, tools=plan.tools)
         return Stage(tuple(files), (), work)
     language, env = plan.language, dict(plan.language.env)
-    written: list[tuple[str, bytes, int | None]] = [*files]
+    written = [*files]
     if language.compile:
         written += [(f"{BUILD}/{name}", data, _EXECUTABLE) for name, data in product]
     else:
@@ -228,8 +227,8 @@ def compile_stage(plan: Plan) -> Stage:
     return Stage(files, (BUILD,), Work("start", fields, limits))
 
 
-def _call_files(language: Language, arguments: object) -> list[tuple[str, bytes, int | None]]:
-    found: list[tuple[str, bytes, int | None]] = [
+def _call_files(language: Language, arguments: object) -> list[tuple[str, Content, int | None]]:
+    found: list[tuple[str, Content, int | None]] = [
         (ARGUMENTS, json.dumps(arguments).encode(), None),
     ]
     if language.caller:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import Runtime
+    from cellwall.runtimes.channel.content_files import Content
 
 
 Done = TypeVar("Done")
@@ -119,7 +120,7 @@ class Programs:
         )
         stages = Stages(watch.on_start)
         compilation: Compilation | None = None
-        product: tuple[tuple[str, bytes], ...] = ()
+        product: tuple[tuple[str, Content], ...] = ()
         if work.language.compile:
             from cellwall.engine.programs.compile_stage import CacheScope
 

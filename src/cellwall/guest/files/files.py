@@ -28,6 +28,7 @@ _OPEN_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _PERMISSION_BITS = 0o777
 _MOST_ENTRIES = 10_000
 _MOST_DEPTH = 64
+_MOST_SENT_BYTES = 1 << 30
 _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
@@ -95,8 +96,11 @@ class Files:
         # From the inode a client that reads in pieces learns that another file has taken the name.
         return {"size": found.st_size, "eof": eof, "inode": found.st_ino}, data
 
-    def write(self, request: Request) -> tuple[Header, bytes]:
-        """Handle `file_write`: replace a file at once, or append to it."""
+    def write(self, request: Request, source: int = -1) -> tuple[Header, bytes]:
+        """Handle `file_write`: replace a file at once, or append to it.
+
+        With `source`, a descriptor, a replaced file's content is that file's, not the body.
+        """
         path = self.resolve(request)
         mode = request.optional_integer("mode", 0, _PERMISSION_BITS)
         texts = self._texts(request)
@@ -110,9 +114,9 @@ class Files:
             if texts:
                 self.opened_metadata().keep(fd, place, texts)
 
-        _replace(place, request.body, mode, on_written)
+        size = _replace(place, request.body if source < 0 else source, mode, on_written)
         # From the number of keys a host learns that this init keeps them.
-        return {"size": len(request.body), "kept": len(texts)}, b""
+        return {"size": size, "kept": len(texts)}, b""
 
     def opened_metadata(self) -> FileMetadata:
         """Return the metadata of files, to which some may be added."""
@@ -206,6 +210,14 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def _copy_all(fd: int, source: int) -> int:
+    """Copy a file from its beginning, inside the kernel; return its size."""
+    size = 0
+    while count := os.sendfile(fd, source, size, _MOST_SENT_BYTES):
+        size += count
+    return size
+
+
 def _append(path: str, data: bytes, mode: int | None) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     fd = open_regular(path, flags, 0o666 if mode is None else mode)
@@ -222,8 +234,13 @@ def _append(path: str, data: bytes, mode: int | None) -> int:
         os.close(fd)
 
 
-def _replace(path: str, data: bytes, mode: int | None, on_written: Callable[[int], None]) -> None:
-    """Write a new file beside the old one and rename it: no process ever sees half of it."""
+def _replace(
+    path: str, content: bytes | int, mode: int | None, on_written: Callable[[int], None]
+) -> int:
+    """Write a new file beside the old one and rename it: no process ever sees half of it.
+
+    `content` is the file's, or a descriptor of one that has it. Returns the size.
+    """
     final_mode = _mode_of_target(path) if mode is None else mode
     folder, name = os.path.split(path)
     if not name:
@@ -232,7 +249,11 @@ def _replace(path: str, data: bytes, mode: int | None, on_written: Callable[[int
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _OPEN_FLAGS, 0o600)
     try:
         try:
-            _write_all(fd, data)
+            if isinstance(content, int):
+                size = _copy_all(fd, content)
+            else:
+                _write_all(fd, content)
+                size = len(content)
             os.fchmod(fd, final_mode)
             on_written(fd)
         finally:
@@ -241,6 +262,7 @@ def _replace(path: str, data: bytes, mode: int | None, on_written: Callable[[int
     except BaseException:
         os.unlink(draft)
         raise
+    return size
 
 
 def _mode_of_target(path: str) -> int:

@@ -108,7 +108,7 @@ class Init:
             "equal": self._contexts.copy,
             "expect_files": self._expect_files,
             "file_read": files.read,
-            "file_write": files.write,
+            "file_write": self._file_write,
             "file_stat": files.stat,
             "file_list": files.list,
             "file_mkdir": files.mkdir,
@@ -315,6 +315,19 @@ class Init:
     def _expect_files(self, _request: Request) -> tuple[Header, bytes]:
         self._channel.expect_files()
         return {}, b""
+
+    def _file_write(self, request: Request) -> tuple[Header, bytes]:
+        count = request.integer("files", 0, 0, 1)
+        if not count:
+            return self._files.write(request)
+        taken = self._channel.take_files(count)
+        try:
+            if not taken:
+                raise Refusal("invalid", "file_write: no descriptor came with it")
+            return self._files.write(request, *taken)
+        finally:
+            for each in taken:
+                os.close(each)
 
     def _move(self, request: Request) -> tuple[Header, bytes] | None:
         try:
