@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Tuple, cast
 from cellwall.linux.syscalls import bpf, libc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import Protocol
 
     class _Loader(Protocol):
@@ -123,6 +123,19 @@ def compile_policy(text: str, arch: str, refusals: str = "", more: Sequence[str]
             f"{bpf.LONGEST_PROGRAM}; shorten its value lists"
         )
     return bpf.pack(program)
+
+
+def refusing(names: Iterable[str], arch: str) -> bytes:
+    """Return a program that answers calls as a kernel without them does, and allows all others."""
+    code = _Backward()
+    allowed, refused = code.verdict(RET_ALLOW), code.verdict(RET_ERRNO | errno.ENOSYS)
+    here, numbers = allowed, syscall_numbers(arch)
+    for name in names:
+        here = code.branch(bpf.JEQ, numbers[name], refused, here)
+    here = code.statement(bpf.LOAD, bpf.OFFSET_NR)
+    code.branch(bpf.JEQ, AUDIT_ARCH[arch], here, allowed)
+    code.statement(bpf.LOAD, bpf.OFFSET_ARCH)
+    return bpf.pack(code.instructions())
 
 
 def evaluate(program: bytes, arch: int, nr: int, args: Sequence[int]) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
+from cellwall.linux import seccomp
 from cellwall.linux.cgroups import hierarchies
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.runtimes.gvisor import oci_bundle, trace_listener
@@ -84,6 +85,31 @@ def test_part_that_is_killed_ends_the_sandbox_with_a_name(gvisor_arena: Arena, p
     assert ended.stdout == "up\n"
     assert ended.verdict is Verdict.SANDBOX_ERROR, ended
     assert took_s < _SOON_S
+
+
+def test_table_of_descriptors_does_not_grow_in_a_start(gvisor_arena: Arena) -> None:
+    """The kernel makes a process with threads wait for that, 10 ms and more."""
+
+    async def sizes() -> dict[str, int]:
+        async with gvisor_arena.sandbox() as sandbox:
+            names = (os.path.basename(_binary()), "runsc-gofer", "runsc-sandbox")
+            return {name: _table_size(_part(sandbox, name)) for name in names}
+
+    found = gvisor_arena.do(sizes())
+    assert len(found) == 3
+    assert min(found.values()) >= 512, found
+
+
+def test_no_part_registers_for_membarrier(gvisor_arena: Arena) -> None:
+    """The kernel makes each of its processes wait for that, too. Code inside is told: none."""
+    number = seccomp.syscall_numbers(os.uname().machine)["membarrier"]
+    asked = gvisor_arena.run(f"import ctypes\nprint(ctypes.CDLL(None).syscall({number}, 0, 0, 0))")
+    assert asked.stdout.split()[-1] == "0"
+
+
+def _table_size(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(status.partition("FDSize:")[2].split()[0])
 
 
 def _binary() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 
 import pytest
@@ -44,6 +45,20 @@ def test_where_nobody_counts_memory_four_calls_more_are_missing(arch: str) -> No
         seen.update({name} if is_ours else ())
         assert got == ("ENOSYS" if is_ours else MODELS[arch].decide(*case)), case
     assert seen == missing
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_call_can_seem_to_be_missing_while_all_others_are_the_kernels(arch: str) -> None:
+    names = ("membarrier", "getcpu")
+    program = seccomp.refusing(names, arch)
+    numbers = seccomp.syscall_numbers(arch)
+    for number in (*range(600), 2**32 - 1):
+        expected = seccomp.RET_ALLOW
+        if number in [numbers[name] for name in names]:
+            expected = seccomp.RET_ERRNO | errno.ENOSYS
+        assert seccomp.evaluate(program, seccomp.AUDIT_ARCH[arch], number, ()) == expected
+    foreign = next(audit for name, audit in seccomp.AUDIT_ARCH.items() if name != arch)
+    assert seccomp.evaluate(program, foreign, numbers[names[0]], ()) == seccomp.RET_ALLOW
 
 
 def test_what_refuses_besides_allows_nothing() -> None:

@@ -23,6 +23,7 @@ from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 _BUNDLE = (
+    "cellwall.linux.seccomp",
     "cellwall.linux.syscalls",
     "cellwall.runtimes.gvisor.trees",
     "cellwall.runtimes.gvisor.work_area",

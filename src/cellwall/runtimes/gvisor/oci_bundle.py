@@ -77,6 +77,10 @@ _ALWAYS = {
     "debug": "false",
 }
 """Flags of every sandbox; flags unknown to a version are left out, see `flags`."""
+HIDDEN = ("membarrier",)
+"""Calls of the host that `runsc` believes to be missing. Each of its processes registers for
+membarrier(2) while it starts, and the kernel has it wait for all processors then (synchronize_rcu),
+10 ms a time. It only offers it to programs, which do without it as on older kernels."""
 REQUIRED_FLAGS = frozenset({"network", "ignore-cgroups", "platform", "root"})
 
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import socket
 import struct
 import time
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.jail.inspect import host_facts, probe_counts
 from cellwall.jail.plan import plan
-from cellwall.linux import owner_label
+from cellwall.linux import owner_label, seccomp
 from cellwall.linux.cgroups import hierarchies, leftovers
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
@@ -274,6 +275,7 @@ class GvisorRuntime:
         return {
             "program": chosen.binary.path,
             "words": [chosen.binary.path, *flags, "run", f"--bundle={self._place}/bundle", "cell"],
+            "filter": seccomp.refusing(oci_bundle.HIDDEN, platform.machine()).hex(),
             "directory": "/" if witness is None else str(self._sinks),
             "cgroups": born.groups.self_move_paths(),
             "cpus": sorted(born.cpus or os.sched_getaffinity(0)),
