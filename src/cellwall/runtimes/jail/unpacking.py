@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from cellwall.runtimes.shared.helper_process import HelperProcess
 from cellwall.runtimes.shared.removal import remove_tree
 
 _LAYERS_A_MESSAGE = 10
+_EARLY_S = 0.25
+"""Seconds between two times at which what was unpacked is written to the disk."""
 _MOST_ANSWER_BYTES = 256 * 1024
 _MOST_PATH = 256
 _NAME = re.compile(r"[^\x00-\x1f:]{1,256}")
@@ -55,7 +57,8 @@ async def unpack(
         raise _explained(error, "make its folder") from error
     try:
         async with asyncio.timeout(bounds.timeout_s):
-            unpacked = await asyncio.to_thread(_talk, started, image, (partial, below), bounds)
+            talk = asyncio.to_thread(_talk, started, image, (partial, below), bounds)
+            unpacked = await _written_meanwhile(tree, talk)
         await asyncio.to_thread(_synced, tree)
         tree.rename(target)
     except TimeoutError:
@@ -83,6 +86,20 @@ def _folders(partial: Path, below: Path | None) -> Path:
     if below is not None:
         (partial / "work").mkdir(mode=0o700)
     return tops[0]
+
+
+async def _written_meanwhile(tree: Path, work: Coroutine[Any, Any, UnpackedImage]) -> UnpackedImage:
+    """Await `work`, and have the kernel write what is there already, again and again.
+
+    The disk would have nothing to do while a processor unpacks, and all of it afterwards.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait([task], timeout=_EARLY_S))[0]:
+            await asyncio.to_thread(_synced, tree)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _synced(tree: Path) -> None:
