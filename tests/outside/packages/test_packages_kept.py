@@ -19,6 +19,7 @@ from cellwall.engine.packages import kept
 from cellwall.engine.packages.kept import KeptInstallations
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
+from cellwall.runtimes.channel import content_files
 from conftest import ground
 from kit.outside.world import World, world
 from kit.packages import registries
@@ -51,6 +52,26 @@ def ours(request: pytest.FixtureRequest, registry: Registry) -> Iterator[World]:
         more["templates"] = TemplateStore(state_dir())  # a bare one has no installer
     with world(request.param, settings=settings, **more) as made:
         yield made
+
+
+def test_large_file_goes_to_where_packages_are_as_bytes(
+    ours: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was installed may have run; without it a jail is given a file in memory."""
+    given: list[int] = []
+    send = content_files._request_with_file
+
+    async def noted(channel: Any, op: str, content: Any, fields: Any) -> Any:
+        given.append(len(content))
+        return await send(channel, op, content, fields)
+
+    monkeypatch.setattr(content_files, "_request_with_file", noted)
+    size = 2 << 20
+    code, files = "import os\nprint(os.path.getsize('large.bin'))", {"large.bin": b"x" * size}
+    for packages in ([], ["alpha"]):
+        given.clear()
+        assert ours.run(code, "packages", files=files, packages=packages) == f"{size}\n"
+        assert given == ([size] if ours.runtime == "jail" and not packages else [])
 
 
 @pytest.fixture(autouse=True)

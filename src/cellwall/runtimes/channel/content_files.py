@@ -2,9 +2,9 @@
 
 A body of a megabyte is copied five times on its way and takes 3 ms, most of them page faults; a
 file takes a third of that. The invariant: such a file goes only to a guest in whose sandbox nothing
-of a caller's runs yet, because code that held on to files would hold memory that does not count for
-its sandbox; and its content can never change (F_SEAL_WRITE, memfd_create(2)), because several
-sandboxes get the same one.
+of a caller's, of a package's or of an image's has run, because a guest that held on to files would
+hold memory that does not count for its sandbox; and its content can never change (F_SEAL_WRITE,
+memfd_create(2)), because several sandboxes get the same one.
 """
 
 from __future__ import annotations
