@@ -175,7 +175,7 @@ _NOT_COPIED = "sandboxes on images are not copied, which `test_copies` holds"
 NOT_AGAIN: Mapping[str, str] = {
     "test_attack_alone": "an image's sandbox always has a whole init",
     "test_attack_cancel": "a start is cancelled by the same code, whatever the root",
-    "test_attack_content_files": "init's door, the same code in every root",
+    "test_attack_sealed_files": "init's door, the same code in every root",
     "test_attack_copies": _NOT_COPIED,
     "test_attack_copies_ends": _NOT_COPIED,
     "test_attack_copies_mutated": _NOT_COPIED,

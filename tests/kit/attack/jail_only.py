@@ -26,7 +26,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_alone": "only a jail makes less for one program; others have one init for all",
     "test_attack_cancel": "cancelled at every step of a jail's start; `test_attack_verdicts` and "
     "`test_faults_whole_tree` end the others from outside",
-    "test_attack_content_files": "only a jail's init is given such files",
+    "test_attack_sealed_files": "only a jail's init is given such files",
     "test_attack_copies": _COPIES,
     "test_attack_copies_ends": _COPIES,
     "test_attack_copies_mutated": _COPIES,

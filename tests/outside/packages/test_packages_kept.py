@@ -19,7 +19,7 @@ from cellwall.engine.packages import kept
 from cellwall.engine.packages.kept import KeptInstallations
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
-from cellwall.runtimes.channel import content_files
+from cellwall.runtimes.channel import sealed_files
 from conftest import ground
 from kit.outside.world import World, world
 from kit.packages import registries
@@ -59,13 +59,13 @@ def test_large_file_goes_to_where_packages_are_as_bytes(
 ) -> None:
     """What was installed may have run; without it a jail is given a file in memory."""
     given: list[int] = []
-    send = content_files._request_with_file
+    send = sealed_files._request_with_file
 
     async def noted(channel: Any, op: str, content: Any, fields: Any) -> Any:
         given.append(len(content))
         return await send(channel, op, content, fields)
 
-    monkeypatch.setattr(content_files, "_request_with_file", noted)
+    monkeypatch.setattr(sealed_files, "_request_with_file", noted)
     size = 2 << 20
     code, files = "import os\nprint(os.path.getsize('large.bin'))", {"large.bin": b"x" * size}
     for packages in ([], ["alpha"]):

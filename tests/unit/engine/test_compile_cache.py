@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cellwall.engine.programs.compile_cache import CompileCache, Product, key_of
-from cellwall.runtimes.channel.content_files import ContentFile
+from cellwall.runtimes.channel.sealed_files import SealedFile
 
 PRODUCT = Product((("program", b"\x7fELF" * 1000), ("a/b.class", b"")), "out\n", "a warning ü\n")
 KEY = key_of({"source": "x"})
@@ -115,7 +115,7 @@ def test_large_file_is_kept_as_a_file_in_memory(tmp_path: Path) -> None:
     assert found is not None
     for product in (kept, found):
         ((name, content),) = product.files
-        assert isinstance(content, ContentFile)
+        assert isinstance(content, SealedFile)
         assert (name, bytes(content)) == LARGE.files[0]
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cellwall.runtimes.channel.content_files import LEAST_BYTES, Content, ContentFile
+from cellwall.runtimes.channel.sealed_files import LEAST_BYTES, Content, SealedFile
 
 _DIGEST_BYTES = 32
 _MOST_HEADER_BYTES = 16 * 1024 * 1024
@@ -76,35 +76,23 @@ class CompileCache:
         if not self._most_bytes:
             return None
         path = self._path(tenant, key)
-        product = self._latest.find(path)
         try:
-            if product is None:
-                product = self._read(path)
-            elif self._is_old(path.stat()):
-                product = None
+            with path.open("rb") as file:
+                is_old = time.time() - os.fstat(file.fileno()).st_mtime > self._most_age_s
+                product = None if is_old else self._latest.find(path)
+                if product is None and not is_old:
+                    product = _unpacked(file.read(self._most_bytes + 1))
         except OSError:
-            product = None
-        if product is None:
             self._latest.forget(path)
             return None
+        if product is None:
+            self._latest.forget(path)
+            _remove(path)
+            return None
+        self._latest.keep(path, product)
         with contextlib.suppress(OSError):
             os.utime(path)
         return product
-
-    def _read(self, path: Path) -> Product | None:
-        """Return the entry's product, and remove what is damaged. Raises OSError."""
-        with path.open("rb") as file:
-            is_old = self._is_old(os.fstat(file.fileno()))
-            data = b"" if is_old else file.read(self._most_bytes + 1)
-        product = _unpacked(data)
-        if product is None:
-            _remove(path)
-        else:
-            self._latest.keep(path, product)
-        return product
-
-    def _is_old(self, found: os.stat_result) -> bool:
-        return time.time() - found.st_mtime > self._most_age_s
 
     def keep(self, tenant: str, key: str, product: Product) -> Product:
         """Keep the product if it fits, and return it in the form in which it is used best.
@@ -176,13 +164,11 @@ class _Latest:
 
     def find(self, path: Path) -> Product | None:
         with self._lock:
-            product = self._products.pop(path, None)
-            if product is not None:
-                self._products[path] = product
-            return product
+            return self._products.get(path)
 
     def keep(self, path: Path, product: Product) -> None:
         with self._lock:
+            self._products.pop(path, None)
             self._products[path] = product
             sizes = [(each, _size(kept)) for each, kept in self._products.items()]
             left = sum(size for _, size in sizes)
@@ -233,11 +219,11 @@ def _unpacked(data: bytes) -> Product | None:
 
 def _content(data: Content | memoryview) -> Content:
     """Return the content of one file; as a file if it is large, since guests copy that faster."""
-    if isinstance(data, ContentFile):
+    if isinstance(data, SealedFile):
         return data
     if len(data) >= LEAST_BYTES:
         with contextlib.suppress(OSError):  # no memory for it, or no descriptor
-            return ContentFile(data)
+            return SealedFile(data)
     return bytes(data)
 
 

@@ -22,8 +22,8 @@ from cellwall.languages.entries.language import BUILD, CALLER
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel.channel import MOST_SINGLE_BYTES
-from cellwall.runtimes.channel.content_files import Content, write_file
 from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
+from cellwall.runtimes.channel.sealed_files import Content, write_file
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.attempt import BeforeCode, OnEvent

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cellwall.engine.volumes.volume_store import VolumeStore
     from cellwall.model.template import BuiltTemplate
     from cellwall.runtimes.base import Runtime
-    from cellwall.runtimes.channel.content_files import Content
+    from cellwall.runtimes.channel.sealed_files import Content
 
 
 Done = TypeVar("Done")
@@ -151,7 +151,6 @@ class Programs:
             if packages:
                 await self._host.install(live, packages, request.tenant)
                 live.channel.most_held_bytes = -1  # the program is not the first of its sandbox
-                live.channel.takes_content_files = False
             stage = enclosed if live.channel.takes_files else program
             return await self._run_in(live, work, stage, watch, stages)
 
@@ -247,7 +246,6 @@ class Programs:
             if live.spec.image is not None and work.is_warm:
                 from cellwall.engine.parts.contexts import DEFAULT, Contexts
 
-                live.channel.takes_content_files = False  # the image's code runs before
                 await Contexts(live).ensure(DEFAULT)  # the image's own interpreter
             attempt = await begin(live, program, watch.on_event, before)
             self.runs += 1

@@ -29,6 +29,7 @@ _PERMISSION_BITS = 0o777
 _MOST_ENTRIES = 10_000
 _MOST_DEPTH = 64
 _MOST_SENT_BYTES = 1 << 30
+"""Bytes that one sendfile(2) is asked for; it may copy fewer."""
 _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 

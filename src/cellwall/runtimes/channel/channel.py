@@ -127,9 +127,6 @@ class GuestChannel:
         self._last_id = 0
         self.copy_requests = 0
         """Number of the requests that serve copies of the sandbox."""
-        self.takes_content_files = False
-        """Whether a file to be written may come to the guest as a `content_files.ContentFile`. Its
-        runtime says it: another kernel's sockets carry no descriptors."""
         self.is_for_files = False
         """Whether the guest takes descriptors that come with a frame."""
         self._held: list[bytes] | None = None

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from cellwall.runtimes.channel import descriptors
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import (
     REPLY,
     REPLY_WITH_CHUNKS,
-    GuestRefused,
     Reply,
     Single,
 )
@@ -67,7 +68,7 @@ async def request_with_files(
 
     future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
     try:
-        await _expect_files(channel, op)
+        await descriptors.prepare(channel, op, partial(request, channel))
         expected = REPLY if told is None else REPLY_WITH_CHUNKS
         listener = Single(future, on_chunk)
         number = channel.open_with_files(op, files, listener, expected, fields, body)
@@ -86,12 +87,3 @@ async def request_with_files(
         channel.forget(number)
         if not future.cancel():
             future.exception()  # it was heard
-
-
-async def _expect_files(channel: GuestChannel, op: str) -> None:
-    if not channel.carries_files:
-        raise GuestRefused("unsupported", f"{op}: this channel carries no descriptors")
-    if not channel.is_for_files:
-        await request(channel, "expect_files")
-        channel.is_for_files = True
-    await channel.wait_writable(0)

@@ -92,7 +92,6 @@ async def _heard(child: Child, spec: SandboxSpec) -> GuestChannel:
         )
     await hear(child, b"L")
     channel = GuestChannel(child.channel, on_violation=lambda _: child.kill())
-    channel.takes_content_files = True
     if spec.purpose == "program":
         channel.most_held_bytes = MOST_HELD_BYTES
     return channel

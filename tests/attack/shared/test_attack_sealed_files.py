@@ -37,7 +37,7 @@ def _having() -> list[int]:
     found = set()
     for each in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # it was closed, or the process has ended
-            if "cellwall-content" in os.readlink(each):
+            if "cellwall-sealed" in os.readlink(each):
                 found.add(int(each.parts[2]))
     return list(found)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cellwall.runtimes.channel.content_files import ContentFile
+from cellwall.runtimes.channel.sealed_files import SealedFile
 
 CONTENT = os.urandom(3_000_001)
 
@@ -37,7 +37,7 @@ CHANGES: dict[str, Callable[[int], object]] = {
 
 
 def test_content_is_whole() -> None:
-    file = ContentFile(CONTENT)
+    file = SealedFile(CONTENT)
     assert len(file) == len(CONTENT)
     assert bytes(file) == CONTENT
     assert bytes(file) == CONTENT  # its offset is nobody's
@@ -46,7 +46,7 @@ def test_content_is_whole() -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_nobody_changes_it(change: str) -> None:
     """Several sandboxes get the same one."""
-    file = ContentFile(CONTENT)
+    file = SealedFile(CONTENT)
     with pytest.raises(PermissionError) as refused:
         CHANGES[change](file.fd)
     assert refused.value.errno == errno.EPERM
@@ -67,7 +67,7 @@ def test_plain_file_in_memory_is_changed() -> None:
 
 
 def test_file_is_closed_with_its_last_reference() -> None:
-    file = ContentFile(CONTENT)
+    file = SealedFile(CONTENT)
     node, used = os.fstat(file.fd).st_ino, [file]
     del file
     assert node in _open_files()
@@ -80,6 +80,6 @@ def _open_files() -> set[int]:
     found = set()
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own descriptor
-            if "cellwall-content" in os.readlink(_path(int(each))):
+            if "cellwall-sealed" in os.readlink(_path(int(each))):
                 found.add(os.stat(_path(int(each))).st_ino)
     return found

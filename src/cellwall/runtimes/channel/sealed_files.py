@@ -1,10 +1,11 @@
-"""Content that goes to a guest as a file in memory: the kernel copies it, and no process reads it.
+"""Sealed files: content that goes to a guest as a descriptor of a memfd, which the kernel copies.
 
 A body of a megabyte is copied five times on its way and takes 3 ms, most of them page faults; a
-file takes a third of that. The invariant: such a file goes only to a guest in whose sandbox nothing
-of a caller's, of a package's or of an image's has run, because a guest that held on to files would
-hold memory that does not count for its sandbox; and its content can never change (F_SEAL_WRITE,
-memfd_create(2)), because several sandboxes get the same one.
+memfd takes a third of that. The invariant: such a file goes only to a guest that could still hold
+its first program (`most_held_bytes`), so nothing of a caller's, of a package's or of an image's has
+run there: a guest that kept such files would keep memory that does not count for its sandbox. And
+no process can change it (F_SEAL_WRITE, memfd_create(2)), because several sandboxes get the same
+one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from cellwall.runtimes.channel import descriptors
 from cellwall.runtimes.channel.replies import REPLY, Reply, Single
 
 if TYPE_CHECKING:
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
 
 LEAST_BYTES = 256 * 1024
 """Least bytes of a content for which a file is worth its calls."""
-_NAME = "cellwall-content"
+_NAME = "cellwall-sealed"
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-class ContentFile:
-    """Bytes in a file in memory that nobody can change. It is closed with its last reference."""
+class SealedFile:
+    """A sealed memfd with the content of one file: no process can write to it or resize it.
+
+    The engine closes its descriptor with the last reference to this object.
+    """
 
     def __init__(self, content: bytes | memoryview) -> None:
         """Copy `content`. Raises OSError if there is no memory or no descriptor for it."""
@@ -55,16 +60,16 @@ class ContentFile:
             os.close(self.fd)
 
 
-Content = bytes | ContentFile
+Content = bytes | SealedFile
 """Content of a file that a guest is to write. Both have a length, and `bytes` of both is it."""
 
 
 async def write_file(channel: GuestChannel, content: Content, **fields: object) -> None:
-    """Have a guest write a file, in whose sandbox nothing of a caller's has run.
+    """Have a guest write a file; by a descriptor if the content is large and the guest may get one.
 
     `fields` are those of `file_write`. Raises GuestRefused, ChannelLost.
     """
-    if channel.takes_content_files and len(content) >= LEAST_BYTES:
+    if channel.most_held_bytes >= 0 and len(content) >= LEAST_BYTES:
         if isinstance(content, bytes):
             content = await asyncio.to_thread(_file_or_bytes, content)
     elif not isinstance(content, bytes):
@@ -77,19 +82,16 @@ async def write_file(channel: GuestChannel, content: Content, **fields: object) 
 
 def _file_or_bytes(content: bytes) -> Content:
     try:
-        return ContentFile(content)
+        return SealedFile(content)
     except OSError:  # no memory, or no descriptor: slower
         return content
 
 
 async def _request_with_file(
-    channel: GuestChannel, op: str, content: ContentFile, fields: dict[str, object]
+    channel: GuestChannel, op: str, content: SealedFile, fields: dict[str, object]
 ) -> Reply:
     future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-    if not channel.is_for_files:
-        await channel.request("expect_files")
-        channel.is_for_files = True
-    await channel.wait_writable(0)
+    await descriptors.prepare(channel, op, channel.request)
     listener = Single(future, None)
     number = channel.open_with_files(op, [content.fd], listener, REPLY, fields, b"")
     try:
