@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -397,23 +398,33 @@ def _gvisors_with(needle: bytes) -> set[str]:
     What is memory inside is one file of the host's, which has no name and many holes.
     """
     found = set()
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended
-            for each in Path(f"/proc/{pid}/fd").iterdir():
-                if "runsc-memory" in os.readlink(each) and _in_file(str(each), needle):
-                    found.add(pid)
+    for each in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(FileNotFoundError):  # it was closed, or its process has ended
+            if _is_gvisors(each) and _in_file(str(each), needle):
+                found.add(each.parts[2])
     return found
 
 
+def _is_gvisors(descriptor: Path) -> bool:
+    try:
+        return "runsc-memory" in os.readlink(descriptor)
+    except PermissionError:  # such a process is not gVisor's, which root may look at
+        return False
+
+
 def _in_file(path: str, needle: bytes) -> bool:
-    with open(path, "rb", 0) as file, contextlib.suppress(OSError):  # no data behind the last hole
+    with open(path, "rb", 0) as file:
         first = last = 0
         while True:
-            first = os.lseek(file.fileno(), last, os.SEEK_DATA)
+            try:
+                first = os.lseek(file.fileno(), last, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # no data behind the last hole
+                    return False
+                raise
             last = os.lseek(file.fileno(), first, os.SEEK_HOLE)
             if needle in os.pread(file.fileno(), last - first, first):
                 return True
-    return False
 
 
 def _in_memory(space: int, needle: bytes) -> list[str]:
