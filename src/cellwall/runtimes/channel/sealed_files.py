@@ -30,7 +30,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 class SealedFile:
     """A sealed memfd with the content of one file: no process can write to it or resize it.
 
-    The engine closes its descriptor with the last reference to this object.
+    `close` closes its descriptor, or else the end of the last reference to this object does.
     """
 
     def __init__(self, content: bytes | memoryview) -> None:
@@ -54,10 +54,16 @@ class SealedFile:
             size += len(piece)
         return b"".join(pieces)
 
+    def close(self) -> None:
+        """Close the descriptor; what was sent to a guest stays there. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def __del__(self) -> None:
         """Close the file, if it was made."""
         if hasattr(self, "fd"):
-            os.close(self.fd)
+            self.close()
 
 
 Content = bytes | SealedFile
@@ -69,22 +75,35 @@ async def write_file(channel: GuestChannel, content: Content, **fields: object) 
 
     `fields` are those of `file_write`. Raises GuestRefused, ChannelLost.
     """
-    if channel.most_held_bytes >= 0 and len(content) >= LEAST_BYTES:
-        if isinstance(content, bytes):
-            content = await asyncio.to_thread(_file_or_bytes, content)
-    elif not isinstance(content, bytes):
-        content = await asyncio.to_thread(bytes, content)
-    if isinstance(content, bytes):
+    if channel.most_held_bytes < 0 or len(content) < LEAST_BYTES:
+        if not isinstance(content, bytes):
+            content = await asyncio.to_thread(bytes, content)
         await channel.request("file_write", content, **fields)
+    elif isinstance(content, bytes):
+        await _write_once(channel, content, fields)
     else:
         await _request_with_file(channel, "file_write", content, fields)
 
 
-def _file_or_bytes(content: bytes) -> Content:
+async def _write_once(channel: GuestChannel, content: bytes, fields: dict[str, object]) -> None:
+    """Make a sealed file for this request only."""
+    file = await asyncio.to_thread(_file_or_none, content)
+    if file is None:
+        await channel.request("file_write", content, **fields)
+        return
+    try:
+        await _request_with_file(channel, "file_write", file, fields)
+    finally:
+        # An error of the channel refers to this frame and the channel to the error, so that the
+        # garbage collector would close the file, some time later.
+        file.close()
+
+
+def _file_or_none(content: bytes) -> SealedFile | None:
     try:
         return SealedFile(content)
-    except OSError:  # no memory, or no descriptor: slower
-        return content
+    except OSError:  # no memory, or no descriptor: the channel carries it, slower
+        return None
 
 
 async def _request_with_file(
