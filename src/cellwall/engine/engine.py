@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -543,7 +542,7 @@ class Engine:
             for kind, count in report.removed.items():
                 removed[kind] = removed.get(kind, 0) + count
             kept += report.kept
-        if os.geteuid() == 0 and (self.state_dir / "images").is_dir():
+        if (self.state_dir / "images").is_dir():
             removed.update(await self.images.sweep())
         if left := await asyncio.to_thread(self.volumes.sweep):
             removed["volumes"] = left

@@ -24,10 +24,37 @@ _TOOLS = {"uid": "newuidmap", "gid": "newgidmap"}
 _LISTS = {"uid": Path("/etc/subuid"), "gid": Path("/etc/subgid")}
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin"
 _NOBODY = 65_534
+KEPT = 8 * SLICE
+"""Number of ids that stay for fork-servers where images have some, too."""
+_LEAST_OF_IMAGES = 32_768
 _EXAMPLE = "589824-655359"
 
 Extent = tuple[int, int]
 """First id and number of ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageIds:
+    """The ids that images' files and processes have: those below `count`, and that of `nobody`."""
+
+    uid: int
+    gid: int
+    count: int
+    tools: tuple[tuple[str, str], ...]
+
+    @property
+    def total(self) -> int:
+        """Number of ids that are taken, the one of `nobody` behind the others."""
+        return self.count + 1
+
+    @property
+    def lines(self) -> id_maps.Lines:
+        """Which of them is which of an image's."""
+        return ((0, 0, self.count), (_NOBODY, self.count, 1))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data for `id_maps.enter`."""
+        return _as_json(self.uid, self.gid, self.total, self.tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +66,25 @@ class Outer:
     count: int
     tools: tuple[tuple[str, str], ...] = ()
     """Paths of the mapping programs by kind; empty where this process may write the maps itself."""
+    behind: ImageIds | None = None
+    """Ids that are mapped behind these."""
+
+    @property
+    def of_images(self) -> ImageIds | None:
+        """The ids of images: the first ones, in every engine the same, as files on disk have them.
+
+        None if there are too few. One that is not mapped, above `count`, hardly any image has.
+        """
+        count = min(_NOBODY, self.count - KEPT - 1)
+        if count < _LEAST_OF_IMAGES:
+            return None
+        return ImageIds(self.uid, self.gid, count, self.tools)
+
+    @property
+    def slices(self) -> int:
+        """Number of slices for fork-servers."""
+        taken = 0 if self.of_images is None else self.of_images.total
+        return (self.count - taken) // SLICE
 
     def part(self, number: int) -> Outer:
         """Return slice `number`, counted from the end: Podman and others take the first ones."""
@@ -47,8 +93,12 @@ class Outer:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data for `id_maps.enter`."""
-        extents = {"uid": [self.uid, self.count], "gid": [self.gid, self.count]}
-        return {**extents, "tools": dict(self.tools)}
+        own = _as_json(self.uid, self.gid, self.count, self.tools)
+        return own if self.behind is None else {**own, "images": self.behind.as_json()}
+
+
+def _as_json(uid: int, gid: int, count: int, tools: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    return {"uid": [uid, count], "gid": [gid, count], "tools": dict(tools)}
 
 
 class Asked(NamedTuple):

@@ -14,9 +14,11 @@ import fcntl
 import itertools
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from cellwall.linux.syscalls import id_maps
 from cellwall.model.errors import CapacityError, HostUnsupported
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ BLOCK = 128
 IMAGE_BASE = 0x7FFF0000
 """First of the 65,536 ids that own the files of images on disk: behind all ranges, so that no
 process has one, and a set-uid file gives nothing on the host."""
+MORE_FOR_IMAGES = "give this user 81920 subordinate ids (subuid(5)), or run cellwall as root"
 _DIRECTORY = Path("/run/cellwall/uid-ranges")
 
 
@@ -54,7 +57,7 @@ class UidRange:
         self.outer = outer
         self.gid_base = gid_base
         self.count = count
-        self._lock_fd = lock_fd
+        self.lock_fd = lock_fd
         self._live: set[int] = set()
         steps = range(COUNT, count, COUNT) if count > COUNT else range(1, count - 1)
         self._most = len(steps)
@@ -106,13 +109,53 @@ class UidRange:
     @property
     def lock(self) -> tuple[int, ...]:
         """The descriptor that holds the range: another process with a copy holds it, too."""
-        return () if self._lock_fd is None else (self._lock_fd,)
+        return () if self.lock_fd is None else (self.lock_fd,)
 
     def release(self) -> None:
         """Make the range available to other engines."""
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        if self.lock_fd is not None:
+            os.close(self.lock_fd)
+            self.lock_fd = None
+
+
+class _SharedRange(UidRange):
+    """An ordinary user's: a slice for the fork-server, behind it the ids of all its sandboxes."""
+
+    def __init__(self, own: UidRange, images: subordinate_ids.ImageIds) -> None:
+        outer = None if own.outer is None else replace(own.outer, behind=images)
+        super().__init__(own.base, own.gid_base, own.count + images.total, own.lock_fd, outer)
+        self._own, self._images = own.count, images
+
+    @property
+    def is_full(self) -> bool:
+        return False
+
+    @property
+    def root_index(self) -> int:
+        return self._own - 1
+
+    def take(self) -> int:
+        return self._own
+
+    def host_uid(self, index: int) -> int:
+        at = index - self._own
+        return super().host_uid(index) if at < 0 else self._images.uid + at
+
+    def host_gid(self, index: int) -> int:
+        at = index - self._own
+        return super().host_gid(index) if at < 0 else self._images.gid + at
+
+
+def too_few_for_images(ids: Ids) -> HostUnsupported:
+    """Return the refusal of an image to an ordinary user without the ids of one."""
+    outer = ids.outer
+    why = ids.detail if outer is None else f"{outer.count} subordinate ids are too few"
+    more = "usermod --add-subuids 589824-655359 --add-subgids 589824-655359 NAME"
+    return HostUnsupported(
+        "images",
+        f"image: an ordinary user needs 65536 ids of its own for the files of images: {why}",
+        remedy=ids.remedy or f"as root: {more}, with ids that nobody has; or run cellwall as root",
+    )
 
 
 def covers(id_map: str) -> bool:
@@ -157,6 +200,34 @@ class Ids(NamedTuple):
         if not self.rootless:
             return acquire()
         return single() if self.outer is None else _slice(self.outer)
+
+    @property
+    def of_images(self) -> subordinate_ids.ImageIds | None:
+        """The ids of an ordinary user that all images and sandboxes on them have; None: others."""
+        return None if self.outer is None else self.outer.of_images
+
+    @property
+    def image_lines(self) -> id_maps.Lines:
+        """Which ids of a sandbox on an image are which of the image's."""
+        return id_maps.WHOLE if self.of_images is None else self.of_images.lines
+
+    def check_image_user(self, uid: int, gid: int) -> None:
+        """Raise HostUnsupported if a user of an image has no id on this host."""
+        for number in (uid, gid):
+            if id_maps.distance(self.image_lines, number) < 0:
+                raise HostUnsupported(
+                    "images",
+                    f"user: its id {number} is none of those that are mapped for images here",
+                    remedy=MORE_FOR_IMAGES,
+                )
+
+    def hold_for_images(self) -> UidRange:
+        """Hold ids for one fork-server whose sandboxes are on images. Raises HostUnsupported."""
+        if not self.rootless:
+            return acquire_block()
+        if self.outer is None or self.outer.of_images is None:
+            raise too_few_for_images(self)
+        return _SharedRange(_slice(self.outer), self.outer.of_images)
 
 
 def find() -> Ids:
@@ -221,10 +292,9 @@ def _locked(path: Path) -> int | None:
 
 def _slice(outer: subordinate_ids.Outer) -> UidRange:
     """Lock the first free slice of an ordinary user's ids."""
-    from cellwall.linux import subordinate_ids
 
     folder = _own_folder()
-    for number in range(outer.count // subordinate_ids.SLICE):
+    for number in range(outer.slices):
         part = outer.part(number)
         fd = _locked(folder / str(part.uid))
         if fd is not None:

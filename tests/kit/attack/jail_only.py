@@ -74,6 +74,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_volumes": "runs in jails, in gVisor and in containers by itself, on both roots",
     "test_attack_unpack": "unpacks for every wall, in a jail of its own",
     "test_rootless_counts": _ROOTLESS,
+    "test_rootless_images": _ROOTLESS,
     "test_rootless_snapshots": _ROOTLESS,
     "test_attack_own_ids": _ROOTLESS,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cellwall.runtimes.jail import unpacking
+from cellwall.runtimes.jail.images import unpacking
 
 
 class Disk:

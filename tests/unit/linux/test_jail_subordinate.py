@@ -55,6 +55,69 @@ def test_slices_come_from_the_end_and_do_not_meet() -> None:
     assert parts[0].as_json()["tools"] == {"uid": "/u", "gid": "/g"}
 
 
+@pytest.mark.parametrize(
+    ("count", "of_images", "slices"),
+    [
+        (4096, None, 2),
+        (49_152, None, 24),
+        (49_153, 32_768, 8),
+        (65_536, 49_151, 8),
+        (81_919, 65_534, 8),
+        (1 << 20, 65_534, 480),
+    ],
+)
+def test_images_have_the_first_ids_and_fork_servers_the_rest(
+    count: int, of_images: int | None, slices: int
+) -> None:
+    outer = Outer(100_000, 200_000, count)
+    images = outer.of_images
+    assert outer.slices == slices
+    assert (None if images is None else images.count) == of_images
+    if images is not None:
+        assert (images.uid, images.gid) == (100_000, 200_000)
+        behind = images.uid + images.total
+        assert all(outer.part(number).uid >= behind for number in range(slices))
+
+
+def test_ids_of_an_image_are_those_below_a_bound_and_nobody() -> None:
+    images = Outer(100_000, 200_000, 65_536).of_images
+    assert images is not None
+    numbers = (0, 49_150, 49_151, 65_534, 65_535, -1)
+    at = [id_maps.distance(images.lines, number) for number in numbers]
+    assert at == [0, 49_150, -1, 49_151, -1, -1]
+    assert id_maps.text(images.lines, 7) == "0 7 49151\n65534 49158 1"
+    assert id_maps.text(id_maps.WHOLE, 7) == "0 7 65536"
+    assert id_maps.distance(id_maps.WHOLE, 65_535) == 65_535
+
+
+def test_sandboxes_on_images_share_ids_behind_those_of_their_fork_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uid_ranges, "_own_folder", lambda: tmp_path)
+    ids = uid_ranges.Ids(True, Outer(100_000, 200_000, 65_536), "for a test")
+    first, second = ids.hold_for_images(), ids.hold_for_images()
+    assert first.base == 100_000 + 65_536 - SLICE
+    assert second.base == first.base - SLICE
+    assert {first.take(), first.take(), second.take()} == {SLICE}
+    assert (first.host_uid(SLICE), first.host_gid(SLICE)) == (100_000, 200_000)
+    assert first.host_uid(first.root_index) == first.base + SLICE - 1  # of no sandbox
+    assert not first.is_full
+    assert first.outer is not None
+    told = first.outer.as_json()
+    assert told["uid"] == [first.base, SLICE]
+    assert told["images"]["gid"] == [200_000, 49_152]
+    first.release()
+    assert ids.hold_for_images().base == first.base
+
+
+@pytest.mark.parametrize("outer", [None, Outer(1, 1, 4096)])
+def test_user_with_too_few_ids_has_no_images(outer: Outer | None) -> None:
+    ids = uid_ranges.Ids(True, outer, "none are listed", "have some" if outer is None else "")
+    with pytest.raises(HostUnsupported, match="needs 65536 ids") as refused:
+        ids.hold_for_images()
+    assert refused.value.remedy
+
+
 @pytest.fixture
 def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> uid_ranges.Ids:
     monkeypatch.setattr(uid_ranges, "_own_folder", lambda: tmp_path)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cellwall.linux.removal import remove_tree
 from cellwall.model.errors import UsageError
 from cellwall.runtimes.process.rules import PathRules
-from cellwall.runtimes.shared.removal import remove_tree
 
 
 @pytest.fixture

@@ -42,11 +42,11 @@ def doctor(
 
 async def _probe() -> Mapping[str, list[Finding]]:
     from cellwall.apps import versions
-    from cellwall.engine.images.readiness import readiness
     from cellwall.engine.templates.store import state_dir
     from cellwall.model.errors import CellwallError
     from cellwall.runtimes import registry
     from cellwall.runtimes.base import Finding
+    from cellwall.runtimes.jail.images.readiness import readiness
 
     found: dict[str, list[Finding]] = {"cellwall": versions.findings()}
     for name in registry.FACTORIES:

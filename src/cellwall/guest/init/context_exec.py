@@ -7,6 +7,7 @@ code imports has to be the image's, if it has a Python. `main` is the last that 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -52,14 +53,27 @@ def _python(config: Mapping[str, Any]) -> list[str]:
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Become the image's interpreter; the link's descriptor stays open. Raises OSError."""
     python = _python(config)
-    document = os.memfd_create("config", 0)
-    os.write(document, json.dumps({**config, "is_environment_set": True}).encode())
-    os.lseek(document, 0, os.SEEK_SET)
+    document = _document(json.dumps({**config, "is_environment_set": True}).encode())
     os.set_inheritable(link.fileno(), True)
     address, is_named = link.origin
     numbers = (str(link.fileno()), str(document), str(int(is_named)))
     words = [*python, _GUEST, "context", address.lstrip("\0"), *numbers]
     os.execve(words[0], words, dict(config["env"]))  # noqa: S606 - of the caller's image
+
+
+def _document(text: bytes) -> int:
+    """Return an inheritable descriptor of a file with `text`. Raises OSError."""
+    try:
+        document = os.memfd_create("config", 0)
+    except OSError as error:
+        # The filter refuses it where no cgroup counts memory (`linux/no_memory_cgroup.policy`).
+        if error.errno != errno.ENOSYS:
+            raise
+        document = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - the sandbox's
+        os.set_inheritable(document, True)
+    os.write(document, text)
+    os.lseek(document, 0, os.SEEK_SET)
+    return document
 
 
 def begin(arguments: list[str]) -> NoReturn:

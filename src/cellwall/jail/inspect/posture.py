@@ -17,11 +17,12 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellwall.jail.plan import image_plan
 from cellwall.jail.plan.steps import Lockdown
 from cellwall.linux.cgroups.sandbox_groups import places
+from cellwall.linux.syscalls import id_maps
 
 Links = tuple[str, ...]
 """A process's namespaces as the kernel names them, in the order of `_NAMESPACES`."""
@@ -109,27 +110,34 @@ def host_namespaces() -> dict[str, str]:
     return namespaces_of(os.getpid())
 
 
+class HostIds(NamedTuple):
+    """User ids and group ids on the host of one sandbox."""
+
+    first: tuple[int, int]
+    """Those of the user, or the first ones of a sandbox on an image."""
+    root: tuple[int, int] | None = None
+    """Those that are called root inside, if any are; no process may have them."""
+    of_image: id_maps.Lines = id_maps.WHOLE
+    """Which ids of a sandbox on an image, from the first on, are which of the image's."""
+
+
 def expected(
     lockdown: Lockdown,
-    host_ids: tuple[int, int],
+    ids: HostIds,
     cgroups: Set[str],
     namespaces: Mapping[str, str],
     server_namespaces: Mapping[str, str] | None = None,
-    root_ids: tuple[int, int] | None = None,
 ) -> Expectation:
-    """Compute the expectation from the plan's lockdown and the (user, group) id on the host.
-
-    `root_ids`: the ids that are called root inside, if any are; no process may have them. A
-    sandbox on an image has all of an image's ids, from `host_ids` on.
-    """
-    host_uid, host_gid = host_ids
+    """Compute the expectation from the plan's lockdown and the ids on the host."""
+    host_uid, host_gid = ids.first
     if lockdown.builds_as_root:
-        uid_line: Links = ("0", str(host_uid), str(image_plan.IDS))
-        gid_line: Links = ("0", str(host_gid), str(image_plan.IDS))
-        host_uid, host_gid = host_uid + lockdown.uid, host_gid + lockdown.gid
+        uid_line: Links = tuple(id_maps.text(ids.of_image, host_uid).split())
+        gid_line: Links = tuple(id_maps.text(ids.of_image, host_gid).split())
+        host_uid += id_maps.distance(ids.of_image, lockdown.uid)
+        host_gid += id_maps.distance(ids.of_image, lockdown.gid)
     else:
-        uid_line = (str(lockdown.uid), str(host_uid), "1", *_root_line(root_ids, 0))
-        gid_line = (str(lockdown.gid), str(host_gid), "1", *_root_line(root_ids, 1))
+        uid_line = (str(lockdown.uid), str(host_uid), "1", *_root_line(ids.root, 0))
+        gid_line = (str(lockdown.gid), str(host_gid), "1", *_root_line(ids.root, 1))
     return Expectation(
         uid=host_uid,
         gid=host_gid,

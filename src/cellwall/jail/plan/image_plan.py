@@ -3,7 +3,7 @@
 Pure, like `plan`, which decides for sandboxes on a template. The image's tree comes as a detached
 mount from `idmapper`; the sandbox mounts an overlay of its own over it, so what it changes lies in
 its work area, and counts there. All 65,536 ids of the image exist inside, as ids of the host that
-only this sandbox has.
+only this sandbox has; an ordinary user's has fewer, and shares them (`subordinate_ids.ImageIds`).
 
 The tree was made by `jail.unpack`, which also made the directories that are mounted over; posture
 compares where the mounts really are.
@@ -15,12 +15,12 @@ from typing import List, Mapping, Tuple
 
 from cellwall.jail.plan import plan
 from cellwall.jail.plan import steps as s
+from cellwall.linux.syscalls import id_maps
 from cellwall.linux.syscalls import mounts as m
 
 IMAGE_FD = plan.FIRST_MOUNT_FD
 """Descriptor of the image's mount in a new sandbox: a worker receives it behind the channel."""
-IDS = 65_536
-"""Number of user ids, and of group ids, in an image: those that its files may have."""
+IDS = id_maps.IDS
 ROOT_CAPABILITIES = sum(
     1 << number
     for number in (

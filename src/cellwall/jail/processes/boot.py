@@ -161,8 +161,14 @@ def _write_maps(pid: int, config: Dict[str, Any]) -> None:
     base, count = (0, 1) if config["shares_id"] else (config["uid_base"], config["uid_count"])
     mover = config["forkserver"]["mover"]
     moved = f"\n{mover} 0 1" if mover else ""
-    _write(f"/proc/{pid}/uid_map", f"0 {base} {count}{moved}")
-    _write(f"/proc/{pid}/gid_map", f"0 {base} {count}")
+    # A line of a map lies within one line of the map above it.
+    images = (config["outer"] or {}).get("images")
+    behind = images["uid"][1] if images else 0
+    lines = f"0 {base} {count - behind}"
+    if behind:
+        lines += f"\n{count - behind} {base + count - behind} {behind}"
+    _write(f"/proc/{pid}/uid_map", f"{lines}{moved}")
+    _write(f"/proc/{pid}/gid_map", lines)
 
 
 def _write(path: str, text: str) -> None:
@@ -233,7 +239,8 @@ def _build_root(config: Dict[str, Any]) -> None:
     )
     opened = executor.open_sources(plan.root_plan(facts, root))
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
-    owner = config["uid_base"] + config["uid_count"] - 1 if config["uid_count"] > 1 else 0
+    # SECURITY: an id that is mapped in no sandbox, or its root could change this root.
+    owner = config["uid_base"] + config["root_index"] if config["uid_count"] > 1 else 0
     options = f"size=16m,mode=755,uid={owner},gid={owner}"
     mounts.mount("tmpfs", _STAGING, "tmpfs", flags, options)
     os.umask(0o022)

@@ -36,11 +36,11 @@ from cellwall.jail.fast import (
     preparation,
     single_program,
 )
-from cellwall.jail.plan import boot_id, image_plan, plan
+from cellwall.jail.plan import boot_id, plan
 from cellwall.jail.processes import clone_request, sandbox_init
 from cellwall.jail.processes.boot import read_config
 from cellwall.jail.protocol import fds
-from cellwall.linux.syscalls import process
+from cellwall.linux.syscalls import id_maps, process
 
 _NAMESPACES = (
     process.CLONE_NEWUSER
@@ -85,6 +85,8 @@ class Worker(NamedTuple):
     """Id that workers keep as their saved user id; 0: none."""
     root_id: int
     """Id that is called root inside and that no process has; 0 where only one id can be mapped."""
+    image_ids: id_maps.Lines
+    """Which ids of our range, from a sandbox's first one on, are which of an image's."""
     environment: Dict[str, str]
     """Environment of a sandbox for which the host names no other; this process has it already."""
     is_fast: bool
@@ -220,6 +222,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         answer=fds.prepare(b"{}", cloner.pidfd_cell),
         mover=config["mover"],
         root_id=config["root_id"],
+        image_ids=tuple(config["image_ids"]),
         environment=config["environment"],
         is_fast=config["is_fast"],
     )
@@ -341,7 +344,7 @@ def _spawn(
     nets.leave()
     try:
         if request.has_image:
-            _write_whole_map(pid, uid)
+            _write_map(pid, id_maps.text(worker.image_ids, uid).encode())
         else:
             _write_maps(worker.root_id, pid, uid)
         os.write(wait_w, b"!")
@@ -423,11 +426,6 @@ def _write_maps(root_id: int, pid: int, uid: int) -> None:
     """
     root = f"\n0 {root_id} 1" if root_id else ""
     _write_map(pid, f"{plan.INSIDE_UID} {uid} 1{root}".encode())
-
-
-def _write_whole_map(pid: int, uid: int) -> None:
-    """Map all ids of an image to those of our range from `uid` on, which no other sandbox has."""
-    _write_map(pid, f"0 {uid} {image_plan.IDS}".encode())
 
 
 def _write_map(pid: int, text: bytes) -> None:

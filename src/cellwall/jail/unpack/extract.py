@@ -18,6 +18,8 @@ import tarfile
 import zlib
 from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
 
+from cellwall.linux.syscalls import id_maps
+
 _PIECE = 1 << 20
 _ZEROS = bytes(_PIECE)
 _BLOCKS = 64 << 10
@@ -34,7 +36,7 @@ class Refused(Exception):
     """A layer is not what the specification says, or beyond a bound; `code` says which."""
 
     def __init__(self, message: str, code: str = "invalid") -> None:
-        """`code`: `invalid`, `bound` or `unsupported`."""
+        """`code`: `invalid`, `bound`, `unsupported`, or `ids` for one that is not mapped here."""
         super().__init__(message)
         self.code = code
 
@@ -182,8 +184,8 @@ def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
 class Tree:
     """The tree, and what has come into it."""
 
-    def __init__(self, bounds: Bounds, ids: int) -> None:
-        """Files may belong to ids below `ids`."""
+    def __init__(self, bounds: Bounds, ids: id_maps.Lines) -> None:
+        """Files may belong to the ids that `ids` maps."""
         self._bounds = bounds
         self._ids = ids
         self.bytes = self.inodes = 0
@@ -258,8 +260,10 @@ class Tree:
     def _check(self, path: str, member: tarfile.TarInfo) -> None:
         if any(part.startswith(_WHITEOUT) for part in path.split("/")):
             raise Refused(f"{path[:200]!r} lies below a whiteout")
-        if not 0 <= member.uid < self._ids or not 0 <= member.gid < self._ids:
-            raise Refused(f"{path[:200]!r} belongs to id {member.uid}:{member.gid}")
+        for number in (member.uid, member.gid):
+            if id_maps.distance(self._ids, number) < 0:
+                said = f"{path[:200]!r} belongs to id {member.uid}:{member.gid}"
+                raise Refused(said, "ids" if 0 <= number < id_maps.IDS else "invalid")
 
     def _count(self) -> None:
         self.inodes += 1

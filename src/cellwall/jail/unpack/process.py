@@ -1,11 +1,13 @@
 """The process that unpacks an image: it gives up all but the tree that it writes.
 
-Started by `runtimes.jail.unpacking` as `python -I -S guest.pyz unpack CONTROL_FD`, as root.
+Started by the jail runtime (`images.unpacking`) as `python -I -S guest.pyz unpack CONTROL_FD`, as
+root or as an ordinary user with ids for images (`subordinate_ids.ImageIds`).
 SECURITY: not a byte of a layer is read before `_lock` has ended. Then the process is root of a user
 namespace whose ids are those of images on disk, its root directory is the tree itself, and there is
 no other file, process or network that it could reach. The steps, letter = process:
 
-    1a  outer   receive the request, and the layers' files as descriptors
+    1a  outer   receive the request, and the layers' files as descriptors; [ordinary user] enter a
+                user namespace with the ids of images behind our own, and give them the empty tree
     2a  outer   new pid, ipc, uts and net namespaces; fork
     3b  inner   own mount namespace; the tree becomes the root, nosuid, nodev, noexec
     4b  inner   own user namespace; the outer process writes its maps
@@ -18,6 +20,9 @@ which nothing can write. Then, if the host says so:
 
     8a  outer   own mount namespace; the folder of all images becomes the root; then as in 5b
     9a  outer   make the tree of hard links (`merge`); say what it has
+
+An ordinary user may not remove files of those ids, so a request `remove` does that here: step 1a,
+then as in 8a.
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ from typing import Any, Callable, Dict, List, Tuple
 from cellwall.jail.protocol import fds
 from cellwall.jail.unpack import extract, finish, merge
 from cellwall.linux import seccomp
-from cellwall.linux.syscalls import mounts, process
+from cellwall.linux.removal import remove_tree
+from cellwall.linux.syscalls import id_maps, mounts, process
 from cellwall.linux.syscalls.libc import do_all
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in a namespace of its own
@@ -58,7 +64,12 @@ def main(arguments: List[str]) -> None:
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     try:
         request, layers = _request(control)
-        _outer(control, request, layers)
+        if request["outer"]:
+            id_maps.enter(request["outer"])
+        if request["remove"]:
+            _say(control, _answered(lambda: _removed(control, request)))
+        else:
+            _outer(control, request, layers)
     except fds.ControlClosed:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - the host must hear of every error
@@ -82,7 +93,17 @@ def _request(control: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
     return request, files
 
 
+def _removed(control: socket.socket, request: Dict[str, Any]) -> Dict[str, Any]:
+    _enter_images(control, request, _OPEN_FILES)
+    for name in request["remove"]:
+        remove_tree(name)
+    return {}
+
+
 def _outer(control: socket.socket, request: Dict[str, Any], layers: List[int]) -> None:
+    if request["outer"]:  # else the engine has done it, as root
+        for name in request["tops"]:
+            os.chown(f"{request['images']}/{name}", request["base"], request["base"])
     asks, asked = os.pipe()
     answers, answered = os.pipe()
     process.unshare(_NAMESPACES)
@@ -92,7 +113,7 @@ def _outer(control: socket.socket, request: Dict[str, Any], layers: List[int]) -
         _inner(control, request, layers, (asked, answers))
     fds.close_all([asked, answers, *layers])
     if os.read(asks, 1) == b"?":
-        line = f"0 {request['base']} {request['ids']}"
+        line = id_maps.text(request["ids"], request["base"])
         for name in ("uid_map", "gid_map"):
             fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -111,6 +132,14 @@ def _outer(control: socket.socket, request: Dict[str, Any], layers: List[int]) -
 
 def _merged(control: socket.socket, request: Dict[str, Any]) -> Dict[str, Any]:
     """Do steps 8a and 9a."""
+    _enter_images(control, request, merge.DESCRIPTORS)
+    merging = merge.Merge(int(request["most_bytes"]), int(request["most_inodes"]))
+    merging.make(request["lower"], f"{request['over']}/upper", request["tree"])
+    return merging.answer()
+
+
+def _enter_images(control: socket.socket, request: Dict[str, Any], open_files: int) -> None:
+    """Do step 8a."""
     process.unshare(process.CLONE_NEWNS)
     mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
     _show(request["images"])
@@ -118,10 +147,7 @@ def _merged(control: socket.socket, request: Dict[str, Any]) -> Dict[str, Any]:
     last = process.last_capability()
     mounts.pivot_into(_STAGING)
     fds.keep_only([control.fileno()])
-    _lock(program, last, request, merge.DESCRIPTORS)
-    merging = merge.Merge(int(request["most_bytes"]), int(request["most_inodes"]))
-    merging.make(request["lower"], f"{request['partial']}/upper", f"{request['partial']}/tree")
-    return merging.answer()
+    _lock(program, last, request, open_files)
 
 
 def _show(path: str) -> None:
@@ -130,9 +156,9 @@ def _show(path: str) -> None:
     mounts.mount_setattr(_STAGING, _ATTRIBUTES, recursive=False)
 
 
-def _show_over(images: str, lower: str, partial: str) -> None:
-    """Mount an overlay there, whose changes lie in `partial`; nothing can write the lower tree."""
-    own = f"{images}/{partial}"
+def _show_over(images: str, lower: str, over: str) -> None:
+    """Mount an overlay there, whose changes lie in `over`; nothing can write the lower tree."""
+    own = f"{images}/{over}"
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     options = mounts.changeable(f"{images}/{lower}", f"{own}/upper", f"{own}/work")
     mounts.mount("overlay", _STAGING, "overlay", flags, options)
@@ -152,9 +178,9 @@ def _inner(
         process.unshare(process.CLONE_NEWNS)
         mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
         if request["lower"]:
-            _show_over(request["images"], request["lower"], request["partial"])
+            _show_over(request["images"], request["lower"], request["over"])
         else:
-            _show(f"{request['images']}/{request['partial']}")
+            _show(f"{request['images']}/{request['tree']}")
         program = bytes.fromhex(request["seccomp"])
         last = process.last_capability()
         mounts.pivot_into(_STAGING)
@@ -214,7 +240,7 @@ def _unpacked(request: Dict[str, Any], files: List[int]) -> Dict[str, Any]:
     bounds = extract.Bounds(
         int(request["most_bytes"]), int(request["most_inodes"]), int(request["most_ratio"])
     )
-    tree = extract.Tree(bounds, int(request["ids"]))
+    tree = extract.Tree(bounds, request["ids"])
     for layer, file in zip(request["layers"], files):
         tree.add(extract.Layer(file, **layer))
     finish.finish(request["working_dir"])

@@ -10,19 +10,40 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from cellwall.linux.syscalls import process
 
+Lines = Tuple[Tuple[int, int, int], ...]
+"""A map of ids: of each line the first id inside, its distance from the first id outside, and the
+number of ids."""
+IDS = 65_536
+"""Number of ids in an image: those that its files and processes may have."""
+WHOLE: Lines = ((0, 0, IDS),)
+"""Each id of an image has one outside."""
 _MOST_WORDS = 2000
+
+
+def text(lines: Lines, first: int) -> str:
+    """Return a map as the kernel reads it, with `first` as its first id outside."""
+    return "\n".join(f"{inside} {first + at} {count}" for inside, at, count in lines)
+
+
+def distance(lines: Lines, number: int) -> int:
+    """Return how far the id outside is from the first one; -1 for an id that has none."""
+    for inside, at, count in lines:
+        if inside <= number < inside + count:
+            return at + number - inside
+    return -1
 
 
 def enter(outer: Dict[str, Any]) -> None:
     """Enter a namespace where our own id is 0 and those of `outer` follow from 1 on.
 
-    See user_namespaces(7). `outer` has for `uid` and `gid` the first id and their number. Its
-    `tools` has, by the same names, paths of programs that write the maps; it is empty where this
-    process may write them. Raises OSError.
+    See user_namespaces(7). `outer` has for `uid` and `gid` the first id and their number; its
+    `images`, if there are any, has the same of those that follow behind them. Its `tools` has, by
+    the same names, paths of programs that write the maps; it is empty where this process may write
+    them. Raises OSError.
     """
     own = {"uid": os.geteuid(), "gid": os.getegid()}
     told, tell = os.pipe()
@@ -58,8 +79,11 @@ def _help(target: int, own: Dict[str, int], outer: Dict[str, Any], told: int, sa
         os._exit(1)
     try:
         for kind in ("uid", "gid"):
-            first, count = outer[kind]
-            extents = ((0, own[kind], 1), (1, first, count))
+            extents = [(0, own[kind], 1)]
+            for part in (outer, outer.get("images")):
+                if part is not None:
+                    first, count = part[kind]
+                    extents.append((extents[-1][0] + extents[-1][2], first, count))
             tool = outer["tools"].get(kind)
             if tool:
                 _run([tool, str(target), *(str(each) for extent in extents for each in extent)])

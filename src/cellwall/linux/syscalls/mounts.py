@@ -105,6 +105,22 @@ def cloned_mapped(directory: int, user_namespace: int, attributes: int) -> int:
     return made
 
 
+def cloned_with(path: str, attributes: int) -> int:
+    """Return a detached copy of the mount at `path`, with more attributes. Raises SyscallError.
+
+    It needs CAP_SYS_ADMIN over the mount namespace of the caller, in which the path has to be.
+    """
+    made = cloned(path)
+    packed = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    try:
+        number, size = _SYS_MOUNT_SETATTR, len(packed)
+        syscall(number, made, b"", _AT_EMPTY_PATH, packed, size, step="mount_setattr")
+    except OSError:
+        os.close(made)
+        raise
+    return made
+
+
 def cloned_writable(directory: int) -> int:
     """Return a detached mount of an open directory that is not read-only. mount_setattr(2), 5.12.
 

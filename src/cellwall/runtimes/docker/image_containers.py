@@ -73,6 +73,9 @@ def check(name: str, options: Iterable[str], *, maps_ids: bool, has_own_kernel: 
     elif maps_ids:
         problem = "a daemon that maps ids itself has too few for an image"
         remedy = "use a daemon without userns-remap that runs as root, or runtime 'jail'"
+    elif uid_ranges.is_rootless():
+        problem = "an ordinary user's engine has no ids of the host for it"
+        remedy = "use runtime 'jail', or run cellwall as root"
     elif any(option.startswith("name=selinux") for option in options):
         problem, remedy = "it is not tried under SELinux", "use runtime 'jail'"
     else:

@@ -20,9 +20,9 @@ from typing import get_args
 
 from cellwall.jail.plan import plan, steps
 from cellwall.linux import host_copies
+from cellwall.linux.removal import remove_tree
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.gvisor.guest_image import REST_PATH, START_PATH, Image
-from cellwall.runtimes.shared.removal import remove_tree
 
 HOME = plan.HOME
 _LINKS = {"/var/tmp": "../tmp"}  # noqa: S108 - paths inside

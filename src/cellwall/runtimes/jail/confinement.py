@@ -21,6 +21,7 @@ from cellwall.jail.inspect import posture
 from cellwall.jail.plan import image_plan, plan
 from cellwall.jail.plan.steps import Lockdown
 from cellwall.linux.cgroups import sandbox_groups
+from cellwall.linux.syscalls import id_maps
 from cellwall.model.errors import SandboxBroken
 from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.channel.channel import MOST_HELD_BYTES, GuestChannel
@@ -131,9 +132,9 @@ def _ids(entry: Entry, index: int) -> tuple[int, int]:
 class Confinement:
     """Compares the posture of sandboxes with the plan; recognises one that it has verified."""
 
-    def __init__(self, facts: plan.HostFacts) -> None:
+    def __init__(self, facts: plan.HostFacts, image_ids: id_maps.Lines) -> None:
         """Make plans from `facts`. A sandbox must share no namespace with this process."""
-        self._facts = facts
+        self._facts, self._image_ids = facts, image_ids
         self._namespaces: Mapping[str, str] = posture.host_namespaces()
         self._verifier = posture.Verifier()
         self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
@@ -199,11 +200,10 @@ class Confinement:
             )
         want = posture.expected(
             self._decided(now.limited)[0],
-            kept.ids.user,
+            posture.HostIds(kept.ids.user, kept.ids.root),
             groups.expected_lines(),
             self._namespaces,
             kept.namespaces,
-            kept.ids.root,
         )
         links = self._verifier.verify(kept.pid, want)
         self._verifier.verify_mounts(kept.pid, want)
@@ -220,11 +220,14 @@ class Confinement:
     ) -> posture.Expectation:
         want = posture.expected(
             lockdown,
-            _ids(entry, cloned.uid_index),
+            posture.HostIds(
+                _ids(entry, cloned.uid_index),
+                _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
+                self._image_ids,
+            ),
             cloned.groups.expected_lines(),
             self._namespaces,
             entry.namespaces,
-            _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
         )
         if shape.shows_changes:
             want = replace(want, points=image_plan.points(shape))

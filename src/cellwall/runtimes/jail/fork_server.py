@@ -26,8 +26,8 @@ from cellwall.linux import owner_label
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.jail.child import REMEDY, Child, checked
-from cellwall.runtimes.jail.replies import error_number, member, receive
 from cellwall.runtimes.jail.starting.launch import Launched, Settings, launch
+from cellwall.runtimes.jail.starting.replies import error_number, member, receive
 from cellwall.runtimes.jail.worker import Worker
 
 _PRELOAD_TIMEOUT_S = 120.0

@@ -45,15 +45,6 @@ for sooner. This is longer than a single program takes, so that the program has 
 itself."""
 
 
-def images_need_root() -> HostUnsupported:
-    """Return the refusal of an image to an ordinary user."""
-    return HostUnsupported(
-        "images",
-        "image: an ordinary user cannot map the ids of an image's files",
-        remedy="run cellwall as root",
-    )
-
-
 def volumes_need_root() -> HostUnsupported:
     """Return the refusal of a volume to an ordinary user."""
     return HostUnsupported(
@@ -264,8 +255,6 @@ class ForkServers:
 
     async def for_images(self, template: BuiltTemplate) -> Entry:
         """Return a fork-server for sandboxes on images; their init is of `template`."""
-        if self._ids.rootless:
-            raise images_need_root()
         key = f"{template.digest} images"
         async with self._locks.setdefault(key, asyncio.Lock()):
             entry = self._current.get(key)
@@ -345,7 +334,7 @@ class ForkServers:
             interpreter = await asyncio.to_thread(
                 own_interpreter.build, self._state_dir, template.base_python
             )
-        held = uids.acquire_block() if for_images else self._ids.hold()
+        held = self._ids.hold_for_images() if for_images else self._ids.hold()
         workers = QUICK_WORKERS if is_quick else workers_on(os.cpu_count() or 1)
         if for_images:
             workers = {"program": workers.get("session", 1), "session": 0}

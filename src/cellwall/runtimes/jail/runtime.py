@@ -42,9 +42,9 @@ from cellwall.runtimes.jail.fork_server import Root
 from cellwall.runtimes.jail.fork_servers import (
     Entry,
     ForkServers,
-    images_need_root,
     volumes_need_root,
 )
+from cellwall.runtimes.jail.images.images import Images
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, SandboxResources
 from cellwall.runtimes.jail.starting.bundle import bundle_in
@@ -58,12 +58,10 @@ from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import OWN_PYTHON, image_environment, inside_environment
 from cellwall.runtimes.shared.freezing import FreezerThreads, Freezing
-from cellwall.runtimes.shared.removal import remove_tree
 
 if TYPE_CHECKING:
     from cellwall.images.image import Image
     from cellwall.runtimes.jail.copying import Copier
-    from cellwall.runtimes.jail.id_mapper import Mapper
     from cellwall.runtimes.jail.kept_sandboxes import KeptSandboxes
     from cellwall.runtimes.keeping import NotTakenOver, TakenOver
     from cellwall.runtimes.roots import ImageBounds, UnpackedImage
@@ -166,6 +164,13 @@ class JailRuntime:
         """Whether every sandbox runs under this process's own id; see `linux.uid_ranges`."""
         return self.ids.are_shared
 
+    def has_shared_id(self, spec: SandboxSpec) -> bool:
+        """Whether other sandboxes run under the ids of a sandbox, and share the kernel's counts.
+
+        Those on images do where an ordinary user maps their ids: the files have one owner on disk.
+        """
+        return self.rootless or (spec.image is not None and self.ids.rootless)
+
     @cached_property
     def host_facts(self) -> plan.HostFacts:
         """The facts of the host that every plan is made from."""
@@ -184,10 +189,8 @@ class JailRuntime:
         return made
 
     @cached_property
-    def _mapper(self) -> Mapper:
-        from cellwall.runtimes.jail.id_mapper import Mapper  # most engines use no image
-
-        return Mapper(self._state_dir)
+    def _images(self) -> Images:
+        return Images(self._state_dir, self.ids)
 
     @cached_property
     def _volumes(self) -> Holder:
@@ -207,7 +210,7 @@ class JailRuntime:
     @cached_property
     def confinement(self) -> Confinement:
         """What compares the postures of sandboxes."""
-        return Confinement(self.host_facts)
+        return Confinement(self.host_facts, self.ids.image_lines)
 
     def filter(self, shape: plan.Shape) -> bytes:
         """Return the seccomp filter of a sandbox."""
@@ -246,15 +249,11 @@ class JailRuntime:
         self, image: Image, target: Path, bounds: ImageBounds, below: Path | None = None
     ) -> UnpackedImage:
         """Unpack an image to `target`, in a jail."""
-        if self.ids.rootless:
-            raise images_need_root()
-        from cellwall.runtimes.jail import unpacking  # most engines use no image
-
-        return await unpacking.unpack(self._state_dir, image, target, bounds, below)
+        return await self._images.unpacker.unpack(image, target, bounds, below)
 
     async def remove_image(self, tree: Path) -> None:
         """Remove an unpacked image, or what is left of one."""
-        await asyncio.to_thread(remove_tree, str(tree))
+        await self._images.unpacker.remove(tree)
 
     # -- sandboxes ----------------------------------------------------------------------------
 
@@ -271,7 +270,8 @@ class JailRuntime:
         check_open_files(spec.limits.open_files)
         if self.kept is not None:
             self.kept.check_keeper()
-        if self.rootless:
+        self._images.check(spec.image)
+        if self.has_shared_id(spec):
             shared_counts.check(spec.limits)
         if not self.host_facts.core_limit:
             facts.core_limit()  # a handler may have been installed since the last check
@@ -478,8 +478,7 @@ class JailRuntime:
         with contextlib.ExitStack() as held:
             root = Root(shape, program=self._servers.program(shape))
             if spec.image is not None:
-                first, ids = entry.uids.host_uid(index), image_plan.IDS
-                mount = await self._mapper.mount(spec.image.tree, first, ids)
+                mount = await self._images.mount(spec.image, entry.uids.host_uid(index))
                 held.callback(os.close, mount)
                 root = root._replace(mounts=(mount,))
             for volume in spec.volumes:
@@ -499,7 +498,7 @@ class JailRuntime:
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], cloned: ClonedChild
     ) -> JailSandbox:
         found = await self.confinement.confine(entry, spec, cloned)
-        ids = "shared" if self.rootless else "own"
+        ids = "shared" if self.has_shared_id(spec) else "own"
         isolation = Isolation(self.name, self.level, found.digest, hardness, ids, spec.profile)
         pids = (cloned.child.pid, *found.contexts)
         resources = SandboxResources(
@@ -607,8 +606,8 @@ class JailRuntime:
             await self._servers.aclose()
         if "copier" in vars(self):
             self.copier.close()
-        if "_mapper" in vars(self):
-            await self._mapper.aclose()
+        if "_images" in vars(self):
+            await self._images.aclose()
         if "_volumes" in vars(self):
             await self._volumes.aclose()
         await self._watchdog.aclose()
@@ -623,8 +622,8 @@ class JailRuntime:
         self._freezer_threads.guard.abandon()
         if "_servers" in vars(self):
             self._servers.abandon()
-        if "_mapper" in vars(self):
-            self._mapper.abandon()
+        if "_images" in vars(self):
+            self._images.abandon()
         if "_volumes" in vars(self):
             self._volumes.abandon()
         if "copier" in vars(self):

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cellwall.linux.removal import remove_tree
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import IsolationLevel
@@ -42,7 +43,6 @@ from cellwall.runtimes.process.sandbox import (
     rlimits,
 )
 from cellwall.runtimes.shared.guest_bundle import build_bundle
-from cellwall.runtimes.shared.removal import remove_tree
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate

@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cellwall.linux.removal import remove_tree
 from cellwall.model.errors import UsageError
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
@@ -26,7 +27,6 @@ from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.channel.replies import Listener
 from cellwall.runtimes.process.boot import descendants, end_tree
 from cellwall.runtimes.process.rules import PathRules
-from cellwall.runtimes.shared.removal import remove_tree
 from cellwall.runtimes.shared.shedding import Shedding
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cellwall.jail.plan import plan
+from cellwall.linux.removal import remove_tree
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.shared.environment import OWN_PYTHON
 from cellwall.runtimes.shared.guest_bundle import file_state
-from cellwall.runtimes.shared.removal import remove_tree
 
 _SCRIPT = '#!/bin/sh\nexec {} "$@"\n'
 _LEFT_OUT = frozenset(

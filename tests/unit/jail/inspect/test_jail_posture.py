@@ -57,7 +57,9 @@ def _lockdown(*, rootless: bool = False) -> Lockdown:
 
 def _want(*, rootless: bool = False) -> posture.Expectation:
     lockdown = _lockdown(rootless=rootless)
-    return posture.expected(lockdown, (UID, GID), {"memory:cellwall.engine/sandbox"}, HOST)
+    return posture.expected(
+        lockdown, posture.HostIds((UID, GID)), {"memory:cellwall.engine/sandbox"}, HOST
+    )
 
 
 def _found(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def _with_root(change: Callable[[dict[str, Any]], object] = lambda _: None) -> d
 
 def test_root_has_the_id_that_is_set_aside_for_it_and_no_process() -> None:
     cgroups = {"memory:cellwall.engine/sandbox"}
-    want = posture.expected(_lockdown(), (UID, GID), cgroups, HOST, root_ids=_ROOT)
+    want = posture.expected(_lockdown(), posture.HostIds((UID, GID), _ROOT), cgroups, HOST)
     posture.compare(7, _with_root(), want)
     wrong = (
         GOOD,

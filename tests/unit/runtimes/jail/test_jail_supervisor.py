@@ -186,6 +186,7 @@ def _settings(guest: Path) -> Settings:
         preload_environment={},
         uid_base=0x70000000,
         uid_count=65_536,
+        root_index=65_535,
         rootless=True,
         outer=None,
         is_mover_kept=False,

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellwall.linux import owner_label
+from cellwall.linux.removal import remove_tree
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.runtimes.gvisor.trees import saved_area
-from cellwall.runtimes.shared.removal import remove_tree
 
 _WITHIN_S = 60.0
 _SAID = 300

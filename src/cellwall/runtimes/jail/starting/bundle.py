@@ -21,6 +21,7 @@ BUNDLE = (
     "cellwall.jail.protocol",
     "cellwall.jail.unpack",
     "cellwall.linux.host_copies",
+    "cellwall.linux.removal",
     "cellwall.linux.seccomp",
     "cellwall.linux.syscalls",
 )

@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.jail.protocol import fds
+from cellwall.linux.syscalls import id_maps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +51,9 @@ class Settings(NamedTuple):
     uid_base: int
     """First id for the fork-server's namespace, as `boot` sees it."""
     uid_count: int
+    root_index: int
+    """Index of the id that owns the fork-server's root and that no process has; 0 if there is none.
+    """
     rootless: bool
     outer: Mapping[str, Any] | None
     """The id maps that `boot` first writes for a namespace of its own (`id_maps`); None: only the
@@ -65,6 +69,8 @@ class Settings(NamedTuple):
     guest_preload: str
     guest_reseed: str
     guest_alone: str
+    image_ids: id_maps.Lines = id_maps.WHOLE
+    """Which ids of a sandbox on an image, from its first one on, are which of the image's."""
     interpreter: str = ""
     """Directory of the interpreter for images without one; empty for sandboxes on templates."""
     is_alike: bool = False
@@ -197,6 +203,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
         "python": settings.python,
         "uid_base": settings.uid_base,
         "uid_count": settings.uid_count,
+        "root_index": settings.root_index,
         "environment": {**settings.environment, **settings.preload_environment},
         "is_alike": settings.is_alike,
         "arenas": _arenas(settings),
@@ -206,7 +213,8 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "environment": dict(settings.environment),
             "preload_environment": dict(settings.preload_environment),
             "mover": settings.uid_count if settings.is_mover_kept else 0,
-            "root_id": max(0, settings.uid_count - 1),
+            "root_id": settings.root_index,
+            "image_ids": settings.image_ids,
             "program_workers": settings.workers["program"],
             "seccomp": settings.seccomp.hex(),
             "guest_main": settings.guest_main,

@@ -17,19 +17,19 @@ import stat
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellwall.images.image import Image, ImageInvalid
 from cellwall.jail.plan import image_plan
 from cellwall.jail.protocol import fds
 from cellwall.linux import seccomp, uid_ranges
+from cellwall.linux.removal import remove_tree
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.jail.starting.bundle import bundle_in
 from cellwall.runtimes.roots import ImageAccounts, ImageBounds, UnpackedImage
 from cellwall.runtimes.shared import helper_process
 from cellwall.runtimes.shared.helper_process import HelperProcess
-from cellwall.runtimes.shared.removal import remove_tree
 
 _LAYERS_A_MESSAGE = 10
 _EARLY_S = 0.25
@@ -40,55 +40,133 @@ _NAME = re.compile(r"[^\x00-\x1f:]{1,256}")
 _BOUND_REMEDY = "use a smaller image, or raise the operator's bound"
 
 
-async def unpack(
-    state_dir: Path, image: Image, target: Path, bounds: ImageBounds, below: Path | None = None
+class _Folders(NamedTuple):
+    """The folders of an image that is being unpacked; all lie in that of the image."""
+
+    tree: Path
+    """What will be the image's root."""
+    over: Path
+    """What changes, and the overlay's own, if the image is unpacked over another one."""
+    below: Path | None
+    """The root of that one."""
+
+    def told(self) -> dict[str, Any]:
+        """Return what the process that unpacks is told of them, as paths below `images`."""
+        images = self.tree.parent.parent
+
+        def name(path: Path) -> str:
+            return str(path.relative_to(images))
+
+        tops = [self.tree] if self.below is None else [self.tree, self.over / "upper"]
+        return {
+            "images": str(images),
+            "tree": name(self.tree),
+            "over": name(self.over),
+            "tops": [name(each) for each in tops],
+            "lower": "" if self.below is None else name(self.below),
+        }
+
+
+class Unpacker:
+    """Unpacks and removes images, as root or as an ordinary user with ids for them."""
+
+    def __init__(self, state_dir: Path, ids: uid_ranges.Ids) -> None:
+        """Raise HostUnsupported if there are no ids for images."""
+        if ids.rootless and ids.of_images is None:
+            raise uid_ranges.too_few_for_images(ids)
+        self._state_dir, self._ids = state_dir, ids
+
+    async def unpack(
+        self, image: Image, target: Path, bounds: ImageBounds, below: Path | None = None
+    ) -> UnpackedImage:
+        """Unpack an image to `target`, which does not exist yet.
+
+        `below`: the tree of an image that has the same layers but for `image.layers`, which are
+        unpacked over it; what they leave as it is is shared, as hard links. Raises ImageInvalid,
+        HostUnsupported, CapacityError, SandboxBroken.
+        """
+        partial = f"{target.name}.partial-{os.getpid()}-{os.urandom(4).hex()}"
+        folders = _Folders(target.with_name(partial), target.with_name(f"{partial}-over"), below)
+        try:
+            unpacked = await self._unpacked(folders, image, bounds)
+            folders.tree.rename(target)
+        except OSError as error:
+            raise _explained(error, "unpack it") from error
+        finally:
+            for each in (folders.tree, folders.over):
+                if each.exists():
+                    await self.remove(each)
+        return unpacked
+
+    async def _unpacked(
+        self, folders: _Folders, image: Image, bounds: ImageBounds
+    ) -> UnpackedImage:
+        self._make(folders)
+        started = helper_process.start(bundle_in(self._state_dir), ["unpack"])
+        request = {**folders.told(), **self._request(bounds), **_of_image(image)}
+        try:
+            async with asyncio.timeout(bounds.timeout_s):
+                talk = asyncio.to_thread(_talk, started, image, request)
+                unpacked = await _written_meanwhile(folders.tree.parent, talk)
+            await asyncio.to_thread(_synced, folders.tree.parent)
+        except TimeoutError:
+            raise ImageInvalid(
+                f"image: unpacking took more than {bounds.timeout_s:g} s", remedy=_BOUND_REMEDY
+            ) from None
+        finally:
+            started.end()
+        return unpacked
+
+    def _make(self, folders: _Folders) -> None:
+        """Make the folders; those of an ordinary user get their ids from the process."""
+        below = folders.below
+        tops = [folders.tree] if below is None else [folders.tree, folders.over / "upper"]
+        mode = 0o755 if below is None else stat.S_IMODE(below.lstat().st_mode)
+        for each in tops:
+            each.mkdir(parents=True)
+            each.chmod(mode)
+            if not self._ids.rootless:
+                os.chown(each, uid_ranges.IMAGE_BASE, uid_ranges.IMAGE_BASE)
+        if below is not None:
+            (folders.over / "work").mkdir(mode=0o700)
+
+    def _request(self, bounds: ImageBounds) -> dict[str, Any]:
+        program = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
+        images = self._ids.of_images
+        return {
+            "outer": None if images is None else images.as_json(),
+            # An ordinary user's own id is the first in the namespace of the process.
+            "base": uid_ranges.IMAGE_BASE if images is None else 1,
+            "ids": self._ids.image_lines,
+            "remove": [],
+            "count": 0,
+            "most_bytes": bounds.most_bytes,
+            "most_inodes": bounds.most_inodes,
+            "most_ratio": bounds.most_ratio,
+            "cpu_s": int(bounds.timeout_s) + 1,
+            "seccomp": program.hex(),
+        }
+
+    async def remove(self, tree: Path) -> None:
+        """Remove an unpacked image, or what is left of one. Raises HostUnsupported."""
+        if not self._ids.rootless:
+            await asyncio.to_thread(remove_tree, str(tree))
+            return
+        request = {
+            **self._request(ImageBounds()),
+            "images": str(tree.parent.parent),
+            "remove": [f"{tree.parent.name}/{tree.name}"],
+        }
+        started = helper_process.start(bundle_in(self._state_dir), ["unpack"])
+        try:
+            _raised(await asyncio.to_thread(_asked, started, request))
+        finally:
+            await asyncio.to_thread(started.end)
+
+
+async def _written_meanwhile(
+    folder: Path, work: Coroutine[Any, Any, UnpackedImage]
 ) -> UnpackedImage:
-    """Unpack an image to `target`, which does not exist yet.
-
-    `below`: the tree of an image that has the same layers but for `image.layers`, which are
-    unpacked over it; what they leave as it is is shared, as hard links. Raises ImageInvalid,
-    HostUnsupported, CapacityError, SandboxBroken.
-    """
-    partial = target.with_name(f"{target.name}.partial-{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        tree = _folders(partial, below)
-        started = helper_process.start(bundle_in(state_dir), ["unpack"])
-    except OSError as error:
-        raise _explained(error, "make its folder") from error
-    try:
-        async with asyncio.timeout(bounds.timeout_s):
-            talk = asyncio.to_thread(_talk, started, image, (partial, below), bounds)
-            unpacked = await _written_meanwhile(tree, talk)
-        await asyncio.to_thread(_synced, tree)
-        tree.rename(target)
-    except TimeoutError:
-        raise ImageInvalid(
-            f"image: unpacking took more than {bounds.timeout_s:g} s", remedy=_BOUND_REMEDY
-        ) from None
-    except OSError as error:
-        raise _explained(error, "unpack it") from error
-    finally:
-        started.end()
-        if partial.exists():
-            await asyncio.to_thread(remove_tree, str(partial))
-    return unpacked
-
-
-def _folders(partial: Path, below: Path | None) -> Path:
-    """Make the folders of an image that is being unpacked; return its tree."""
-    partial.mkdir(mode=0o755, parents=True)
-    tops = [partial] if below is None else [partial / "tree", partial / "upper"]
-    mode = 0o755 if below is None else stat.S_IMODE(below.lstat().st_mode)
-    for each in tops:
-        each.mkdir(exist_ok=True)
-        each.chmod(mode)
-        os.chown(each, uid_ranges.IMAGE_BASE, uid_ranges.IMAGE_BASE)
-    if below is not None:
-        (partial / "work").mkdir(mode=0o700)
-    return tops[0]
-
-
-async def _written_meanwhile(tree: Path, work: Coroutine[Any, Any, UnpackedImage]) -> UnpackedImage:
     """Await `work`, and have the kernel write what is there already, again and again.
 
     The disk would have nothing to do while a processor unpacks, and all of it afterwards.
@@ -96,15 +174,18 @@ async def _written_meanwhile(tree: Path, work: Coroutine[Any, Any, UnpackedImage
     task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait([task], timeout=_EARLY_S))[0]:
-            await asyncio.to_thread(_synced, tree)
+            await asyncio.to_thread(_synced, folder)
         return task.result()
     finally:
         task.cancel()
 
 
-def _synced(tree: Path) -> None:
-    """Have the kernel write the tree to its disk: a name must not outlive content. syncfs(2)."""
-    fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _synced(folder: Path) -> None:
+    """Have the kernel write the tree to its disk: a name must not outlive content. syncfs(2).
+
+    `folder` is that of the image: its root may be closed to us.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         # Not by `linux.syscalls`, which holds the interpreter's lock meanwhile.
         if ctypes.CDLL(None, use_errno=True).syncfs(fd):
@@ -118,29 +199,29 @@ def _explained(error: OSError, step: str) -> CellwallError:
     return short or HostUnsupported(
         "images",
         f"image: {step}: {error}",
-        remedy="keep the state directory on a local file system with room, as root",
+        remedy="keep the state directory on a local file system with room",
         errno=error.errno,
     )
 
 
-def _talk(
-    started: HelperProcess, image: Image, folders: tuple[Path, Path | None], bounds: ImageBounds
-) -> UnpackedImage:
+def _asked(started: HelperProcess, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Send a request and return its answer; in a thread, since both may wait."""
+    try:
+        fds.send_message(started.control, dict(request))
+    except fds.ControlClosed as error:
+        raise SandboxBroken(f"image: the process that removes is gone ({error})") from error
+    return _answer(started)
+
+
+def _talk(started: HelperProcess, image: Image, request: Mapping[str, Any]) -> UnpackedImage:
     """Send the request and return the answer; in a thread, since both may wait."""
-    partial, below = folders
-    images = partial.parent.parent
-    where = {
-        "images": str(images),
-        "partial": str(partial.relative_to(images)),
-        "lower": "" if below is None else str(below.relative_to(images)),
-    }
     try:
         with contextlib.ExitStack() as held:
-            fds.send_message(started.control, {**where, **_request(image, bounds)})
+            fds.send_message(started.control, dict(request))
             for message, files in _messages(image, held):
                 fds.send_message(started.control, message, files)
             unpacked = _checked(_answer(started))
-        if below is None:
+        if not request["lower"]:
             return unpacked
         fds.send_message(started.control, {"merge": True})
         return _counted(unpacked, _answer(started))
@@ -159,19 +240,8 @@ def _answer(started: HelperProcess) -> Mapping[str, Any]:
     return found
 
 
-def _request(image: Image, bounds: ImageBounds) -> dict[str, Any]:
-    program = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
-    return {
-        "count": len(image.layers),
-        "base": uid_ranges.IMAGE_BASE,
-        "ids": image_plan.IDS,
-        "working_dir": image.config.working_dir,
-        "most_bytes": bounds.most_bytes,
-        "most_inodes": bounds.most_inodes,
-        "most_ratio": bounds.most_ratio,
-        "cpu_s": int(bounds.timeout_s) + 1,
-        "seccomp": program.hex(),
-    }
+def _of_image(image: Image) -> dict[str, Any]:
+    return {"count": len(image.layers), "working_dir": image.config.working_dir}
 
 
 def _messages(
@@ -205,6 +275,8 @@ def _raised(answer: Mapping[str, Any]) -> None:
             raise _explained(OSError(number, str(problem)[:1000]), "unpack it")
         if code == "bound":
             raise ImageInvalid(what, remedy=_BOUND_REMEDY)
+        if code == "ids":
+            raise ImageInvalid(what, remedy=uid_ranges.MORE_FOR_IMAGES)
         if code in {"invalid", "unsupported"}:
             raise ImageInvalid(what, remedy="make the image again, with gzip or uncompressed")
         raise SandboxBroken(what)

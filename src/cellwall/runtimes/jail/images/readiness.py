@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from cellwall.linux import uid_ranges
 from cellwall.runtimes.base import Finding
 
 _LEAST = (6, 6)
@@ -15,18 +16,21 @@ _FITTING = frozenset({"ext4", "xfs", "btrfs", "tmpfs"})
 
 
 def readiness(
-    state_dir: Path, *, user_id: int | None = None, release: str = "", mounts: str = ""
+    state_dir: Path, *, ids: uid_ranges.Ids | None = None, release: str = "", mounts: str = ""
 ) -> Finding:
     """Return the finding; the other arguments replace what this machine says."""
-    user_id = os.geteuid() if user_id is None else user_id
+    ids = ids or uid_ranges.find()
     release = release or os.uname().release
     mounts = mounts or Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
-    if user_id != 0:
-        return _lacks("an ordinary user cannot map the ids of an image's files", "run it as root")
+    if ids.rootless and ids.of_images is None:
+        lack = uid_ranges.too_few_for_images(ids)
+        return _lacks(lack.message, lack.remedy or "")
     number = re.match(r"(\d+)\.(\d+)", release)
     if number is None or (int(number[1]), int(number[2])) < _LEAST:
         return _lacks(f"Linux {release} cannot mount them", "use Linux 6.6 or newer")
     kind = _kind_of(state_dir, mounts)
+    if ids.rootless:  # the files have the ids of sandboxes on disk
+        return Finding("images", "PASS", "container images can be roots, on the jail", "")
     if kind not in _FITTING:
         return _lacks(
             f"{state_dir} is on {kind}, whose files cannot have other ids in a sandbox",

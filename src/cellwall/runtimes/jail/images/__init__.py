@@ -1,0 +1,1 @@
+"""Images as roots of sandboxes: unpacked, and mounted with the ids of each."""
