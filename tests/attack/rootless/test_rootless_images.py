@@ -24,7 +24,7 @@ from kit.images.archives import config_of, directory, layer, link, member, pytho
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 
 _BEGIN = """
-import asyncio, json, sys
+import asyncio, json, os, sys
 from cellwall import Engine, EngineSettings
 from cellwall.engine.images.builder import BuildRequest, build
 from cellwall.model.errors import CellwallError
@@ -58,10 +58,11 @@ async def job(engine, image):
         first = await sandbox.run(ROOT)
         other = await engine.run("import os; print(os.path.exists('/data'), os.getuid())",
                                  image=image, user="65534:65534", limits=LIMITS)
-        posture = sandbox.live.runtime_sandbox.posture
+        made = sandbox.live.runtime_sandbox
+        posture, shared = made.posture, os.stat(f"/proc/{made.pid}/root/dev").st_uid
     stored, = engine.images.images()
     print(json.dumps({"first": [first.stdout, first.stderr], "other": other.stdout,
-                      "uid": posture["Uid"], "id": stored.digest,
+                      "uid": posture["Uid"], "id": stored.digest, "shared": shared,
                       "isolation": first.outcome.isolation.as_json()}))
 """
 _REACH = """
@@ -196,6 +197,7 @@ def test_root_of_an_image_has_its_ids_and_limits(user: RangedUser) -> None:
     assert (owners["of-seven"].st_uid - FIRST, owners["of-seven"].st_gid - FIRST) == (7, 8)
     last = COUNT - 8 * 2048 - 1  # behind those below it, before those of fork-servers
     assert owners["of-nobody"].st_uid - FIRST == last
+    assert said["shared"] > FIRST + last  # no sandbox on an image maps it
     # What is set-uid on disk is so for an id that no account has, below what only the user enters.
     assert owners["set-uid"].st_uid == FIRST
     assert stat.S_IMODE(tree.parent.stat().st_mode) == 0o700
