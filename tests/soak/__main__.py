@@ -60,8 +60,9 @@ class Soaked:
         """The server's objects by type, for each look."""
 
     async def look(self) -> Reading:
-        """Hold everybody back, wait until it rests, and read everything."""
+        """Hold everybody back, renew what is parked, wait until it rests, and read everything."""
         async with self.load.gate.closed():
+            await self.load.renew(_PARKED)
             await self._wait_quiet()
             found = await asyncio.to_thread(self._counting.objects)
             self.types.append(found)

@@ -79,6 +79,10 @@ class Gate:
             self._is_open.set()
 
 
+def _limits_of_attacks() -> list[dict[str, Any]]:
+    return list({str(each.limits): each.limits for each in ATTACKS if each.limits}.values())
+
+
 class Load:
     """Everything that happens to one server."""
 
@@ -111,9 +115,23 @@ class Load:
 
         Otherwise it would begin to in the middle, which is growth, and no leak (design/0068).
         """
-        for limits in {str(each.limits): each.limits for each in ATTACKS if each.limits}.values():
+        for limits in _limits_of_attacks():
             for _ in range(_OFTEN):
                 await self._execute({"code": "pass", "limits": limits})
+
+    async def renew(self, parked: int) -> None:
+        """Use up all that is parked, `parked` sandboxes of each kind.
+
+        One that was forked before its fork-server was replaced keeps that one alive until it is
+        used, which is a fork-server more for as long as no program asks for it, and no leak.
+        """
+        for _ in range(parked):
+            for limits in ({}, *_limits_of_attacks()):
+                await self._execute({"code": "pass", "limits": limits})
+        boxes = [await self._client.post("/sandboxes", json={}) for _ in range(parked)]
+        for made in boxes:
+            if made.status_code == 201:
+                await self._client.delete(f"/sandboxes/{made.json()['id']}")
 
     async def repeat(self, work: Callable[[], Any], until_s: float) -> None:
         """Do one kind of work until the end."""

@@ -21,7 +21,7 @@ from cellwall.jail.inspect import posture
 from cellwall.jail.protocol import fds
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
-from cellwall.runtimes.jail.starting.replies import error_number, wait_readable
+from cellwall.runtimes.shared.replies import error_number, wait_readable
 
 _WORD_TIMEOUT_S = 20.0
 _FLAGS, _THREADS = 6, 17

@@ -27,8 +27,8 @@ from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken,
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.jail.child import REMEDY, Child, checked
 from cellwall.runtimes.jail.starting.launch import Launched, Settings, launch
-from cellwall.runtimes.jail.starting.replies import error_number, member, receive
 from cellwall.runtimes.jail.worker import Worker
+from cellwall.runtimes.shared.replies import error_number, member, receive
 
 _PRELOAD_TIMEOUT_S = 120.0
 _PRELOAD_STEP = "fork-server: preload"

@@ -18,9 +18,9 @@ from cellwall.linux import uid_ranges
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 from cellwall.runtimes.jail.starting.bundle import bundle_in
-from cellwall.runtimes.jail.starting.replies import error_number, receive
 from cellwall.runtimes.shared import helper_process
 from cellwall.runtimes.shared.helper_process import HelperProcess
+from cellwall.runtimes.shared.replies import error_number, receive
 
 _TIMEOUT_S = 20.0
 
