@@ -221,6 +221,19 @@ class Ids(NamedTuple):
                     remedy=MORE_FOR_IMAGES,
                 )
 
+    def check_image_owner(self, tree: str) -> None:
+        """Raise HostUnsupported if an image was unpacked with other ids than this user has now.
+
+        Its files would be nobody's inside.
+        """
+        images = self.of_images
+        if images is not None and not 0 <= os.lstat(tree).st_uid - images.uid < images.total:
+            raise HostUnsupported(
+                "images",
+                f"image: its files in {tree} belong to ids that are not this user's (subuid(5))",
+                remedy="give the user the ids back that it had, or have root remove the folder",
+            )
+
     def hold_for_images(self) -> UidRange:
         """Hold ids for one fork-server whose sandboxes are on images. Raises HostUnsupported."""
         if not self.rootless:

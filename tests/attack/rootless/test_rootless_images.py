@@ -276,6 +276,16 @@ def test_ids_that_are_not_mapped_are_refused_by_name(user: RangedUser) -> None:
     assert len(list(_images(user).glob("*/tree"))) == 1
 
 
+def test_image_of_other_ids_is_refused(user: RangedUser) -> None:
+    """Its files would be nobody's inside."""
+    image = _image(user)
+    assert _said(user, _REFUSED, image)["message"] == "it ran"
+    user.lists = f"{user.name}:{FIRST + COUNT}:{COUNT}\n"
+    said = _said(user, _REFUSED, image)
+    assert "belong to ids that are not this user's" in said["message"]
+    assert "root" in said["remedy"]
+
+
 def test_user_with_few_ids_is_told_how_to_have_more(user: RangedUser) -> None:
     user.lists = f"{user.name}:{FIRST}:4096\n"
     said = _said(user, _REFUSED, _image(user))

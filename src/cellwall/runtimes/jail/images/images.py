@@ -50,6 +50,7 @@ class Images:
 
         The caller owns the descriptor. Raises HostUnsupported, SandboxBroken.
         """
+        self._ids.check_image_owner(image.tree)
         return await self._mapper.mount(image.tree, first, id_maps.IDS)
 
     async def aclose(self) -> None:
