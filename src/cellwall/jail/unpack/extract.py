@@ -344,8 +344,7 @@ class Tree:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
         try:
-            source = tar.extractfile(member)
-            while source is not None and (piece := source.read(_PIECE)):
+            for piece in _pieces(tar, member):
                 if piece == _ZEROS:  # a hole, as sparse files have them
                     os.ftruncate(fd, os.lseek(fd, len(piece), os.SEEK_CUR))
                 else:
@@ -370,6 +369,26 @@ class Tree:
         if not is_link:
             os.chmod(path, member.mode & 0o7777)
         os.utime(path, ns=(_ns(member), _ns(member)), follow_symlinks=False)
+
+
+def _pieces(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    """Yield the content of a file.
+
+    Straight from the stream, which stands at its beginning: a file object for each one would cost
+    a sixth of the time that Python takes. Raises `Refused`.
+    """
+    if member.issparse():
+        source = tar.extractfile(member)
+        while source is not None and (piece := source.read(_PIECE)):
+            yield piece
+        return
+    left, stream = member.size, tar.fileobj
+    while left and stream is not None:
+        piece = stream.read(min(left, _PIECE))
+        if not piece:
+            raise Refused("a layer ends in the middle of a file")
+        left -= len(piece)
+        yield piece
 
 
 def _write(fd: int, piece: bytes) -> None:
