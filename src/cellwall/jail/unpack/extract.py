@@ -28,6 +28,8 @@ _MOST_SAID = 1000
 _FREE_BYTES = 64 << 20
 """Bytes that a layer may have whatever its compression ratio."""
 _MOST_NAME, _MOST_PATH, _MOST_DEPTH = 255, 4095, 256
+_SHORT = _MOST_NAME // 4
+"""Characters of a name that is within these bounds, since one takes four bytes at most."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _TAR = (tarfile.TarError, ValueError, UnicodeError, OverflowError)
 
@@ -340,9 +342,7 @@ class Tree:
         self.bytes += member.size
         if self.bytes > self._bounds.most_bytes:
             raise Refused(f"it has more than {self._bounds.most_bytes} bytes", "bound")
-        self._clear(path)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
+        fd = self._opened(path)
         try:
             for piece in _pieces(tar, member):
                 if piece == _ZEROS:  # a hole, as sparse files have them
@@ -354,6 +354,15 @@ class Tree:
             os.utime(fd, ns=(_ns(member), _ns(member)))
         finally:
             os.close(fd)
+
+    def _opened(self, path: str) -> int:
+        """Return a descriptor of a new file, instead of what is there; mostly nothing is."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o600)
+        except (FileExistsError, IsADirectoryError):
+            self._clear(path)
+            return os.open(path, flags, 0o600)
 
     def _hard_link(self, path: str, member: tarfile.TarInfo) -> None:
         target = checked_path(member.linkname)
@@ -404,6 +413,8 @@ def checked_path(name: str) -> str:
     if ".." in parts or "\0" in name:
         raise Refused(f"{name[:200]!r} is no path of a layer")
     path = "/" + "/".join(parts)
+    if len(name) <= _SHORT:
+        return path
     longest = max((len(os.fsencode(part)) for part in parts), default=0)
     if longest > _MOST_NAME or len(os.fsencode(path)) > _MOST_PATH or len(parts) > _MOST_DEPTH:
         raise Refused(f"{name[:80]!r}… is too long or too deep", "bound")
