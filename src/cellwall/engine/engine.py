@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -537,13 +538,13 @@ class Engine:
         """Remove what dead owners left behind, for every runtime that may be used here."""
         removed: dict[str, int] = {}
         kept: tuple[str, ...] = ()
-        for name in self._runtimes.allowed():
-            report = await self._runtimes.get(name).sweep()
+        reports = [await self._runtimes.get(name).sweep() for name in self._runtimes.allowed()]
+        if os.access(self.state_dir / "images", os.W_OK):  # else there are none, or another user's
+            reports.append(await self.images.sweep())
+        for report in reports:
             for kind, count in report.removed.items():
                 removed[kind] = removed.get(kind, 0) + count
             kept += report.kept
-        if (self.state_dir / "images").is_dir():
-            removed.update(await self.images.sweep())
         if left := await asyncio.to_thread(self.volumes.sweep):
             removed["volumes"] = left
         return SweepReport(removed, kept)

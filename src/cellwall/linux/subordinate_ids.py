@@ -27,7 +27,8 @@ _NOBODY = 65_534
 KEPT = 8 * SLICE
 """Number of ids that stay for fork-servers where images have some, too."""
 _LEAST_OF_IMAGES = 32_768
-_EXAMPLE = "589824-655359"
+EXAMPLE = "589824-655359"
+"""A range for usermod(8) that no account of a usual machine has."""
 
 Extent = tuple[int, int]
 """First id and number of ids."""
@@ -35,7 +36,11 @@ Extent = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ImageIds:
-    """The ids that images' files and processes have: those below `count`, and that of `nobody`."""
+    """Ids of the host for images: for the ids 0 to `count` - 1 of an image, and for 65,534.
+
+    Files of images have them on disk, and all sandboxes on images while they run. 65,534 is the
+    account `nobody` of most images.
+    """
 
     uid: int
     gid: int
@@ -44,12 +49,12 @@ class ImageIds:
 
     @property
     def total(self) -> int:
-        """Number of ids that are taken, the one of `nobody` behind the others."""
+        """Number of ids of the host: `count`, and behind them the one for 65,534."""
         return self.count + 1
 
     @property
     def lines(self) -> id_maps.Lines:
-        """Which of them is which of an image's."""
+        """The map from an image's ids to these."""
         return ((0, 0, self.count), (_NOBODY, self.count, 1))
 
     def as_json(self) -> dict[str, Any]:
@@ -73,7 +78,7 @@ class Outer:
     def of_images(self) -> ImageIds | None:
         """The ids of images: the first ones, in every engine the same, as files on disk have them.
 
-        None if there are too few. One that is not mapped, above `count`, hardly any image has.
+        None if there are too few. Hardly any image has files of the ids that are not mapped.
         """
         count = min(_NOBODY, self.count - KEPT - 1)
         if count < _LEAST_OF_IMAGES:
@@ -152,8 +157,8 @@ def _of_the_lists() -> Asked:
         name = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         name = str(os.geteuid())
-    remedy = f"as root: apt-get install uidmap; usermod --add-subuids {_EXAMPLE} "
-    remedy += f"--add-subgids {_EXAMPLE} {name} (ids that nobody has)"
+    remedy = f"as root: apt-get install uidmap; usermod --add-subuids {EXAMPLE} "
+    remedy += f"--add-subgids {EXAMPLE} {name} (ids of no account)"
     import shutil  # root needs no tool
 
     tools = {kind: shutil.which(tool, path=_PATH) for kind, tool in _TOOLS.items()}

@@ -148,13 +148,15 @@ class _SharedRange(UidRange):
 
 def too_few_for_images(ids: Ids) -> HostUnsupported:
     """Return the refusal of an image to an ordinary user without the ids of one."""
+    from cellwall.linux.subordinate_ids import EXAMPLE  # root needs none
+
     outer = ids.outer
     why = ids.detail if outer is None else f"{outer.count} subordinate ids are too few"
-    more = "usermod --add-subuids 589824-655359 --add-subgids 589824-655359 NAME"
+    more = f"usermod --add-subuids {EXAMPLE} --add-subgids {EXAMPLE} NAME"
     return HostUnsupported(
         "images",
         f"image: an ordinary user needs 65536 ids of its own for the files of images: {why}",
-        remedy=ids.remedy or f"as root: {more}, with ids that nobody has; or run cellwall as root",
+        remedy=ids.remedy or f"as root: {more}, with ids of no account; or run cellwall as root",
     )
 
 
@@ -224,7 +226,7 @@ class Ids(NamedTuple):
     def check_image_owner(self, tree: str) -> None:
         """Raise HostUnsupported if an image was unpacked with other ids than this user has now.
 
-        Its files would be nobody's inside.
+        Inside, its files would belong to the overflow id, whatever they belong to in the image.
         """
         images = self.of_images
         if images is not None and not 0 <= os.lstat(tree).st_uid - images.uid < images.total:
@@ -305,7 +307,6 @@ def _locked(path: Path) -> int | None:
 
 def _slice(outer: subordinate_ids.Outer) -> UidRange:
     """Lock the first free slice of an ordinary user's ids."""
-
     folder = _own_folder()
     for number in range(outer.slices):
         part = outer.part(number)

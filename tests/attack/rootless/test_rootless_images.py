@@ -115,7 +115,7 @@ async def job(engine, image, *more):
 _SWEEP = """
 async def job(engine, image):
     report = await engine.sweep()
-    print(json.dumps(report.removed))
+    print(json.dumps({**report.removed, "kept": report.kept}))
 """
 _REFUSED = """
 async def job(engine, image, user="root"):
@@ -260,7 +260,13 @@ def test_what_a_killed_engine_left_is_swept(user: RangedUser) -> None:
     _said(user, _USE, image)
     (whole,) = _images(user).glob("*/image.json")
     whole.unlink()  # as if it had been killed before that was written
-    assert _said(user, _SWEEP, image)["unfinished images"] == 1
+    lists, user.lists = user.lists, f"{user.name}:{FIRST}:4096\n"
+    (kept,) = _said(user, _SWEEP, image)["kept"]  # without its ids the user cannot remove it
+    assert kept.startswith("unfinished image ")
+    assert "an ordinary user needs 65536 ids" in kept
+    user.lists = lists
+    swept = _said(user, _SWEEP, image)
+    assert (swept["unfinished images"], swept["kept"]) == (1, [])
     assert not list(_images(user).glob("*/tree"))
 
 
@@ -277,7 +283,7 @@ def test_ids_that_are_not_mapped_are_refused_by_name(user: RangedUser) -> None:
 
 
 def test_image_of_other_ids_is_refused(user: RangedUser) -> None:
-    """Its files would be nobody's inside."""
+    """Inside, all its files would belong to the overflow id."""
     image = _image(user)
     assert _said(user, _REFUSED, image)["message"] == "it ran"
     user.lists = f"{user.name}:{FIRST + COUNT}:{COUNT}\n"

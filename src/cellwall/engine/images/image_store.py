@@ -31,6 +31,7 @@ from cellwall.engine.images import leftovers, sharing
 from cellwall.images import archive, daemon, reference
 from cellwall.images.image import Image, ImageConfig, ImageInvalid
 from cellwall.model.errors import CapacityError, Conflict, HostUnsupported, NotFound, UsageError
+from cellwall.runtimes.base import SweepReport
 from cellwall.runtimes.roots import ImageAccounts, ImageBounds, ImageRoot, UnpacksImages
 
 if TYPE_CHECKING:
@@ -357,11 +358,11 @@ class ImageStore:
             raise NotFound(f"image {name}: {how}", remedy="`cellwall images` lists them")
         return fitting[0]
 
-    async def sweep(self) -> dict[str, int]:
-        """Remove what killed engines left; return how many of each kind."""
+    async def sweep(self) -> SweepReport:
+        """Remove what killed engines left."""
         runtime = await self._unpacker()
         if not isinstance(runtime, UnpacksImages):
-            return {}
+            return SweepReport()
         return await leftovers.sweep(self._folder, runtime.remove_image)
 
     def close(self) -> None:

@@ -13,17 +13,24 @@ import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from cellwall.model.errors import HostUnsupported
+from cellwall.runtimes.base import SweepReport
+
 COMING = ".coming-"
 """Begins the name of a folder with layers on their way, which its engine has locked."""
 _ID = 64
 
 
-async def sweep(folder: Path, remove_tree: Callable[[Path], Awaitable[None]]) -> dict[str, int]:
-    """Remove what no engine holds any more below `folder`; return how many of each kind."""
-    found = {"image layers": _sweep_layers(folder), "unfinished images": 0}
+async def sweep(folder: Path, remove_tree: Callable[[Path], Awaitable[None]]) -> SweepReport:
+    """Remove what no engine holds any more below `folder`."""
+    found, kept = {"image layers": _sweep_layers(folder), "unfinished images": 0}, []
     for path in _suspects(folder):
-        found["unfinished images"] += await _sweep_image(path, remove_tree)
-    return {kind: count for kind, count in found.items() if count}
+        try:
+            found["unfinished images"] += await _sweep_image(path, remove_tree)
+        except HostUnsupported as error:  # an ordinary user had ids for images, and has none now
+            kept.append(f"unfinished image {path}: {error}")
+    removed = {kind: count for kind, count in found.items() if count}
+    return SweepReport(removed, tuple(kept))
 
 
 def _sweep_layers(folder: Path) -> int:

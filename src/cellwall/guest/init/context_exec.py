@@ -69,7 +69,7 @@ def _document(text: bytes) -> int:
         # The filter refuses it where no cgroup counts memory (`linux/no_memory_cgroup.policy`).
         if error.errno != errno.ENOSYS:
             raise
-        document = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - the sandbox's
+        document = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)  # noqa: S108 - own tmpfs
         os.set_inheritable(document, True)
     os.write(document, text)
     os.lseek(document, 0, os.SEEK_SET)

@@ -93,16 +93,8 @@ def cloned_mapped(directory: int, user_namespace: int, attributes: int) -> int:
     they have outside; ids that it does not map are shown as the overflow ids. mount_setattr(2),
     5.12, needs CAP_SYS_ADMIN where the file system was mounted. Raises SyscallError.
     """
-    flags = _AT_EMPTY_PATH | _OPEN_TREE_CLONE | os.O_CLOEXEC
-    made = syscall(_SYS_OPEN_TREE, directory, b"", flags, step="open_tree")
     packed = struct.pack("=QQQQ", attributes | _ATTR_IDMAP, 0, 0, user_namespace)
-    try:
-        number, size = _SYS_MOUNT_SETATTR, len(packed)
-        syscall(number, made, b"", _AT_EMPTY_PATH, packed, size, step="mount_setattr: map ids")
-    except OSError:
-        os.close(made)
-        raise
-    return made
+    return _changed(_cloned_directory(directory), packed, "mount_setattr: map ids")
 
 
 def cloned_with(path: str, attributes: int) -> int:
@@ -110,15 +102,8 @@ def cloned_with(path: str, attributes: int) -> int:
 
     It needs CAP_SYS_ADMIN over the mount namespace of the caller, in which the path has to be.
     """
-    made = cloned(path)
     packed = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    try:
-        number, size = _SYS_MOUNT_SETATTR, len(packed)
-        syscall(number, made, b"", _AT_EMPTY_PATH, packed, size, step="mount_setattr")
-    except OSError:
-        os.close(made)
-        raise
-    return made
+    return _changed(cloned(path), packed, f"mount_setattr {path}")
 
 
 def cloned_writable(directory: int) -> int:
@@ -126,16 +111,24 @@ def cloned_writable(directory: int) -> int:
 
     The mount that it is a copy of stays as it is. Raises SyscallError.
     """
-    flags = _AT_EMPTY_PATH | _OPEN_TREE_CLONE | os.O_CLOEXEC
-    made = syscall(_SYS_OPEN_TREE, directory, b"", flags, step="open_tree")
     packed = struct.pack("=QQQQ", 0, ATTR_RDONLY, 0, 0)
+    return _changed(_cloned_directory(directory), packed, "mount_setattr: writable")
+
+
+def _cloned_directory(directory: int) -> int:
+    flags = _AT_EMPTY_PATH | _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return syscall(_SYS_OPEN_TREE, directory, b"", flags, step="open_tree")
+
+
+def _changed(mount: int, attributes: bytes, step: str) -> int:
+    """Change the attributes of a detached mount, and return it; close it if that fails."""
     try:
-        number, size = _SYS_MOUNT_SETATTR, len(packed)
-        syscall(number, made, b"", _AT_EMPTY_PATH, packed, size, step="mount_setattr: writable")
+        number, size = _SYS_MOUNT_SETATTR, len(attributes)
+        syscall(number, mount, b"", _AT_EMPTY_PATH, attributes, size, step=step)
     except OSError:
-        os.close(made)
+        os.close(mount)
         raise
-    return made
+    return mount
 
 
 def cloned(path: str) -> int:
