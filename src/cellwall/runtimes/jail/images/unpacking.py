@@ -32,7 +32,7 @@ from cellwall.runtimes.shared import helper_process
 from cellwall.runtimes.shared.helper_process import HelperProcess
 
 _LAYERS_A_MESSAGE = 10
-_EARLY_S = 0.25
+_EARLY_S = 0.1
 """Seconds between two times at which what was unpacked is written to the disk."""
 _MOST_ANSWER_BYTES = 256 * 1024
 _MOST_PATH = 256
