@@ -33,7 +33,7 @@ _CHECKSUM = slice(148, 156)
 
 
 def read(data: bytes) -> list[tuple[Member, bytes]]:
-    tar = TarStream(io.BytesIO(data))
+    tar = TarStream(io.BytesIO(data).read)
     return [(each, b"".join(tar.content()) if each.kind == "file" else b"") for each in tar]
 
 
@@ -157,7 +157,7 @@ def test_sparse_files_as_tarfile_does(tmp_path: Path, form: Sequence[str]) -> No
     data = with_holes(tmp_path, form)
     assert len(data) < 1 << 19
     assert ours(data) == theirs(data)
-    passed_over = [each.name for each in TarStream(io.BytesIO(data))]
+    passed_over = [each.name for each in TarStream(io.BytesIO(data).read)]
     assert passed_over == [each.name for each, _ in read(data)]
 
 
@@ -241,7 +241,7 @@ def damage(data: bytearray, chance: random.Random) -> None:
 
 
 def outcome(data: bytes) -> str:
-    tar = TarStream(io.BytesIO(data))
+    tar = TarStream(io.BytesIO(data).read)
     try:
         for each in tar:
             total = 0

@@ -8,37 +8,21 @@ layer's digest.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import shutil
-import signal
 import stat
-import zlib
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Dict, List, NamedTuple, Set, Tuple
 
-from cellwall.jail.unpack.tar_stream import Member, TarStream
+from cellwall.jail.unpack.layer_stream import Layer, LayerStream, Refused
+from cellwall.jail.unpack.tar_stream import Member
 from cellwall.linux.syscalls import id_maps
 
 _PIECE = 1 << 20
 _ZEROS = bytes(_PIECE)
-_F_SETPIPE_SZ = 1031
-_MOST_SAID = 1000
-_FREE_BYTES = 64 << 20
-"""Bytes that a layer may have whatever its compression ratio."""
 _MOST_NAME, _MOST_PATH, _MOST_DEPTH = 255, 4095, 256
 _SHORT = _MOST_NAME // 4
 """Characters of a name that is within these bounds, since one takes four bytes at most."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
-
-
-class Refused(Exception):
-    """A layer is not what the specification says, or beyond a bound; `code` says which."""
-
-    def __init__(self, message: str, code: str = "invalid") -> None:
-        """`code`: `invalid`, `bound`, `unsupported`, or `ids` for one that is not mapped here."""
-        super().__init__(message)
-        self.code = code
 
 
 class Bounds(NamedTuple):
@@ -48,120 +32,6 @@ class Bounds(NamedTuple):
     most_inodes: int
     most_ratio: int
     """Bytes of a layer for each byte of it compressed, beyond the first 64 MiB."""
-
-
-class Layer(NamedTuple):
-    """One layer: part of an open file."""
-
-    file: int
-    diff_id: str
-    compression: str
-    """`gzip`, `none`, or another that is refused."""
-    offset: int
-    size: int
-
-
-class _Content:
-    """The uncompressed bytes of a layer, as a pipe to read; a process beside this one makes them.
-
-    Decompression and digest take as long as writing files, and a host has more than one CPU.
-    """
-
-    def __init__(self, layer: Layer, bounds: Bounds) -> None:
-        self._wanted = layer.diff_id
-        reading, writing = os.pipe()
-        self._end, ended = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(reading)
-            _make(layer, bounds, writing, ended)
-        os.close(writing)
-        os.close(ended)
-        fcntl.fcntl(reading, _F_SETPIPE_SZ, _PIECE)
-        self.file = open(reading, "rb", buffering=_PIECE)  # noqa: SIM115 - closed in `close`
-
-    def check(self) -> None:
-        """Read to the end; raise `Refused` unless it all has the layer's digest."""
-        while self.file.read(_PIECE):
-            pass
-        self.explain()
-
-    def explain(self) -> None:
-        """Raise the error that ended the content, if one did. The content has to be at its end."""
-        with open(self._end, "rb", closefd=False) as file:
-            code, _, said = file.read(_MOST_SAID).decode("utf-8", "replace").partition(" ")
-        if code != "digest":
-            raise Refused(said or "the process that reads a layer was killed", code or "bound")
-        if said != self._wanted:
-            raise Refused(f"a layer has another digest than {self._wanted}")
-
-    def close(self) -> None:
-        """End the process, also if not all was read."""
-        self.file.close()
-        os.close(self._end)
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-
-
-def _make(layer: Layer, bounds: Bounds, writing: int, ended: int) -> None:
-    """Write a layer's content, and at the end its digest or what is wrong; never return."""
-    digest, made = hashlib.sha256(), 0
-    most = max(_FREE_BYTES, layer.size * bounds.most_ratio)
-    try:
-        for piece in _raw(layer):
-            made += len(piece)
-            if made > most:
-                raise Refused("a layer is larger than its compressed size allows", "bound")
-            digest.update(piece)
-            left = memoryview(piece)
-            while left:
-                left = left[os.write(writing, left) :]
-        said = f"digest sha256:{digest.hexdigest()}"
-    except Refused as refusal:
-        said = f"{refusal.code} {refusal}"
-    except Exception as error:  # noqa: BLE001 - the parent tells it
-        said = f"invalid a layer cannot be read: {error}"
-    os.write(ended, said.encode()[:_MOST_SAID])
-    os._exit(0)
-
-
-def _raw(layer: Layer) -> Iterator[bytes]:
-    if layer.compression == "none":
-        yield from _stored(layer)
-    elif layer.compression == "gzip":
-        yield from _unzipped(_stored(layer))
-    else:
-        raise Refused(f"a layer is compressed with {layer.compression}", "unsupported")
-
-
-def _stored(layer: Layer) -> Iterator[bytes]:
-    at, end = layer.offset, layer.offset + layer.size
-    while at < end:
-        piece = os.pread(layer.file, min(_PIECE, end - at), at)
-        if not piece:
-            raise Refused("a layer's file is shorter than was said")
-        at += len(piece)
-        yield piece
-
-
-def _unzipped(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Undo gzip, of one member or several (RFC 1952)."""
-    unzip = zlib.decompressobj(31)
-    for piece in pieces:
-        data = piece
-        while data:
-            try:
-                made = unzip.decompress(data, _PIECE)
-            except zlib.error as error:
-                raise Refused(f"a layer is no gzip: {error}") from None
-            if made:
-                yield made
-            data = unzip.unconsumed_tail
-            if unzip.eof:
-                data = unzip.unused_data
-                unzip = zlib.decompressobj(31)
-                if not data.strip(b"\0"):
-                    data = b""  # padding
 
 
 class Tree:
@@ -181,30 +51,30 @@ class Tree:
         self._times: List[Tuple[str, int]] = []
 
     def add(self, layer: Layer) -> None:
-        """Unpack one layer over those before it. Raises `Refused`, OSError."""
+        """Unpack one layer over those before it. Raises `Refused`, OSError.
+
+        An OSError is the end of this process, and that of the one beside it.
+        """
         self._made.clear()
         self._folders.clear()
         self._times.clear()
-        content = _Content(layer, self._bounds)
+        members = LayerStream(layer, self._bounds.most_ratio)
+        refused = None
         try:
-            tar = TarStream(content.file)
-            for member in tar:
-                self._take(tar, member)
-            content.check()
-        except (ValueError, OverflowError, Refused) as error:
-            while content.file.read(_PIECE):
-                pass
-            content.explain()  # what is wrong with its bytes comes first
-            if isinstance(error, Refused):
-                raise
-            raise Refused(f"a layer is no tar: {str(error)[:200]}") from None
-        finally:
-            content.close()
+            for member in members:
+                self._take(members, member)
+        except Refused as refusal:
+            refused = refusal
+        except ValueError as error:
+            refused = Refused(f"a layer has an odd name: {str(error)[:200]}")
+        refused = members.close() or refused  # what is wrong with its bytes comes first
+        if refused is not None:
+            raise refused
         for path, when in reversed(self._times):
             if os.path.isdir(path) and not os.path.islink(path):
                 os.utime(path, ns=(when, when))
 
-    def _take(self, tar: TarStream, member: Member) -> None:
+    def _take(self, members: LayerStream, member: Member) -> None:
         path = checked_path(member.name)
         folder, name = os.path.split(path)
         if name.startswith(_WHITEOUT):
@@ -216,7 +86,7 @@ class Tree:
             self.skipped["attributes"] += 1
         path = os.path.join(self._parents(folder), name)
         if member.kind == "file":
-            self._file(tar, path, member)
+            self._file(members, path, member)
         elif member.kind == "directory":
             self._directory(path, member)
         elif member.kind == "link":
@@ -316,13 +186,13 @@ class Tree:
         self._settle(path, member)
         self._times.append((path, member.mtime_ns))
 
-    def _file(self, tar: TarStream, path: str, member: Member) -> None:
+    def _file(self, members: LayerStream, path: str, member: Member) -> None:
         self.bytes += member.size
         if self.bytes > self._bounds.most_bytes:
             raise Refused(f"it has more than {self._bounds.most_bytes} bytes", "bound")
         fd = self._opened(path)
         try:
-            for piece in tar.content():
+            for piece in members.content():
                 if piece == _ZEROS:  # a hole, as sparse files have them
                     os.ftruncate(fd, os.lseek(fd, len(piece), os.SEEK_CUR))
                 else:

@@ -37,6 +37,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from cellwall.jail.protocol import fds
 from cellwall.jail.unpack import extract, finish, merge
+from cellwall.jail.unpack.layer_stream import Layer, Refused
 from cellwall.linux import seccomp
 from cellwall.linux.removal import remove_tree
 from cellwall.linux.syscalls import id_maps, mounts, process
@@ -200,7 +201,7 @@ def _answered(work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
     """Return the result of some work, or what went wrong."""
     try:
         return work()
-    except extract.Refused as refusal:
+    except Refused as refusal:
         return {"error": str(refusal)[:1000], "code": refusal.code}
     except MemoryError:
         return {"error": "it needs more memory than it may have", "code": "bound"}
@@ -242,7 +243,7 @@ def _unpacked(request: Dict[str, Any], files: List[int]) -> Dict[str, Any]:
     )
     tree = extract.Tree(bounds, request["ids"])
     for layer, file in zip(request["layers"], files):
-        tree.add(extract.Layer(file, **layer))
+        tree.add(Layer(file, **layer))
     finish.finish(request["working_dir"])
     return {
         "bytes": tree.bytes,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import tarfile
 import zlib
-from typing import BinaryIO, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 _BLOCK = 512
 _PIECE = 1 << 20
@@ -33,14 +33,15 @@ _NS = 10**9
 _LAST_NS = 1 << 62
 
 
+Read = Callable[[int], bytes]
+
+
 class Damaged(ValueError):
     """This is no tar, or not a whole one."""
 
 
-class Member:
+class Member(NamedTuple):
     """One member; `kind` is `file`, `directory`, `link`, `hard link`, `fifo` or `other`."""
-
-    __slots__ = ("attributes", "gid", "kind", "link", "mode", "mtime_ns", "name", "size", "uid")
 
     name: str
     """As it is written, undecodable bytes as surrogates (PEP 383)."""
@@ -67,15 +68,16 @@ _KINDS = {
     _SYMBOLIC_LINK: "link",
     _DIRECTORY: "directory",
     _FIFO: "fifo",
+    _GNU_SPARSE: "file",
 }
 
 
 class TarStream:
-    """A tar that is read from a file, which may be a pipe."""
+    """A tar that is read from its beginning to its end."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        """`file` has a `read` that returns less than was asked for at its end only."""
-        self._file = file
+    def __init__(self, read: Read) -> None:
+        """`read` returns the next bytes; less than it is asked for at the end only."""
+        self._read = read
         self._left = 0
         """Bytes of the member at hand that have not been read, with its padding."""
         self._content = 0
@@ -99,9 +101,8 @@ class TarStream:
         if self._sparse is not None:
             yield from self._sparse.content()
             return
-        read = self._file.read
         while self._content:
-            piece = read(min(self._content, _PIECE))
+            piece = self._read(min(self._content, _PIECE))
             if not piece:
                 raise Damaged("it ends in the middle of a file")
             self._content -= len(piece)
@@ -113,7 +114,7 @@ class TarStream:
         if self._sparse is not None:
             self._left, self._sparse = self._sparse.left(), None
         while self._left:
-            piece = self._file.read(min(self._left, _PIECE))
+            piece = self._read(min(self._left, _PIECE))
             if not piece:
                 raise Damaged("it ends in the middle of a file")
             self._left -= len(piece)
@@ -123,7 +124,7 @@ class TarStream:
         own: Dict[str, str] = {}
         blocks: List[bytes] = []
         while True:
-            block = self._file.read(_BLOCK)
+            block = self._read(_BLOCK)
             if not block and not is_first and not blocks:
                 return None  # without the blocks that end a tar: some writers forget them
             if block == _END and not blocks:
@@ -137,16 +138,17 @@ class TarStream:
         words = {**self._everywhere, **own} if self._everywhere else own
         member = _member(fields, words)
         if fields[7] == _GNU_SPARSE or any(_SPARSE_KEY in each for each in blocks):
-            self._sparse = _SparseFile(self._file, b"".join([*blocks, block]), member)
-        else:
-            self._content = 0 if fields[7] in _WITHOUT_CONTENT else member.size
-            self._left = _padded(self._content)
+            self._sparse = _SparseFile(self._read, b"".join([*blocks, block]))
+            name, size = self._sparse.name, self._sparse.size
+            return member._replace(name=name, size=size, kind="file")
+        self._content = 0 if fields[7] in _WITHOUT_CONTENT else member.size
+        self._left = _padded(self._content)
         return member
 
     def _extended(self, size: int) -> bytes:
         if not 0 <= size <= _MOST_EXTENDED:
             raise Damaged(f"it has an extended header of {size} bytes")
-        data = self._file.read(_padded(size))
+        data = self._read(_padded(size))
         if len(data) < size:
             raise Damaged("it ends in the middle of a header")
         return data
@@ -176,39 +178,43 @@ def _checked(block: bytes) -> Tuple[bytes, ...]:
 
 def _member(fields: Tuple[bytes, ...], words: Dict[str, str]) -> Member:
     (name, mode, uid, gid, size, mtime, _sum, kind, link, magic, *_, prefix) = fields
-    made = Member()
-    made.kind = _KINDS.get(kind, "file" if kind == _GNU_SPARSE else "other")
-    made.mode = _number(mode) & 0o7777
-    made.uid, made.gid, made.size = _number(uid), _number(gid), _number(size)
-    made.mtime_ns = _number(mtime) * _NS
-    made.name, made.link = _text(name), _text(link)
-    if magic == _POSIX and prefix[0]:
-        made.name = f"{_text(prefix)}/{made.name}"
-    made.attributes = False
+    found = Member(
+        f"{_text(prefix)}/{_text(name)}" if magic == _POSIX and prefix[0] else _text(name),
+        _KINDS.get(kind, "other"),
+        _number(mode) & 0o7777,
+        _number(uid),
+        _number(gid),
+        _number(size),
+        max(0, min(_number(mtime) * _NS, _LAST_NS)),
+        _text(link),
+        False,
+    )
     if words:
-        _amend(made, words)
-    if kind == _OLD and made.name.endswith("/"):
-        made.kind = "directory"  # as before POSIX
-    made.mtime_ns = max(0, min(made.mtime_ns, _LAST_NS))
-    if made.size < 0:
+        found = _amended(found, words)
+    if kind == _OLD and found.name.endswith("/"):
+        found = found._replace(kind="directory")  # as before POSIX
+    if found.size < 0:
         raise Damaged("it has a file of less than no bytes")
-    return made
+    return found
 
 
-def _amend(made: Member, words: Dict[str, str]) -> None:
+def _amended(found: Member, words: Dict[str, str]) -> Member:
     """Have the records of extended headers replace what the header says."""
-    made.name = words.get("path", made.name)
-    made.link = words.get("linkpath", made.link)
-    if "size" in words:
-        made.size = _int(words["size"])
-    if "uid" in words:
-        made.uid = _int(words["uid"])
-    if "gid" in words:
-        made.gid = _int(words["gid"])
+    mtime_ns = found.mtime_ns
     if "mtime" in words:
         seconds, _, part = words["mtime"].partition(".")
-        made.mtime_ns = _int(seconds) * _NS + _int(f"{part:0<9.9}")
-    made.attributes = any(key.startswith("SCHILY.xattr.") for key in words)
+        mtime_ns = max(0, min(_int(seconds) * _NS + _int(f"{part:0<9.9}"), _LAST_NS))
+    return Member(
+        words.get("path", found.name),
+        found.kind,
+        found.mode,
+        _int(words["uid"]) if "uid" in words else found.uid,
+        _int(words["gid"]) if "gid" in words else found.gid,
+        _int(words["size"]) if "size" in words else found.size,
+        mtime_ns,
+        words.get("linkpath", found.link),
+        any(key.startswith("SCHILY.xattr.") for key in words),
+    )
 
 
 def _number(field: bytes) -> int:
@@ -255,8 +261,8 @@ class _SparseFile:
     It reads by blocks, so what it has read is never beyond the member.
     """
 
-    def __init__(self, file: BinaryIO, before: bytes, member: Member) -> None:
-        self._file, self._before, self._given = file, before, 0
+    def __init__(self, read: Read, before: bytes) -> None:
+        self._read, self._before, self._given = read, before, 0
         try:
             self._tar = tarfile.open(fileobj=self, mode="r|", bufsize=_BLOCK)  # type: ignore[call-overload] # noqa: SIM115 - ends with the file
             found = self._tar.next()
@@ -265,12 +271,12 @@ class _SparseFile:
         if found is None or not found.isreg():
             raise Damaged("it has a damaged header of a sparse file")
         self._info = found
-        member.name, member.size = found.name, found.size
+        self.name, self.size = found.name, found.size
 
     def read(self, size: int) -> bytes:
         """Return the member's headers, and then what is behind them."""
         given, self._before = self._before[:size], self._before[size:]
-        given += self._file.read(size - len(given))
+        given += self._read(size - len(given))
         self._given += len(given)
         return given
 
