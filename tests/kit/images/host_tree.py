@@ -30,7 +30,7 @@ TOOLS = ("/usr/bin/python3", "/usr/bin/setsid", "/bin/sh", "/bin/su")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 APP = 1001
 PASSWD = f"root:x:0:0:root:/root:/bin/sh\napp:x:{APP}:{APP}::/home/app:/bin/sh\n"
-_DIRECTORIES = (*image_plan.MADE, "/dev/pts", "/dev/shm", "/home", "/home/app", "/root", "/var/tmp")
+_DIRECTORIES = (*image_plan.MADE, "/home", "/home/app", "/root")
 _LINKS = ("bin", "lib", "lib64", "sbin")
 
 

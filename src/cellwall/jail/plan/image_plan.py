@@ -31,7 +31,10 @@ ROOT_CAPABILITIES = sum(
 )
 """What root inside an image may do in the sandbox's own user namespace: the default of containers
 (capabilities(7)) without those that have no use here (MKNOD, NET_RAW, SETFCAP)."""
-MADE = ("/dev", "/etc", "/opt", plan.OWN, "/proc", "/run", "/sys", "/tmp", "/var")  # noqa: S108 - in the image
+MADE = (
+    *("/dev", "/etc", "/opt", plan.OWN, "/proc", "/run", "/sys", "/tmp", "/var"),  # noqa: S108 - in the image
+    *("/dev/pts", "/dev/shm", "/var/tmp"),  # noqa: S108 - in the image
+)
 """Directories that every image's root is given, and that are no links in it (`jail.unpack`)."""
 POINTS = {
     "/": "overlay",

@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from typing import Any, Dict, List
-
-from cellwall.jail.plan import image_plan
+from typing import Any, Dict, List, Sequence
 
 MOST_ANSWER_BYTES = 150_000
 _MOST_FILE_BYTES = 1 << 20
 _MOST_ACCOUNTS = 1000
 _MOST_WORD = 256
 _MODES = {"/tmp": 0o1777, "/var/tmp": 0o1777}  # noqa: S108 - in the tree
-_DIRECTORIES = (*image_plan.MADE, "/dev/pts", "/dev/shm", "/var/tmp")  # noqa: S108 - in the tree
 _FILES = {
     "/etc/hosts": "127.0.0.1 localhost cellwall\n::1 localhost\n",
     "/etc/hostname": "cellwall\n",
@@ -27,13 +24,15 @@ _FILES = {
 _PYTHON = ("/usr/local/bin", "/usr/bin", "/bin", "/opt/conda/bin")
 
 
-def finish(working_dir: str) -> None:
+def finish(directories: Sequence[str], working_dir: str) -> None:
     """Make what the sandbox's mounts and its network need, and where it starts. Raises OSError.
+
+    `directories` are to be directories, and no links.
 
     SECURITY: a mount follows links. What is mounted over is a directory of this tree, and no link
     that the image chose.
     """
-    for path in _DIRECTORIES:
+    for path in directories:
         found = os.lstat(path).st_mode if os.path.lexists(path) else 0
         if not stat.S_ISDIR(found):
             if found:

@@ -244,7 +244,7 @@ def _unpacked(request: Dict[str, Any], files: List[int]) -> Dict[str, Any]:
     tree = extract.Tree(bounds, request["ids"])
     for layer, file in zip(request["layers"], files):
         tree.add(Layer(file, **layer))
-    finish.finish(request["working_dir"])
+    finish.finish(request["directories"], request["working_dir"])
     return {
         "bytes": tree.bytes,
         "inodes": tree.inodes,

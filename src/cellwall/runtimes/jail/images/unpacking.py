@@ -241,7 +241,11 @@ def _answer(started: HelperProcess) -> Mapping[str, Any]:
 
 
 def _of_image(image: Image) -> dict[str, Any]:
-    return {"count": len(image.layers), "working_dir": image.config.working_dir}
+    return {
+        "count": len(image.layers),
+        "directories": image_plan.MADE,
+        "working_dir": image.config.working_dir,
+    }
 
 
 def _messages(
