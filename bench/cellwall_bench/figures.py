@@ -141,6 +141,7 @@ TARGETS: tuple[Target, ...] = (
     Target("image_docker", "the same against `docker run --rm` of the image, p50", "x", 0.12, 0.05),
     Target("image_live", "memory (PSS) that a live sandbox on an image adds", "MiB", 2, 1),
     Target("image_import", "import of an image against `tar xf` of its layer, p50", "x", 1.5, 1.0),
+    Target("image_import_gzip", "the same of a layer by gzip, as in registries", "x", 1.5, 1.0),
     Target("fork_python", "fork of a session to its first answer, p50", "ms", 8, 6),
     Target("fork_data", "the same with numpy and pandas imported", "ms", 20, 15),
     Target("restore", "sandbox of a snapshot, p50", "ms", 5, 4),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import os
 import shutil
 import subprocess
@@ -39,21 +40,19 @@ _MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def _image(**config: object) -> Iterator[tuple[Path, Path]]:
-    """Yield an archive of an image, and the tar of its one layer."""
+def _image(*, compressed: bool = False, **config: object) -> Iterator[tuple[Path, Path]]:
+    """Yield an archive of an image, and the tar of its one layer; `compressed`: both by gzip."""
     with tempfile.TemporaryDirectory(prefix="cellwall-bench-image-") as place:
         folder = Path(place)
         tree, layer = host_tree(folder), folder / "layer.tar"
         with tarfile.open(layer, "w", format=tarfile.PAX_FORMAT) as tar:
             tar.add(tree, ".", filter=_of_root)
         data = layer.read_bytes()
-        own = {"Env": [f"PATH={PATH}"], **config}
-        yield (
-            archives.docker_archive(
-                folder / "image.tar", [data], archives.config_of([data], **own)
-            ),
-            layer,
-        )
+        own = archives.config_of([data], Env=[f"PATH={PATH}"], **config)
+        if compressed:
+            layer.write_bytes(gzip.compress(data, 1))
+        make = archives.oci_archive if compressed else archives.docker_archive
+        yield make(folder / "image.tar", [data], own), layer
 
 
 @contextlib.asynccontextmanager
@@ -167,8 +166,10 @@ def _said(words: list[str]) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
-async def unpacked(key: str, rounds: int) -> Figure:
+async def unpacked(key: str, rounds: int, *, compressed: bool = False) -> Figure:
     """Measure the import of an image against `tar xf` of its layer, both to the disk.
+
+    `compressed`: its layer is, as all are that come from a registry.
 
     The engine has had a sandbox, as one of a server has: what is made once for a state directory,
     and how an engine learns what this machine can do, is no part of an import.
@@ -181,7 +182,9 @@ async def unpacked(key: str, rounds: int) -> Figure:
     async with contextlib.AsyncExitStack() as kept:
         for number in range(rounds + 1):
             engine = await kept.enter_async_context(_engine(0))
-            archive, layer = kept.enter_context(_image(Labels={"round": str(number)}))
+            archive, layer = kept.enter_context(
+                _image(compressed=compressed, Labels={"round": str(number)})
+            )
             await (await engine.create_sandbox()).close()
             # What the archive itself has still to bring to the disk is no part of either.
             await asyncio.to_thread(_said, ["sync", "-f", str(archive)])

@@ -170,13 +170,18 @@ class Bench:
         yield "packages_warm", 0, lambda _: outside.warm("packages_warm", n)
         yield "packages_cold", 0, lambda _: outside.cold("packages_cold", n)
         yield "packages_again", 0, lambda _: outside.again("packages_again", n)
+        yield from self._image_rows(n)
+        yield from self._state_rows(python, data, n)
+        yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
+
+    def _image_rows(self, n: int) -> Iterator[tuple[str, int, Measure]]:
         yield "image_parked", 0, lambda _: images.echo("image_parked", n, _PARK)
         yield "image_no_pool", 0, lambda _: images.echo("image_no_pool", n, 0)
         yield "image_docker", 0, lambda _: images.against_docker("image_docker", n)
         yield "image_live", 0, lambda _: images.live("image_live", self.effort.live * 2 // 5)
         yield "image_import", 0, lambda _: images.unpacked("image_import", 5)
-        yield from self._state_rows(python, data, n)
-        yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
+        key = "image_import_gzip"
+        yield key, 0, lambda _: images.unpacked(key, 5, compressed=True)
 
     def _state_rows(
         self, python: dict[str, Any], data: dict[str, Any], samples: int

@@ -1,21 +1,22 @@
-"""One layer as a stream of its members: decompressed, digested and read in a process beside ours.
+"""One layer as a stream of its members: decompressed, digested and read in processes beside ours.
 
-OCI image specification 1.1, `layer.md`. That takes as long as writing the files does, and a host
-has more than one CPU. Both processes are locked down alike. The invariant: `close` says that a
-layer is whole only if its bytes have its digest.
+OCI image specification 1.1, `layer.md`. That takes longer than writing the files does, and a host
+has more than one CPU. All of them are locked down alike. The invariant: `close` says that a layer
+is whole only if its bytes have its digest.
 
-The pipe between them has, for each member, four bytes with a length, the member by `marshal` in so
-many, and then the content of a file.
+The pipe to the process that writes files has, for each member, four bytes with a length, the member
+by `marshal` in so many, and then the content of a file.
 """
 
 from __future__ import annotations
 
+import _thread
 import fcntl
 import hashlib
 import marshal
 import os
 import zlib
-from typing import Iterator, List, NamedTuple, Optional
+from typing import Callable, Iterator, List, NamedTuple, Optional
 
 from cellwall.jail.unpack.tar_stream import Damaged, Member, TarStream
 
@@ -50,21 +51,53 @@ class Layer(NamedTuple):
     size: int
 
 
+class _Beside:
+    """A process beside this one, which writes to a pipe and tells at its end what was wrong."""
+
+    def __init__(self, work: Callable[[int], None]) -> None:
+        """`work` writes to a descriptor that it closes; it may raise `Refused`."""
+        reading, writing = os.pipe()
+        self._verdict, told = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(reading)
+            _end(work, writing, told)
+        os.close(writing)
+        os.close(told)
+        fcntl.fcntl(reading, _F_SETPIPE_SZ, _PIECE)
+        self.file = open(reading, "rb", buffering=_PIECE)  # noqa: SIM115 - closed in `wrong`
+
+    def wrong(self) -> Optional[Refused]:
+        """Read nothing more; return what was wrong once the process has ended."""
+        self.file.close()
+        with open(self._verdict, "rb") as file:
+            code, _, said = file.read(_MOST_SAID).decode("utf-8", "replace").partition(" ")
+        os.waitpid(self._pid, 0)
+        if code == _WHOLE:
+            return None
+        return Refused(said or "the process that reads a layer was killed", code or "bound")
+
+
+def _end(work: Callable[[int], None], writing: int, told: int) -> None:
+    """Do the work of such a process, and tell how it went; never return."""
+    try:
+        work(writing)
+        said = f"{_WHOLE} "
+    except Refused as refusal:
+        said = f"{refusal.code} {refusal}"
+    except Exception as error:  # noqa: BLE001 - the parent tells it
+        said = f"invalid a layer cannot be read: {error}"
+    os.write(told, said.encode("utf-8", "replace")[:_MOST_SAID])
+    os._exit(0)
+
+
 class LayerStream:
     """The members of a layer; they just end if there is anything wrong with its bytes."""
 
     def __init__(self, layer: Layer, most_ratio: int) -> None:
         """`most_ratio`: most bytes for each byte compressed, beyond the first 64 MiB."""
-        reading, writing = os.pipe()
-        self._end, ended = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(reading)
-            _send(_Bytes(layer, most_ratio), writing, ended)
-        os.close(writing)
-        os.close(ended)
-        fcntl.fcntl(reading, _F_SETPIPE_SZ, _PIECE)
-        self._file = open(reading, "rb", buffering=_PIECE)  # noqa: SIM115 - closed in `close`
+        self._beside = _Beside(lambda out: _send(_Bytes(layer, most_ratio), out))
+        self._file = self._beside.file
         self._left = 0
 
     def __iter__(self) -> Iterator[Member]:
@@ -95,47 +128,31 @@ class LayerStream:
 
         Nothing can be read any more.
         """
-        self._file.close()  # the other process goes on without writing, for its digest
-        with open(self._end, "rb") as file:
-            code, _, said = file.read(_MOST_SAID).decode("utf-8", "replace").partition(" ")
-        os.waitpid(self._pid, 0)
-        if code == _WHOLE:
-            return None
-        return Refused(said or "the process that reads a layer was killed", code or "bound")
+        return self._beside.wrong()
 
 
-def _send(source: _Bytes, writing: int, ended: int) -> None:
-    """Write a layer's members, and at the end what is wrong with it; never return."""
+def _send(source: _Bytes, writing: int) -> None:
+    """Write the members of a layer. Raises `Refused`, for what is wrong with its bytes first."""
     try:
-        _send_members(source, writing)
-        source.check()
-        said = f"{_WHOLE} "
-    except Refused as refusal:
-        said = f"{refusal.code} {refusal}"
-    except Exception as error:  # noqa: BLE001 - the parent tells it
-        said = f"invalid a layer cannot be read: {error}"
-    os.write(ended, said.encode("utf-8", "replace")[:_MOST_SAID])
-    os._exit(0)
-
-
-def _send_members(source: _Bytes, writing: int) -> None:
-    out = _Out(writing)
-    try:
-        tar = TarStream(source.read)
-        for member in tar:
-            told = marshal.dumps(tuple(member))
-            out.add(len(told).to_bytes(_LENGTH, "little") + told)
-            if member.kind == "file":
-                for piece in tar.content():
-                    out.add(piece)
-        out.flush()
+        _send_members(TarStream(source.read), _Out(writing))
     except BrokenPipeError:
         pass  # the other process has found something wrong, and awaits what we say of the bytes
     except (Damaged, OverflowError, UnicodeError) as error:
-        source.check()  # what is wrong with its bytes comes first
+        source.check()
         raise Refused(f"a layer is no tar: {str(error)[:200]}") from None
     finally:
         os.close(writing)
+    source.check()
+
+
+def _send_members(tar: TarStream, out: _Out) -> None:
+    for member in tar:
+        told = marshal.dumps(tuple(member))
+        out.add(len(told).to_bytes(_LENGTH, "little") + told)
+        if member.kind == "file":
+            for piece in tar.content():
+                out.add(piece)
+    out.flush()
 
 
 class _Out:
@@ -160,6 +177,28 @@ class _Out:
             left = left[os.write(self._file, left) :]
 
 
+class _Digest:
+    """A SHA-256 by a thread of its own, which needs no lock of the interpreter's meanwhile."""
+
+    def __init__(self) -> None:
+        self._sum = hashlib.sha256()
+        self._idle = _thread.allocate_lock()
+
+    def update(self, piece: bytes) -> None:
+        self._idle.acquire()
+        _thread.start_new_thread(self._add, (piece,))
+
+    def _add(self, piece: bytes) -> None:
+        try:
+            self._sum.update(piece)
+        finally:
+            self._idle.release()
+
+    def found(self) -> str:
+        with self._idle:
+            return f"sha256:{self._sum.hexdigest()}"
+
+
 class _Bytes:
     """The uncompressed bytes of a layer, with their digest so far."""
 
@@ -167,7 +206,7 @@ class _Bytes:
         self._layer = layer
         self._most = max(_FREE_BYTES, layer.size * most_ratio)
         self._pieces = _raw(layer)
-        self._digest, self._made = hashlib.sha256(), 0
+        self._digest, self._made = _Digest(), 0
         self._piece, self._at = b"", 0
 
     def read(self, size: int) -> bytes:
@@ -197,7 +236,7 @@ class _Bytes:
         """Read what is left; raise `Refused` unless it all has the layer's digest."""
         while self._next():
             pass
-        if f"sha256:{self._digest.hexdigest()}" != self._layer.diff_id:
+        if self._digest.found() != self._layer.diff_id:
             raise Refused(f"a layer has another digest than {self._layer.diff_id}")
 
 
@@ -205,9 +244,28 @@ def _raw(layer: Layer) -> Iterator[bytes]:
     if layer.compression == "none":
         yield from _stored(layer)
     elif layer.compression == "gzip":
-        yield from _unzipped(_stored(layer))
+        # The most work of all, so it has a process of its own.
+        yield from _made_beside(lambda: _unzipped(_stored(layer)))
     else:
         raise Refused(f"a layer is compressed with {layer.compression}", "unsupported")
+
+
+def _made_beside(make: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    """Yield what another process makes. Raises `Refused`."""
+
+    def pour(writing: int) -> None:
+        out = _Out(writing)
+        for piece in make():
+            out.add(piece)
+        out.flush()
+        os.close(writing)
+
+    beside = _Beside(pour)
+    while piece := os.read(beside.file.fileno(), _PIECE):
+        yield piece
+    refused = beside.wrong()
+    if refused is not None:
+        raise refused
 
 
 def _stored(layer: Layer) -> Iterator[bytes]:
