@@ -13,12 +13,15 @@ import shutil
 import stat
 from typing import Dict, List, NamedTuple, Set, Tuple
 
-from cellwall.jail.unpack.layer_stream import Layer, LayerStream, Refused
+from cellwall.jail.unpack.beside import Refused
+from cellwall.jail.unpack.layer_bytes import Layer
+from cellwall.jail.unpack.layer_stream import LayerStream
 from cellwall.jail.unpack.tar_stream import Member
 from cellwall.linux.syscalls import id_maps
 
 _PIECE = 1 << 20
 _ZEROS = bytes(_PIECE)
+_LEAST_HOLE = 64 << 10
 _MOST_NAME, _MOST_PATH, _MOST_DEPTH = 255, 4095, 256
 _SHORT = _MOST_NAME // 4
 """Characters of a name that is within these bounds, since one takes four bytes at most."""
@@ -193,7 +196,7 @@ class Tree:
         fd = self._opened(path)
         try:
             for piece in members.content():
-                if piece == _ZEROS:  # a hole, as sparse files have them
+                if _is_hole(piece):
                     os.ftruncate(fd, os.lseek(fd, len(piece), os.SEEK_CUR))
                 else:
                     _write(fd, piece)
@@ -228,9 +231,13 @@ class Tree:
         os.utime(path, ns=(member.mtime_ns, member.mtime_ns), follow_symlinks=False)
 
 
-def _write(fd: int, piece: bytes) -> None:
+def _is_hole(piece: memoryview) -> bool:
+    """Report whether bytes need no room on a disk, as those of sparse files."""
+    return len(piece) >= _LEAST_HOLE and not piece[0] and piece.tobytes() == _ZEROS[: len(piece)]
+
+
+def _write(fd: int, left: memoryview) -> None:
     """Append to a file, all of it."""
-    left = memoryview(piece)
     while left:
         left = left[os.write(fd, left) :]
 

@@ -37,7 +37,8 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from cellwall.jail.protocol import fds
 from cellwall.jail.unpack import extract, finish, merge
-from cellwall.jail.unpack.layer_stream import Layer, Refused
+from cellwall.jail.unpack.beside import Refused
+from cellwall.jail.unpack.layer_bytes import Layer
 from cellwall.linux import seccomp
 from cellwall.linux.removal import remove_tree
 from cellwall.linux.syscalls import id_maps, mounts, process

@@ -109,8 +109,18 @@ class TarStream:
             self._left -= len(piece)
             yield piece
 
+    def hand_over(self) -> int:
+        """Return how many bytes of the file at hand come next: its content, which the caller reads.
+
+        0 of a sparse file, whose `content` is made of what is stored.
+        """
+        size, self._content = self._content, 0
+        self._left -= size
+        return size
+
     def _skip(self) -> None:
         """Read what is left of the member at hand."""
+        self._content = 0
         if self._sparse is not None:
             self._left, self._sparse = self._sparse.left(), None
         while self._left:
