@@ -165,7 +165,8 @@ _SUITE = ("pytest", "iniconfig", "packaging", "pluggy", "pygments")
 
 def swe(path: Path) -> Path:
     """A repository at /testbed with a failing test, fix.patch, and pytest in /opt/venv."""
-    layers = [layer(packaged((*TASK_TOOLS, "/usr/bin/python3"))), layer(pytest_environment())]
+    programs = packaged((*TASK_TOOLS, "/usr/bin/python3"))
+    layers = [layer(programs + _bytecode(programs)), layer(pytest_environment())]
     layers.append(layer(_repository()))
     environment = ["VIRTUAL_ENV=/opt/venv", PATH.replace("PATH=", "PATH=/opt/venv/bin:")]
     own = {"Env": environment, "WorkingDir": "/testbed", "Cmd": ["/bin/bash"]}
@@ -189,7 +190,22 @@ def pytest_environment() -> Members:
         for each in importlib.metadata.files(name) or ():
             if ".." not in each.parts and each.suffix != ".pyc":
                 made.append(member(f"{site}/{each}", Path(str(each.locate())).read_bytes()))
-    return made
+    return made + _bytecode(made)
+
+
+def _bytecode(sources: Members) -> Members:
+    """Return what installing leaves beside the sources of Python's packages."""
+    with tempfile.TemporaryDirectory() as folder:
+        for info, content in sources:
+            if info.name.endswith(".py"):
+                path = Path(folder, info.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        mode = ("--invalidation-mode", "checked-hash")  # the times of members are none
+        words = ["/usr/bin/python3", "-m", "compileall", "-q", *mode, "-s", folder, "-p", "/"]
+        subprocess.run([*words, folder], check=True, capture_output=True)
+        found = sorted(Path(folder).rglob("*.pyc"))
+        return [member(str(each.relative_to(folder)), each.read_bytes()) for each in found]
 
 
 def _repository() -> Members:
