@@ -13,7 +13,7 @@ import shutil
 import stat
 from typing import Dict, List, NamedTuple, Set, Tuple
 
-from cellwall.jail.unpack.beside import Refused
+from cellwall.jail.unpack.child_process import Refused, write_all
 from cellwall.jail.unpack.layer_bytes import Layer
 from cellwall.jail.unpack.layer_stream import LayerStream
 from cellwall.jail.unpack.tar_stream import Member
@@ -22,6 +22,7 @@ from cellwall.linux.syscalls import id_maps
 _PIECE = 1 << 20
 _ZEROS = bytes(_PIECE)
 _LEAST_HOLE = 64 << 10
+"""Bytes: a shorter run of zeros is written, which takes less time than a hole."""
 _MOST_NAME, _MOST_PATH, _MOST_DEPTH = 255, 4095, 256
 _SHORT = _MOST_NAME // 4
 """Characters of a name that is within these bounds, since one takes four bytes at most."""
@@ -56,7 +57,7 @@ class Tree:
     def add(self, layer: Layer) -> None:
         """Unpack one layer over those before it. Raises `Refused`, OSError.
 
-        An OSError is the end of this process, and that of the one beside it.
+        After an OSError this process has to end, and its children end with it.
         """
         self._made.clear()
         self._folders.clear()
@@ -199,7 +200,7 @@ class Tree:
                 if _is_hole(piece):
                     os.ftruncate(fd, os.lseek(fd, len(piece), os.SEEK_CUR))
                 else:
-                    _write(fd, piece)
+                    write_all(fd, piece)
             os.fchown(fd, member.uid, member.gid)
             os.fchmod(fd, member.mode & 0o7777)
             os.utime(fd, ns=(member.mtime_ns, member.mtime_ns))
@@ -234,12 +235,6 @@ class Tree:
 def _is_hole(piece: memoryview) -> bool:
     """Report whether bytes need no room on a disk, as those of sparse files."""
     return len(piece) >= _LEAST_HOLE and not piece[0] and piece.tobytes() == _ZEROS[: len(piece)]
-
-
-def _write(fd: int, left: memoryview) -> None:
-    """Append to a file, all of it."""
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 def checked_path(name: str) -> str:

@@ -1,8 +1,8 @@
 """The uncompressed bytes of a layer, piece after piece in memory that two processes share.
 
-RFC 1952 for gzip. Undoing it has a process of its own, and the digest a thread: they are most of
-the work, and a host has more than one CPU. The invariant: `check` returns only if all bytes of the
-layer have its digest.
+RFC 1952 for gzip. Decompression has a process of its own, and the digest a thread: they are most of
+the work, and a host has more than one CPU. The invariants: `check` returns only if all bytes of the
+layer have its digest; a piece is filled again only once the consumer has freed it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import zlib
 from typing import Callable, Iterator, NamedTuple, Tuple
 
-from cellwall.jail.unpack.beside import Beside, Refused, write_all
+from cellwall.jail.unpack.child_process import ChildProcess, Refused, write_all
 from cellwall.jail.unpack.tar_stream import Damaged
 
 PIECE = 1 << 20
@@ -36,7 +36,11 @@ class Layer(NamedTuple):
 
 
 class Ring:
-    """Pieces of memory that two processes share: one fills them in turn, the other frees them."""
+    """Pieces of shared memory: a process, the producer, fills them in turn, a consumer frees them.
+
+    Made before the fork of the producer. It waits for a free piece at a pipe, which has a byte for
+    each one.
+    """
 
     def __init__(self) -> None:
         self.memory = memoryview(mmap.mmap(-1, _PIECES * PIECE))
@@ -44,32 +48,32 @@ class Ring:
         os.write(self._freed, bytes(_PIECES))
         self._taken = 0
 
-    def fill(self) -> None:
-        """Be the process that fills."""
+    def as_producer(self) -> None:
+        """Close what is the consumer's."""
         os.close(self._freed)
 
-    def empty(self) -> None:
-        """Be the process that frees."""
+    def as_consumer(self) -> None:
+        """Close what is the producer's."""
         os.close(self._free)
 
     def take(self) -> int:
-        """Return where the next piece begins, once it is free, or nothing frees any more."""
+        """Return the offset of the next piece, once it is free or the consumer has closed."""
         os.read(self._free, 1)
         self._taken += 1
         return (self._taken - 1) % _PIECES * PIECE
 
     def free(self) -> None:
         """Free the piece that was taken first."""
-        with contextlib.suppress(BrokenPipeError):  # all is filled, and the process has ended
+        with contextlib.suppress(BrokenPipeError):  # the producer has ended
             os.write(self._freed, b"\0")
 
     def close(self) -> None:
-        """Free everything."""
+        """Be a consumer that reads no more: the producer goes on without waiting."""
         os.close(self._freed)
 
 
 class _Digest:
-    """A SHA-256 by a thread of its own, which needs no lock of the interpreter's meanwhile."""
+    """A SHA-256 that a thread computes, one piece at a time; hashlib releases the GIL meanwhile."""
 
     def __init__(self) -> None:
         self._sum = hashlib.sha256()
@@ -94,10 +98,10 @@ class LayerBytes:
     """The uncompressed bytes of a layer, in a ring, with their digest so far."""
 
     def __init__(
-        self, layer: Layer, most_ratio: int, ring: Ring, left: Callable[[], None], pipe: int
+        self, layer: Layer, most_ratio: int, ring: Ring, piece_done: Callable[[], None], pipe: int
     ) -> None:
-        """`left` is called when a piece is left for the next; `pipe` is for this process alone."""
-        self._layer, self._ring, self._left = layer, ring, left
+        """`piece_done` is called when a piece has been read; `pipe`: closed in a child process."""
+        self._layer, self._ring, self._piece_done = layer, ring, piece_done
         self._most = max(_FREE_BYTES, layer.size * most_ratio)
         self._fill = _filling(layer, pipe)
         self._digest, self._made = _Digest(), 0
@@ -119,7 +123,7 @@ class LayerBytes:
         return b"".join(parts)
 
     def places(self, size: int) -> Iterator[Tuple[int, int]]:
-        """Yield where the next bytes lie, instead of reading them. Raises `Damaged`, `Refused`."""
+        """Yield begin and end in the ring of the next bytes. Raises `Damaged`, `Refused`."""
         while size:
             if self._at == self._end and not self._next():
                 raise Damaged("it ends in the middle of a file")
@@ -131,7 +135,7 @@ class LayerBytes:
     def _next(self) -> bool:
         """Go on to the next piece; False at the end."""
         if self._end:
-            self._left()
+            self._piece_done()
         start = self._ring.take()
         piece = self._ring.memory[start : start + PIECE]
         size = self._fill(piece)
@@ -151,7 +155,10 @@ class LayerBytes:
 
 
 def _filling(layer: Layer, pipe: int) -> Callable[[memoryview], int]:
-    """Return what fills memory with the next uncompressed bytes; less than all at the end only."""
+    """Return a function that fills memory with the next uncompressed bytes, and says how many.
+
+    Less than all at the end only.
+    """
     if layer.compression == "none":
         return _from_file(layer)
     if layer.compression == "gzip":
@@ -178,18 +185,18 @@ def _from_file(layer: Layer) -> Callable[[memoryview], int]:
 
 
 def _from_process(work: Callable[[int], None]) -> Callable[[memoryview], int]:
-    beside = Beside(work)
+    child = ChildProcess(work)
     ended = False
 
     def fill(memory: memoryview) -> int:
         nonlocal ended
         done = 0
         while not ended and done < len(memory):
-            made = os.readv(beside.file.fileno(), [memory[done:]])
+            made = os.readv(child.file.fileno(), [memory[done:]])
             done += made
             if not made:
                 ended = True
-                refused = beside.wrong()
+                refused = child.refusal()
                 if refused is not None:
                     raise refused
         return done
@@ -198,8 +205,7 @@ def _from_process(work: Callable[[int], None]) -> Callable[[memoryview], int]:
 
 
 def _unzip(layer: Layer, pipe: int, writing: int) -> None:
-    """Undo gzip, the most work of all, in a process of its own."""
-    os.close(pipe)  # whose end is seen once its own process closes it
+    os.close(pipe)  # its reader sees the end once the process that writes to it closes it
     for piece in _unzipped(_stored(layer)):
         write_all(writing, piece)
     os.close(writing)

@@ -14,7 +14,7 @@ import shutil
 import stat
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from cellwall.jail.unpack.beside import Refused
+from cellwall.jail.unpack.child_process import Refused
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPAQUE = "user.overlay.opaque"

@@ -12,7 +12,8 @@ no other file, process or network that it could reach. The steps, letter = proce
     3b  inner   own mount namespace; the tree becomes the root, nosuid, nodev, noexec
     4b  inner   own user namespace; the outer process writes its maps
     5b  inner   rlimits, capabilities, no_new_privs, seccomp
-    6b  inner   unpack (`extract`), finish and look at the tree (`finish`); say the result
+    6b  inner   unpack (`extract`), with a child that reads the layer (`layer_stream`) and one that
+                decompresses it; finish and look at the tree (`finish`); say the result
     7a  outer   wait; its end is the end of the inner one
 
 An image that has all layers of another one is unpacked over that one's tree, as an overlay (3b),
@@ -37,7 +38,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 from cellwall.jail.protocol import fds
 from cellwall.jail.unpack import extract, finish, merge
-from cellwall.jail.unpack.beside import Refused
+from cellwall.jail.unpack.child_process import Refused
 from cellwall.jail.unpack.layer_bytes import Layer
 from cellwall.linux import seccomp
 from cellwall.linux.removal import remove_tree
