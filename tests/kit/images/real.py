@@ -201,7 +201,7 @@ def _bytecode(sources: Members) -> Members:
                 path = Path(folder, info.name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-        mode = ("--invalidation-mode", "checked-hash")  # the times of members are none
+        mode = ("--invalidation-mode", "checked-hash")  # members have other times than these files
         words = ["/usr/bin/python3", "-m", "compileall", "-q", *mode, "-s", folder, "-p", "/"]
         subprocess.run([*words, folder], check=True, capture_output=True)
         found = sorted(Path(folder).rglob("*.pyc"))
